@@ -10,6 +10,10 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
+    from memstore.api.async_memory import AsyncMemory as AsyncMemory
+    from memstore.api.async_memory import open_async as open_async
+    from memstore.api.memory import Memory as Memory
+    from memstore.api.memory import open_memory as open
     from memstore.errors import MemstoreError as MemstoreError
     from memstore.hf.load import load_reader as load_reader
     from memstore.hf.load import wrap as wrap
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore as MemoryStore
 
 _HOME = {
+    "AsyncMemory": "memstore.api.async_memory",
+    "Memory": "memstore.api.memory",
+    "open_async": "memstore.api.async_memory",
+    "open": "memstore.api.memory",
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store.memory_store",
     "Answer": "memstore.model.answer",
@@ -32,16 +40,22 @@ _HOME = {
     "wrap": "memstore.hf.load",
 }
 
+_CALLED = {"open": "open_memory"}  # there
+
 __all__ = [
     "Answer",
+    "AsyncMemory",
     "DocumentMatch",
     "LandmarkModel",
+    "Memory",
     "MemoryStore",
     "MemstoreError",
     "Source",
     "__version__",
     "load_model",
     "load_reader",
+    "open",
+    "open_async",
     "wrap",
 ]
 
@@ -55,5 +69,5 @@ def __getattr__(name: str) -> object:
             from memstore.hf.needed import check_transformers
 
             check_transformers()
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_HOME[name]), _CALLED.get(name, name))
     raise AttributeError(f"module 'memstore' has no attribute {name!r}")

@@ -10,9 +10,15 @@ from memstore.errors import InvalidConfig
 # bfloat16 has to win by this much: a forward pass under autocast also pays for its casts.
 CLEARLY_FASTER = 1.3
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def usable_device(device: str) -> torch.device:
-    """The device of that name. Raises InvalidConfig for one that this machine does not have."""
+    """The device of that name; "auto" is the first that this machine has of cuda, mps and cpu.
+    Raises InvalidConfig for one that it does not have.
+    """
+    if device == "auto":
+        return torch.device(fastest_device())
     try:
         place = torch.empty(1, device=device).device
         if place.type == "meta":
@@ -21,9 +27,27 @@ def usable_device(device: str) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0][:150]
         raise InvalidConfig(
-            f"device {device!r} cannot be used here ({reason}); choose cuda or cpu"
+            f"device {device!r} cannot be used here ({reason}); choose auto, cuda, mps or cpu"
         ) from error
     return place
+
+
+def fastest_device() -> str:
+    """ "cuda", "mps" or "cpu": the first that this machine has."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """float32, bfloat16 or float16; None for "auto" or None, which leaves it to who computes.
+    Raises InvalidConfig.
+    """
+    if name in (None, "auto"):
+        return None
+    if name not in DTYPES:
+        raise InvalidConfig(f"dtype {name!r} is unknown; choose auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def fast_dtype(device: torch.device | str = "cpu") -> torch.dtype:

@@ -2,7 +2,7 @@
 what to do.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def install_extra(extra: str) -> str:
@@ -53,7 +53,13 @@ class ReadOnlyMemory(MemstoreError):
 
 
 class WrongModel(MemstoreError):
-    """The memory was written by a model with another signature."""
+    """The memory was written by another model, or with another selector; `differences` says in what
+    their signatures differ, one entry a field.
+    """
+
+    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = list(differences)
 
 
 class NewerFormat(MemstoreError):

@@ -1,5 +1,6 @@
 """Fixtures that several files of tests share."""
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,10 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+# A memory that is made without a word about its model gets the small one that ships, whatever else
+# is installed here; tests of that choice take the variable away.
+os.environ["MEMSTORE_MODEL"] = "books-1m"
 
 if find_spec("triton") is not None:  # before anything imports Triton, as transformers does
     from support import triton_interpreter  # noqa: F401

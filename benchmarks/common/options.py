@@ -10,7 +10,8 @@ from benchmarks.baselines.reading import MEMORY, load_baseline
 from benchmarks.common.sessions import AnyModel, LandmarkReader
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
-from memstore.cli.readers import reader_for_command
+from memstore.hf.models_by_name import reader_named
+from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
 
 def add(
@@ -69,7 +70,7 @@ def landmark_reader(name: str | None) -> LandmarkReader:
     """The model that ships (None), or a directory that `memstore train` wrote, with --model or
     without.
     """
-    reader = reader_for_command(name)
+    reader = reader_named(name or SHIPPED_NAME, own_process=True)
     if isinstance(reader, LandmarkModel):
         return reader
     from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel

@@ -125,7 +125,7 @@ def main() -> None:
             model.ingest(_TEXT, store, name="text")
             model.ask(_QUESTION, store, max_new_tokens=1)  # what is done once only is done here
             crossed.start()
-            model.ask(_QUESTION, store, max_new_tokens=1, on_token=crossed.stop)
+            model.ask(_QUESTION, store, max_new_tokens=1, on_text=crossed.stop)
             print(crossed.told("the first token of an answer"))
             with closing(Service(model, store)) as service, served(service) as port:
                 for _ in stream(port):

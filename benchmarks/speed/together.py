@@ -24,8 +24,9 @@ from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio, timed
 from memstore import MemoryStore
-from memstore.cli.readers import reader_for_command
+from memstore.hf.models_by_name import reader_named
 from memstore.model.batched_forward import read_pending
+from memstore.model.landmark.checkpoint import SHIPPED_NAME
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
@@ -82,7 +83,7 @@ def main() -> None:
     add(arguments, "--repeats", 5)
     options = arguments.parse_args()
     prepare(options.threads)
-    reader = reader_for_command(options.model)
+    reader = reader_named(options.model or SHIPPED_NAME, own_process=True)
     rng = Random(f"together {options.seed}")
     book = next(iter(read_documents(options.text)))
     ids = reader.tokenizer.encode(book[: 8 * (options.memory_tokens + max(options.sessions) * 99)])

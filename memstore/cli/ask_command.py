@@ -1,8 +1,7 @@
 """The commands that ask a memory: ask, chat, search."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,19 +13,17 @@ from memstore.cli.options.command_options import (
     Documents,
     Json,
     MetricsPort,
-    Model,
     ReadStore,
     metrics_served,
 )
+from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.options.option_groups import Answering, Asked, Lookup, Opening
-from memstore.cli.readers import reader_for_command
+from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
-    from memstore.model.model_api import ModelAPI
-    from memstore.store.memory_store import MemoryStore
 
 
 @command(
@@ -56,8 +53,8 @@ def ask(
         raise InvalidInput("standard input holds no question")
     began = time.monotonic()
     settings = {"documents": asked.document, **asdict(answering), **asdict(lookup)}
-    with _opened(asked.store, asked.model, opening) as (reader, memory):
-        opened = round(time.monotonic() - began, 3)
+    with opened(asked.store, asked.by, opening.options(asked.store)) as (reader, memory):
+        open_seconds = round(time.monotonic() - began, 3)
         asking = partial(reader.ask, store=memory, **settings)
         if question == "-":
             # what is wrong with all of them is the command's own error
@@ -68,7 +65,7 @@ def ask(
         else:
             told = _answered(question, asking, quiet=as_json)
     if as_json:
-        console.emit(told | {"open_seconds": opened})
+        console.emit(told | {"open_seconds": open_seconds})
     _end(told)
 
 
@@ -88,7 +85,7 @@ def chat(
     """
     with (
         metrics_served(metrics_port) as metrics,
-        _opened(asked.store, asked.model, opening) as (reader, memory),
+        opened(asked.store, asked.by, opening.options(asked.store)) as (reader, memory),
         reader.chat(memory, asked.document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
@@ -105,6 +102,7 @@ def chat(
 class SearchOptions:
     """What is looked for, and what is shown of it: an option a field."""
 
+    by_model: ModelOptions
     document: Documents = None
     by: Annotated[
         Literal["passage", "document"],
@@ -122,7 +120,6 @@ class SearchOptions:
             help="Blocks that are compared with the phrase word by word.",
         ),
     ] = None
-    model: Model = None
 
 
 @command(
@@ -144,7 +141,7 @@ def search(
     they are the same mostly 60-90%, where nothing is alike 10-30%. A model that chooses with a
     selector shows the score of that instead.
     """
-    with _opened(store, shown.model, opening) as (reader, memory):
+    with opened(store, shown.by_model, opening.options(store)) as (reader, memory):
         find = reader.search if shown.by == "passage" else reader.search_documents
         settings = {} if shown.shortlist is None else {"shortlist": shown.shortlist}
         with console.waiting("searching"):
@@ -186,28 +183,12 @@ def _end(told: dict[str, Any]) -> None:
 
 def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> dict[str, Any]:
     """One question asked, its answer shown as it comes unless `quiet`; plain values."""
-    with console.stream(not quiet) as on_token:
-        answer = ask(question, on_token=on_token)
+    with console.stream(not quiet) as on_text:
+        answer = ask(question, on_text=on_text)
     told = {"question": question, **answer.to_dict()}
     if not quiet:
-        console.print_answer(told, streamed=on_token is not None)
+        console.print_answer(told, streamed=on_text is not None)
     return told
-
-
-@contextmanager
-def _opened(
-    path: str, model: str | None, opening: Opening
-) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
-    """The model, and a memory of its own. It is only read, but for what a passage model computes,
-    which a memory with a budget stores behind the answer.
-    """
-    from memstore.store.memory_store import MemoryStore
-
-    reader = reader_for_command(model)
-    only_read = reader.keeps is None
-    options = opening.options(path)
-    with MemoryStore.open(path, reader.signature, read_only=only_read, **options) as memory:
-        yield reader, memory
 
 
 COMMANDS = (ask, chat, search)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import Json, MetricsPort, Model, Seed, metrics_served
+from memstore.cli.options.command_options import Json, MetricsPort, Seed, metrics_served
+from memstore.cli.readers import landmark_reader
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -85,7 +86,12 @@ class Asking:
         int, typer.Option("--questions", metavar="N", min=1, help="Asked in every run.")
     ] = 10
     seed: Seed = 0
-    model: Model = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="DIR", help="A landmark model; default: the one that ships."
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Record one more run here, for --replay."),
@@ -128,13 +134,12 @@ def tiers(*, of: Source, varied: Varied, asking: Asking, as_json: Json = False) 
 def _asked(of: Source, settings: "Settings", asking: Asking) -> dict[str, Any]:
     """What asking a memory, or books, gives."""
     from memstore.cli.bench_tiers import PREDICTORS, books_memory, run_live
-    from memstore.model.landmark.landmark_model import load_model_for_command
     from memstore.tiers.lookup_trace import check_trace
 
     settings.check(PREDICTORS)  # before anything is read
     if asking.trace is not None:
         check_trace(asking.trace)
-    reader = load_model_for_command(asking.model)
+    reader = landmark_reader(of.store, asking.model)
     with ExitStack() as stack:
         metrics = stack.enter_context(metrics_served(asking.metrics_port))
         store = of.store

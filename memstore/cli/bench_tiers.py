@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from memstore.cli.bench_replay import Settings, run_columns
-from memstore.cli.demo_text import cut, python_text
+from memstore.cli.demo.planted_text import cut, python_text
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput
 from memstore.model.document_ingest import IngestProgress

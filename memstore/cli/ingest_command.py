@@ -9,10 +9,11 @@ import typer
 
 from memstore.cli.command import command
 from memstore.cli.ingest_files import Reading, checked, text_of
-from memstore.cli.options.command_options import IndexKind, Json, Model, Store
+from memstore.cli.options.command_options import IndexKind, Json, Store
 from memstore.cli.options.ingest_options import HowRead, WhichFiles
+from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.options.option_groups import ASK_BUDGET, Tiers
-from memstore.cli.readers import reader_for_command
+from memstore.cli.readers import on_device, opened, reader_for_new
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
@@ -65,10 +66,10 @@ def ingest(
         raise found.refused[0]
     # what cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if alone else None
-    reader = reader_for_command(how.model)
+    reader = reader_for_new(store, how.by)
     lookup = how.lookup(reader)
     computing = None if how.workers == 1 else reader.workers(how.workers)
-    options = tiers.options(ASK_BUDGET if how.retrieve else INGEST_BUDGET)
+    options = on_device(tiers.options(ASK_BUDGET if how.retrieve else INGEST_BUDGET), how.by)
     reading = Reading(
         reader,
         lambda make: _open_or_create(store, reader, how, options, make=make),
@@ -106,7 +107,8 @@ def index(
             "--recall", metavar="R", help="Share of the true top blocks to find; default 0.95."
         ),
     ] = None,
-    model: Model = None,
+    *,
+    by: ModelOptions,
     as_json: Json = False,
 ) -> None:
     """Build an approximate index over a memory's landmarks, for memories too large to search
@@ -116,17 +118,14 @@ def index(
     searched exactly until there are enough of them to join it. Build it again after much has
     changed.
     """
-    from memstore.store.memory_store import MemoryStore
-
     options: OpenOptions = {}
     if kind is not None:
         options["index"] = kind
     if recall is not None:
         options["index_recall"] = recall
-    reader = reader_for_command(model)
     began = time.monotonic()
     with (
-        MemoryStore.open(store, reader.signature, **options) as memory,
+        opened(store, by, options, read_only=False) as (reader, memory),
         console.working("index", "layers" if reader.keeps is None else "documents") as show,
     ):
         built = reader.build_index(memory, show)

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import Model, ReadStore
+from memstore.cli.options.command_options import ReadStore
+from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.options.option_groups import Opening
-from memstore.cli.readers import reader_for_command
+from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra
 
@@ -21,7 +22,6 @@ from memstore.errors import InvalidInput, install_extra
 @command("mcp", "memstore mcp --store mem", "memstore mcp --store mem --allow-paths ~/notes")
 def mcp(
     store: ReadStore,
-    model: Model = None,
     allow_paths: Annotated[
         list[Path] | None,
         typer.Option(
@@ -34,6 +34,7 @@ def mcp(
         bool, typer.Option("--read-only", help="Let it neither ingest nor forget.")
     ] = False,
     *,
+    by: ModelOptions,
     opening: Opening,
 ) -> None:
     """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
@@ -52,15 +53,13 @@ def mcp(
         raise InvalidInput(
             f"MCP needs the package {error.name}: {install_extra('serve')}"
         ) from None
-    from memstore.store.memory_store import MemoryStore
-
     paths = [_directory(path) for path in allow_paths or ()]
     options = opening.options(store)
+    kept_open = ExitStack()
     with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
-        reader = reader_for_command(model)
-        memory = MemoryStore.open(store, reader.signature, read_only=read_only, **options)
+        reader, memory = kept_open.enter_context(opened(store, by, options, read_only=read_only))
     asker = Asker(Access(write=not read_only), "local/stdio", paths)
-    with memory, TemporaryDirectory() as kept:  # a server may have the memory's own
+    with kept_open, TemporaryDirectory() as kept:  # a server may have the memory's own
         service = Service(reader, memory, directory=Path(kept))
 
         def end(number: int) -> None:

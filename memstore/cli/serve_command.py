@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import Json, Model, ReadStore
+from memstore.cli.options.command_options import Json, ReadStore
+from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.options.option_groups import Opening
 from memstore.cli.options.serve_options import ServerOptions
-from memstore.cli.readers import reader_for_command
+from memstore.cli.readers import opened
 from memstore.cli.terminal import console
-from memstore.errors import InvalidInput, MemoryNotFound, install_extra
-from memstore.share.publication_options import is_url
+from memstore.errors import InvalidInput, install_extra
 
 
 @command(
@@ -21,8 +21,8 @@ from memstore.share.publication_options import is_url
 )
 def serve(
     store: ReadStore,
-    model: Model = None,
     *,
+    by: ModelOptions,
     server: ServerOptions,
     opening: Opening,
     as_json: Json = False,
@@ -42,25 +42,9 @@ def serve(
         raise InvalidInput(
             f"serving needs the package {error.name}: {install_extra('serve')}"
         ) from None
-    from memstore.store.memory_store import MemoryStore
-
     settings = server.settings()
     keys = Keys() if server.api_key_file is None else Keys.of_file(server.api_key_file)
     check_exposed(settings, keys)
-    reader = reader_for_command(model)
-    if server.threads is not None:
-        import torch
-
-        torch.set_num_threads(server.threads)
-    options = opening.options(store)
-    try:
-        memory = MemoryStore.open(store, reader.signature, **options)
-    except MemoryNotFound:
-        if is_url(store):
-            raise
-        memory = MemoryStore.create(
-            store, reader.signature, codec=reader.codec, selector=reader.keeps, **options
-        )
 
     def ready(url: str) -> None:
         if as_json:
@@ -68,8 +52,14 @@ def serve(
         else:
             console.say(f"memstore at {url} (model {name}); Ctrl-C ends it")
 
-    name = Path(model).name if model else "memstore"
-    with memory:
+    with opened(store, by, opening.options(store), read_only=False, make=True) as found:
+        reader, memory = found
+        if server.threads is not None:
+            import torch
+
+            torch.set_num_threads(server.threads)
+        called = reader.signature.model
+        name = "memstore" if called is None else Path(called.title).name
         if server.state is not None:
             _make(server.state)
         service = Service(reader, memory, settings, keys=keys, model=name, directory=server.state)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.disk.format.signature import Signature
+from memstore.disk.format.signature import ModelName, Signature
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.model_rotary import rope_of
 from memstore.hf.tokenizer import LandmarkTokenizer
@@ -23,16 +23,22 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
     cmt_values = None
 
     def __init__(
-        self, decoder: LandmarkDecoder, tokenizer: Any, *, weights: str | None = None
+        self,
+        decoder: LandmarkDecoder,
+        tokenizer: Any,
+        *,
+        weights: str | None = None,
+        called: ModelName | None = None,
     ) -> None:
-        """weights: hex digest of the decoder's, if it is known. Raises InvalidWeights for a
+        """weights: hex digest of the decoder's, if it is known. called: what its memories say that
+        they were made with. Raises InvalidWeights for a
         tokenizer that changes the text.
         """
         self.decoder = decoder.requires_grad_(False).eval()
         self.shape, self.lookup, self.rope = decoder.shape, decoder.lookup, decoder.rope
         self.landmark_id = decoder.landmark_id
         self.tokenizer: LandmarkTokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
-        self._weights = weights or digest_of(decoder)
+        self._weights, self._called = weights or digest_of(decoder), called
         with torch.no_grad():
             self.cmt_keys = decoder.cmt_keys()
 
@@ -52,6 +58,7 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             block_size=shape.block_size,
+            model=self._called,
         )
 
     @property

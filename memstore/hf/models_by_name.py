@@ -1,39 +1,120 @@
-"""Models by whatever name a user has for one: the model that ships, a directory that `memstore
-train` wrote, or a Hugging Face model. Imports none of them before it is asked for.
+"""Models by whatever name a user has for one: the landmark model that ships, a directory that
+`memstore train` wrote, or a Hugging Face model; and the model that a memory was made with. Imports
+none of them before it is asked for.
 """
 
 import json
+import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memstore.disk.format.signature import ModelName, Signature
+from memstore.errors import InvalidInput
 from memstore.hf.needed import PACKAGED, check_transformers
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
     from memstore.model.passages.selectors.adaptation import Adaptation
 
+MODEL_VARIABLE = "MEMSTORE_MODEL"
+
 
 def reader_named(
-    name: str | Path | None, *, own_process: bool = False, adaptation: "Adaptation | None" = None
+    name: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    own_process: bool = False,
+    adaptation: "Adaptation | None" = None,
 ) -> "ModelAPI":
-    """The model that ships (None, or its name), one that `memstore train` wrote, or a Hugging Face
-    model: see memstore.hf.load.load_reader.
+    """The model that ships by its name, one that `memstore train` wrote, or a Hugging Face model:
+    see memstore.hf.load.load_reader.
 
-    own_process: this process does nothing else, and a small model may set how many threads torch
-    uses. adaptation: of a Hugging Face model, as load_reader takes it. Raises InvalidInput,
-    InvalidWeights, InvalidConfig.
+    device: "auto" for the fastest that there is. dtype: "float32", "bfloat16" or "float16"; None or
+    "auto" leaves it to the model. own_process: this process does nothing else, and a small model
+    may set how many threads torch uses. adaptation: of a Hugging Face model, as load_reader takes
+    it. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
+    from memstore.devices import dtype_named
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
+    number_format = dtype_named(dtype)
     # what is packaged is meant whatever the working directory holds
-    if name is None or name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
+    if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
         from memstore.model.landmark.landmark_model import load_model, load_model_for_command
 
-        return load_model_for_command(name) if own_process else load_model(name)
+        load = load_model_for_command if own_process else load_model
+        given = {} if number_format is None else {"dtype": number_format}
+        return load(name, device=device, **given)
     check_transformers()
     from memstore.hf.load import load_reader
 
-    return load_reader(name, adaptation=adaptation)
+    return load_reader(name, device=device, dtype=number_format, adaptation=adaptation)
+
+
+def reader_of(
+    signature: Signature,
+    where: str,
+    name: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    own_process: bool = False,
+) -> "ModelAPI":
+    """The model of a memory: `name`, or the one that it was made with, where this machine has that.
+
+    where: what the memory is called in errors. Raises WrongModel for another model, InvalidInput
+    for one that has to be named, and what reader_named raises.
+    """
+    reader = reader_named(
+        name_of(signature, where, name), device=device, dtype=dtype, own_process=own_process
+    )
+    reader.signature.check_same(signature, where, "ask it with its own, or make a new memory")
+    return reader
+
+
+def name_of(signature: Signature, where: str, name: str | Path | None = None) -> str | Path:
+    """What `reader_named` takes for the model of a memory: see reader_of."""
+    return name or _made_with(signature.model, where) or default_name()
+
+
+def default_name() -> str:
+    """The model of a new memory where none is named: $MEMSTORE_MODEL, else a packaged one that is
+    installed, else the landmark model that ships.
+    """
+    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+
+    if os.environ.get(MODEL_VARIABLE):
+        return os.environ[MODEL_VARIABLE]
+    if find_spec("transformers") is not None:
+        for name, package in PACKAGED.items():
+            if find_spec(package) is not None:
+                return name
+    return SHIPPED_NAME
+
+
+def _made_with(model: ModelName | None, where: str) -> str | None:
+    """What has a memory's model again; None where the memory does not say. Raises InvalidInput for
+    what this machine lacks, or only the hub may have.
+    """
+    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+
+    if model is None:
+        return None
+    source, made = model.source, f"{where} was made with {model.title}"
+    if source is None:
+        raise InvalidInput(f"{made}; name that model's directory or file with --model")
+    if source == SHIPPED_NAME or source in PACKAGED or source == os.environ.get(MODEL_VARIABLE):
+        return source
+    if not Path(source).is_absolute():
+        raise InvalidInput(
+            f"{made}, a model of the Hugging Face hub, which is asked for nothing by itself; name "
+            f"it: --model {source}"
+        )
+    if not Path(source).exists():
+        raise InvalidInput(f"{made}, and {source} is no longer there; name it with --model")
+    return source
 
 
 def _is_ours(directory: Path) -> bool:

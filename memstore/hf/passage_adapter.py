@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.disk.format.signature import Signature
+from memstore.disk.format.signature import ModelName, Signature
 from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.known_selectors import adaptation_of
@@ -39,17 +39,19 @@ class HuggingFacePassageModel(PassageAPI):
         adaptation: Adaptation | None = None,
         *,
         weights: str | None = None,
+        called: ModelName | None = None,
         kv_dtype: torch.dtype = torch.float16,
     ) -> None:
         """adaptation: None for the one that was made for these weights. weights: hex digest of the
-        model's, if it is known. kv_dtype: of stored keys and values.
+        model's, if it is known. called: what its memories say that they were made with.
+        kv_dtype: of stored keys and values.
 
         Raises InvalidWeights for an architecture whose attention cannot be given from outside:
         shown by a short text, which has to give the same logits both ways.
         """
         self.model = model
         self._decoder = decoder = AttachedDecoder(model)
-        self._weights = weights or digest_of(model)
+        self._weights, self._called = weights or digest_of(model), called
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
@@ -118,6 +120,7 @@ class HuggingFacePassageModel(PassageAPI):
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             block_size=shape.block_size,
+            model=self._called,
         )
 
     @property

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from memstore.model.answer import Source
@@ -21,7 +21,8 @@ class Opened:
     def __init__(
         self, store: "MemoryStore | Path | str", reader: "ModelAPI | Path | str | None" = None
     ) -> None:
-        """reader: what reads the memory, or its name (None: the model that ships)."""
+        """reader: what reads the memory, or its name (None: the one that the memory
+        was made with)."""
         self._given, self._named = store, reader
         self._found: tuple[ModelAPI, MemoryStore] | None = None
         self._opening = threading.Lock()
@@ -36,13 +37,15 @@ class Opened:
     def _open(self) -> "tuple[ModelAPI, MemoryStore]":
         from memstore.store.memory_store import MemoryStore
 
-        named = self._named
-        reader: Any = _reader(named) if named is None or isinstance(named, str | Path) else named
-        if isinstance(self._given, MemoryStore):
-            return reader, self._given
-        store = MemoryStore.open(self._given, reader.signature, read_only=True)
-        weakref.finalize(self, store.close)
-        return reader, store
+        named, store = self._named, self._given
+        by_name = named is None or isinstance(named, str | Path)
+        if not isinstance(store, MemoryStore):
+            signature = None if by_name else cast("ModelAPI", named).signature
+            store = MemoryStore.open(store, signature, read_only=True)
+            weakref.finalize(self, store.close)
+        if named is None or isinstance(named, str | Path):
+            return _reader(store, named), store
+        return named, store
 
     def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "list[Source]":
         """The passages where most of a phrase is found: see ModelAPI.search."""
@@ -64,8 +67,20 @@ def text_of(reader: "ModelAPI", store: "MemoryStore", name: str) -> str:
     return "".join(document_text(reader.tokenizer, store, document))
 
 
+def _reader(store: "MemoryStore", name: str | Path | None) -> "ModelAPI":
+    """The model of a memory: see reader_of; the same again, where it was loaded for another memory
+    of the model.
+    """
+    from memstore.hf.models_by_name import name_of
+
+    where = str(store.place)
+    reader = _loaded(name_of(store.signature, where, name))
+    reader.signature.check_same(store.signature, where, "ask it with its own model")
+    return reader
+
+
 @lru_cache(maxsize=4)
-def _reader(name: str | Path | None) -> "ModelAPI":
+def _loaded(name: str | Path) -> "ModelAPI":
     from memstore.hf.models_by_name import reader_named
 
     return reader_named(name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any, NamedTuple, TypeVar
 
 from memstore.disk.format.document import Document
@@ -94,6 +95,10 @@ class Matches(list[T]):
         super().__init__(found)
         self.absent = absent
 
+    def _repr_html_(self) -> str:
+        """The passages, as a notebook shows them."""
+        return _listed([one.best if isinstance(one, DocumentMatch) else one for one in self])
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -119,6 +124,24 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """The answer and its passages, as a notebook shows them."""
+        said = self.text if self.answered else "(not in the memory)"
+        return f"<p><b>{escape(said)}</b></p>{_listed(self.sources)}"
+
+
+def _listed(sources: Iterable[Any]) -> str:
+    items = "".join(f"<li>{_html(source)}</li>" for source in sources)
+    return f"<ol>{items}</ol>"
+
+
+def _html(source: Source) -> str:
+    place = "" if source.place is None else f", {escape(source.place)}"
+    return f"<i>{escape(source.document)}{place}</i>: {escape(source.text.strip())}"
 
 
 class Collector:

@@ -8,7 +8,7 @@ from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector
 from memstore.model.ask_session import AskSession
-from memstore.model.generation import ends_sentence
+from memstore.model.generation import Continuation, ends_sentence
 from memstore.model.texts.detokenizer import Detokenizer
 from memstore.tiers.stats import COUNTS
 
@@ -20,6 +20,8 @@ class Chat:
 
     def __init__(self, reader: ModelAdapter, session: AskSession, collector: Collector) -> None:
         self._reader, self._session, self._collector = reader, session, collector
+        # what generates the answer's tokens, while it does
+        self.continuation: Continuation | None = None
 
     def ask(self, question: str, **settings: Any) -> Answer:
         """Continue the session with a question and generate its answer; settings: of
@@ -34,7 +36,9 @@ class Chat:
                 return answer
 
     def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
-        """`ask` piece by piece: yields the text as it is generated, and returns the answer."""
+        """`ask` piece by piece: yields the text as it is generated, an empty piece for a token that
+        ends no character, and returns the answer.
+        """
         chosen = self._reader.answering.changed(**settings)
         check_phrase("question", question)
         session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
@@ -46,19 +50,21 @@ class Chat:
         said = Detokenizer(tokenizer, sentence=chosen.until_sentence)
         first = 0.0
         silent = chosen.from_memory and not session.answered
-        for token in session.generate(
+        self.continuation = session.generate(
             state,
             0 if silent else chosen.max_new_tokens,
             temperature=chosen.temperature,
             seed=chosen.seed,
             stop=self._ends_answer if chosen.until_sentence else None,
-        ):
+        )
+        for token in self.continuation:
             first = first or time.perf_counter() - began
-            if chosen.on_token is not None:
-                chosen.on_token(tokenizer.decode([token]))
             if piece := said.add(token):
-                yield piece
+                chosen.tell(piece)
+            yield piece
+        self.continuation = None
         if rest := said.rest():
+            chosen.tell(rest)
             yield rest
         after, seconds = store.tier_stats(), time.perf_counter() - began
         store.store_computed()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from memstore.errors import InvalidInput
 
@@ -128,6 +128,33 @@ def cutoff_of(cutoffs: Mapping[str, float], tier: str) -> float:
 LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
 
 
+class LookupOptions(TypedDict, total=False):
+    """LookupSettings that shall differ from the model's; None leaves one as it is."""
+
+    top_k: int | None
+    score_range: float | None
+    recency: float | None
+    supersede: float | None
+    granularity: Granularity | None
+    cmt_cutoff: float | Mapping[str, float] | None
+    chunk_blocks: int | None
+    own_blocks: int | None
+    local_tokens: int | None
+    chained: bool | None
+
+
+class AskOptions(LookupOptions, total=False):
+    """What `ask` takes beside the question: fields of AnswerSettings and of LookupSettings."""
+
+    max_new_tokens: int | None
+    temperature: float | None
+    seed: int | None
+    until_sentence: bool | None
+    max_sources: int | None
+    from_memory: bool | None
+    on_text: Callable[[str], None] | None
+
+
 @dataclass(frozen=True)
 class AnswerSettings:
     """How an answer is generated and told: what `ask` and every turn of a chat take.
@@ -143,12 +170,17 @@ class AnswerSettings:
     # say nothing where a reader that can tell finds that nothing in the memory answers; otherwise
     # the model answers by itself
     from_memory: bool = False
-    on_token: Callable[[str], None] | None = None  # told every piece of text as it is generated
+    on_text: Callable[[str], None] | None = None  # told the text piece by piece, as it comes
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, Integral) or self.max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens!r}")
         check_sampling(self.temperature, self.seed)
+
+    def tell(self, text: str) -> None:
+        """A piece of the answer has come."""
+        if self.on_text is not None:
+            self.on_text(text)
 
     def changed(self, **settings: Any) -> "AnswerSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""

@@ -3,12 +3,12 @@ see what was read.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
 from memstore.model.ask_session import AskSession
+from memstore.model.batched_asking import ask_together
 from memstore.model.chat_session import Chat, check_phrase
 from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress, OnSize, finish
-from memstore.model.lookup_settings import ANSWER_SETTINGS
+from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -118,18 +119,59 @@ class ModelAPI(ModelAdapter):
         store: MemoryStore,
         *,
         documents: Sequence[str] | None = None,
-        **settings: Any,
+        **options: Unpack[AskOptions],
     ) -> Answer:
         """Answer a question, taken as typed, from the documents of a store, in a fresh session.
 
-        settings: of AnswerSettings (max_new_tokens, temperature, ..) and of LookupSettings (top_k,
-        ..). Raises InvalidInput for an empty question, a setting out of range or no ready document,
+        Raises InvalidInput for an empty question, a setting out of range or no ready document,
         DocumentNotFound for an unknown one.
         """
+        pieces = self.asking(question, store, documents=documents, **options)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
+    def asking(
+        self,
+        question: str,
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        **options: Unpack[AskOptions],
+    ) -> Generator[str, None, Answer]:
+        """`ask` piece by piece: see Chat.asking."""
         store.ready(documents, to="ask")
-        answering = {name: settings.pop(name) for name in ANSWER_SETTINGS if name in settings}
-        with self.chat(store, documents, **settings) as chat:
-            return chat.ask(question, **{"from_memory": True, **answering})
+        lookup, answering = _split(options)
+        with self.chat(store, documents, **lookup) as chat:
+            return (yield from chat.asking(question, **answering))
+
+    def ask_many(
+        self,
+        questions: Sequence[str],
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        together: int = 8,
+        **options: Unpack[AskOptions],
+    ) -> list[Answer]:
+        """`ask` each question in a session of its own, `together` of them side by side: the model's
+        weights are read once a step for all. An answer whose next token is nearly a draw can differ
+        from the one that is asked alone. Seconds and tiers are told of those side by side together.
+        """
+        if together < 1:
+            raise InvalidInput(f"together must be at least 1, is {together!r}")
+        store.ready(documents, to="ask")
+        lookup, answering = _split(options)
+        answers: list[Answer] = []
+        for at in range(0, len(questions), together):
+            some = questions[at : at + together]
+            with ExitStack() as stack:
+                chats = [stack.enter_context(self.chat(store, documents, **lookup)) for _ in some]
+                answers += ask_together(chats, some, **answering)
+        return answers
 
     @contextmanager
     def chat(
@@ -211,3 +253,10 @@ class ModelAPI(ModelAdapter):
         logits = session.logits(states).log_softmax(-1)
         following = torch.tensor(ids[1:], device=logits.device)
         return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
+
+
+def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """LookupSettings, and AnswerSettings, which answer from the memory unless told otherwise."""
+    given: dict[str, Any] = dict(options)
+    answering = {name: given.pop(name) for name in ANSWER_SETTINGS if name in given}
+    return given, {"from_memory": True, **answering}

@@ -11,13 +11,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import (
-    DocumentNotFound,
-    InvalidConfig,
-    MemoryClosed,
-    ReadOnlyMemory,
-    WrongModel,
-)
+from memstore.errors import DocumentNotFound, InvalidConfig, MemoryClosed, ReadOnlyMemory
 from memstore.share.publication_options import is_url, take_share_options
 from memstore.store.open_options import OpenOptions, check_open_options
 from memstore.store.refresh import Committed
@@ -115,11 +109,9 @@ class OpenMemory(Closing):
         else:
             catalog = Catalog.open(path, read_only=read_only)
         try:
-            differences = [] if signature is None else signature.difference(catalog.signature)
-            if differences:
-                raise WrongModel(
-                    f"{path} was written by another model: this one has {'; '.join(differences)}; "
-                    "open it with its own model, or make a new memory"
+            if signature is not None:
+                signature.check_same(
+                    catalog.signature, str(path), "ask it with its own, or make a new memory"
                 )
             check_open_options(options, catalog.signature)
         except BaseException:

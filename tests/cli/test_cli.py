@@ -25,7 +25,7 @@ import torch
 
 import memstore
 from memstore.cli import main as cli
-from memstore.cli.demo_facts import print_demo
+from memstore.cli.demo.planted_facts import print_planted
 from memstore.cli.terminal import console
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.disk.lmdb.database import Database
@@ -615,7 +615,7 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
     refused(
         run("train", text, "--out", tmp_path / "run5", "--device", "cuda:99"),
         "'cuda:99'",
-        "choose cuda or cpu",
+        "choose auto, cuda, mps or cpu",
     )
     assert not (tmp_path / "run5").exists()
     other = ("--init", tmp_path / "run", "--preset")
@@ -638,6 +638,7 @@ def test_demo_asks_a_new_process_and_counts(
     plain.write_text(OTHER * 4)
     result = run(
         "demo",
+        "--landmarks",
         "--text",
         plain,
         "--seed",
@@ -650,17 +651,17 @@ def test_demo_asks_a_new_process_and_counts(
     ).json
     assert result["of"] == 3 == len(result["questions"]) and 0 <= result["right"] <= 3
     assert result["questions"][0]["question"] == "What is the pass key? The pass key is"
-    print_demo(result)
+    print_planted(result)
     assert capsys.readouterr().out.splitlines()[-1] == f"facts right: {result['right']} of 3"
     intact(tmp_path / "mem", "demo")
-    refused(run("demo", "--text", plain, "--tokens", "5"), "longer")
+    refused(run("demo", "--landmarks", "--text", plain, "--tokens", "5"), "longer")
 
 
 def test_demo_replaces_what_it_wrote_itself_and_nobody_elses_document(
     tmp_path: Path, story: Path
 ) -> None:
     (tmp_path / "plain.txt").write_text(OTHER * 4)
-    demo = ("demo", "--text", tmp_path / "plain.txt", "--questions", "1", "--store")
+    demo = ("demo", "--landmarks", "--text", tmp_path / "plain.txt", "--questions", "1", "--store")
     for seed in ("1", "2"):
         assert run(*demo, tmp_path / "mem", "--seed", seed).status == 0
     docs = ("docs", "--store", tmp_path / "mem", "--json")
@@ -738,10 +739,10 @@ def test_a_memory_of_another_model_or_a_newer_format_is_refused(
     store: Path, tmp_path: Path, story: Path
 ) -> None:
     other = write_model(tmp_path / "other", seed=1)
-    refused(run("ask", "Who?", "--store", store, "--model", other), "weights")
-    refused(run("ingest", story, "--store", store, "--model", other), "weights")
+    refused(run("ask", "Who?", "--store", store, "--model", other), "was made with tiny", "other")
+    refused(run("ingest", story, "--store", store, "--model", other), "was made with tiny", "other")
     longer = write_model(tmp_path / "longer", block_size=16)
-    refused(run("ask", "Who?", "--store", store, "--model", longer), "block_size")
+    refused(run("ask", "Who?", "--store", store, "--model", longer), "longer")
     intact(store, "story")
     with Database.open(store) as database:
 

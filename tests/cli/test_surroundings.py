@@ -179,7 +179,7 @@ def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
     "command",
     [
         "bench tiers --books 1 --tokens 2000 --questions 1",
-        "demo --tokens 3000 --questions 2",
+        "demo --landmarks --tokens 3000 --questions 2",
         "index --index faiss-ivf-sq8 --store {store}",
         "export story {scratch}/file --store {store}",
         "verify --store {store}",

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from memstore.cli.demo_text import python_text
+from memstore.cli.demo.planted_text import python_text
 from memstore.hf.load import load_reader
 from memstore.store.memory_store import MemoryStore
 

@@ -113,7 +113,7 @@ def test_a_published_memory_is_of_its_model_and_only_read(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     other = tiny_model(tmp_path / "other", seed=1)
-    with pytest.raises(WrongModel, match="written by another model"):
+    with pytest.raises(WrongModel, match="was made with model; this is other"):
         MemoryStore.open(f"file://{path}/there", other.signature)
     with MemoryStore.open(f"file://{path}/there", model.signature) as store:
         assert store.read_only and store.path is None and store.place.startswith("file://")

@@ -80,16 +80,6 @@ ReadStore = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
-Model = Annotated[
-    str | None,
-    option(
-        "--model",
-        "MODEL",
-        "A model's directory or GGUF file, its name on the Hugging Face hub, or smollm2; default: "
-        "the one that ships.",
-        envvar="MEMSTORE_MODEL",
-    ),
-]
 Documents = Annotated[
     list[str] | None,
     option("--document", "N", "Ask this document only (repeatable); default: all."),

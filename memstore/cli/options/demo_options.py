@@ -6,26 +6,49 @@ from typing import Annotated
 
 import typer
 
-from memstore.cli.options.command_options import Model, Seed
+from memstore.cli.options.command_options import Seed
+from memstore.cli.options.model_options import ModelOptions
+
+
+@dataclass(frozen=True)
+class PlantedOptions:
+    """What is planted with --landmarks: an option a field."""
+
+    seed: Seed = None
+    questions: Annotated[
+        int,
+        typer.Option(
+            "--questions", metavar="N", min=1, max=25, help="With --landmarks: facts to hide."
+        ),
+    ] = 20
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", metavar="N", min=1, help="With --landmarks: length of the text to read."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class DemoOptions:
     """What the demonstration does: an option a field."""
 
+    planted: PlantedOptions
+    by: ModelOptions
     text: Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="A long text; default: Python's own."),
+        typer.Option(
+            "--text", metavar="FILE", help="A text of your own, about which you then ask."
+        ),
     ] = None
-    seed: Seed = None
-    questions: Annotated[
-        int, typer.Option("--questions", metavar="N", min=1, max=25, help="Facts to hide.")
-    ] = 20
+    landmarks: Annotated[
+        bool,
+        typer.Option(
+            "--landmarks",
+            help="Hide facts in a long text and ask for them, by the landmark model that ships.",
+        ),
+    ] = False
     store: Annotated[
         Path | None,
         typer.Option("--store", metavar="DIR", help="Keep the memory here; default: none."),
     ] = None
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", metavar="N", min=1, help="Length of the text to read.")
-    ] = None
-    model: Model = None

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memstore.cli.options.command_options import Model, ScoreRange, TopK, parse_budget, parse_size
+from memstore.cli.options.command_options import ScoreRange, TopK, parse_budget, parse_size
+from memstore.cli.options.model_options import ModelOptions
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
@@ -62,7 +63,7 @@ class WhichFiles:
 class HowRead:
     """How they are read, and kept: an option a field."""
 
-    model: Model = None
+    by: ModelOptions
     append: Annotated[
         bool, typer.Option("--append", help="Continue the document of that name with this text.")
     ] = False

@@ -11,7 +11,6 @@ from memstore.cli.options.command_options import (
     AtLeast,
     Documents,
     IndexKind,
-    Model,
     ReadStore,
     ScoreRange,
     Seed,
@@ -20,6 +19,7 @@ from memstore.cli.options.command_options import (
     parse_cutoff,
     parse_size,
 )
+from memstore.cli.options.model_options import ModelOptions
 from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class Asked:
     """Which memory is asked, and by which model: an option a field."""
 
     store: ReadStore
+    by: ModelOptions
     document: Documents = None
-    model: Model = None
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,36 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 from memstore.block import KV_DTYPES, Geometry
 from memstore.decode import Layer, Line, Positive, check_plain, typed
-from memstore.errors import InvalidConfig
+from memstore.errors import InvalidConfig, WrongModel
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """What people call a model, and where it was found. Nothing is compared by it."""
+
+    title: Line  # "SmolLM2-135M-Instruct"
+    # what has it again: a packaged model's name, a directory or file of this machine, or a name on
+    # the Hugging Face hub; None where that is not known
+    source: Line | None = None
+
+    @property
+    def public(self) -> "ModelName":
+        """The same without a path, as others may be told."""
+        local = self.source is not None and Path(self.source).is_absolute()
+        return replace(self, source=None) if local else self
 
 
 @dataclass(frozen=True)
 class Signature:
     """What must be equal for one model's memory to be another's: weights, tokenizer, architecture,
-    KV geometry.
+    KV geometry; and, beside it, what the model is called.
     """
 
     weights: Line  # hex digest of the weights
@@ -27,6 +44,7 @@ class Signature:
     num_kv_heads: Layer
     head_dim: Positive
     block_size: Positive  # content tokens of a block
+    model: ModelName | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
@@ -49,12 +67,21 @@ class Signature:
         """16 bytes by which a record says whose it is: equal for signatures without a
         difference.
         """
-        text = json.dumps(_plain(self.to_dict()), sort_keys=True, separators=(",", ":"))
+        values = {name: value for name, value in self.to_dict().items() if name != "model"}
+        text = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def to_dict(self) -> dict[str, Any]:
-        """The signature as plain values."""
-        return {**asdict(self), "memory_layers": list(self.memory_layers)}
+        """The signature as plain values; without the model's name where there is none."""
+        values = {**asdict(self), "memory_layers": list(self.memory_layers)}
+        if self.model is None:
+            del values["model"]
+        return values
+
+    @property
+    def public(self) -> "Signature":
+        """The same without a path of this machine."""
+        return self if self.model is None else replace(self, model=self.model.public)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -69,11 +96,9 @@ class Signature:
             raise InvalidConfig(f"no signature of a model: {error}") from error
 
     def difference(self, other: "Signature") -> list[str]:
-        """What differs, in words, one entry a field; empty when a memory of the one serves the
-        other.
-        """
+        """What differs, one entry a field; empty when a memory of the one serves the other."""
         words = []
-        for name in (f.name for f in fields(self) if f.name != "architecture"):
+        for name in (f.name for f in fields(self) if f.compare and f.name != "architecture"):
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others:
                 if name in ("weights", "tokenizer"):
@@ -84,6 +109,21 @@ class Signature:
             if mine != others:
                 words.append(f"{name} {mine} instead of {others}")
         return words
+
+    def check_same(self, stored: "Signature", what: str, advice: str) -> None:
+        """Raises WrongModel, which names both models, where `what` was made with another one."""
+        differences = self.difference(stored)
+        if not differences:
+            return
+        mine, others = (_title(signature) for signature in (self, stored))
+        said = f"{what} was made with {others}; this is {mine}"
+        if mine == others:
+            said += f", with other {', '.join(words.split()[0] for words in differences)}"
+        raise WrongModel(f"{said}; {advice}", differences)
+
+
+def _title(signature: Signature) -> str:
+    return "a model without a name" if signature.model is None else signature.model.title
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The model that ships: a landmark-attention transformer with its tokenizer."""
 
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.devices import usable_device
-from memstore.disk.format.signature import Signature
+from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidWeights
 from memstore.kernels.api import NEG
 from memstore.kernels.products import accumulate
@@ -25,9 +26,12 @@ _SMALL = 20_000_000  # parameters
 class LandmarkModel(LandmarkAPI):
     """A transformer and its tokenizer, with the API."""
 
-    def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, transformer: Transformer, tokenizer: Tokenizer, called: ModelName | None = None
+    ) -> None:
+        """called: what its memories say that they were made with."""
         config = transformer.config
-        self.transformer = transformer
+        self.transformer, self._called = transformer, called
         self.config: ModelConfig = config
         self.shape, self.lookup, self.rope = config.shape, config.lookup, transformer.rope
         self.landmark_id = config.landmark_id
@@ -38,7 +42,7 @@ class LandmarkModel(LandmarkAPI):
     @cached_property
     def signature(self) -> Signature:
         """What ties a memory to this model."""
-        return signature_of(self.transformer, self.tokenizer)
+        return replace(signature_of(self.transformer, self.tokenizer), model=self._called)
 
     @property
     def device(self) -> torch.device:
@@ -76,8 +80,9 @@ def load_model(
     """The model that ships (None or its name, "books-1m"), or one from a directory written by
     `memstore train`.
 
-    device: where it computes, such as "cuda"; its memories have to be opened with the same. dtype:
-    of its weights and of what it computes; landmark scores, softmaxes and logits are float32 under
+    device: where it computes, such as "cuda", or "auto"; its memories have to be opened with the
+    same. dtype: of its weights and of what it computes; landmark scores, softmaxes and logits are
+    float32 under
     a half-precision one as well. Weights that lose digits by it are another model, with memories of
     its own.
     Raises InvalidWeights for a directory that is no model, or whose weights do not fit its
@@ -91,17 +96,27 @@ def load_model(
         )
     place = usable_device(device)
     transformer, tokenizer = load_checkpoint(directory, dtype)
-    return LandmarkModel(transformer.to(place), tokenizer)
+    shipped = directory == SHIPPED
+    called = ModelName(
+        SHIPPED_NAME if shipped else directory.resolve().name,
+        SHIPPED_NAME if shipped else str(directory.resolve()),
+    )
+    return LandmarkModel(transformer.to(place), tokenizer, called)
 
 
-def load_model_for_command(name_or_path: str | Path | None = None) -> LandmarkModel:
+def load_model_for_command(
+    name_or_path: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> LandmarkModel:
     """`load_model` for a process of its own: a small model then runs on one thread.
 
     Its products are too short to share, and with several threads every one of them ends at a
     barrier: on a machine that is busy otherwise reading was 50 times slower. OMP_NUM_THREADS, where
     it is set, is obeyed.
     """
-    model = load_model(name_or_path)
+    model = load_model(name_or_path, device=device, dtype=dtype)
     if (
         "OMP_NUM_THREADS" not in os.environ
         and sum(p.numel() for p in model.transformer.parameters()) < _SMALL

@@ -198,9 +198,9 @@ class _Publishing:
         )
 
     def _first(self) -> Manifest:
-        catalog = self._catalog
+        catalog, selector = self._catalog, self._catalog.index_spec
         return Manifest(
-            0, b"", 0.0, catalog.signature, catalog.codec, time.time(), catalog.index_spec, (),
+            0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(), selector, (),
         )  # fmt: skip
 
     def _entry(self, document: Document, pieces: Sequence[Piece]) -> Entry:
@@ -225,12 +225,7 @@ class _Publishing:
         if newest is None:
             return {}
         catalog, url = self._catalog, self._objects.url
-        differences = catalog.signature.difference(newest.manifest.signature)
-        if differences:
-            raise WrongModel(
-                f"{url} holds another model's memory: {'; '.join(differences)}; publish to another "
-                "prefix"
-            )
+        catalog.signature.check_same(newest.manifest.signature, url, "publish to another prefix")
         old = newest.entries([document.name for document in self._documents])
         if newest.manifest.selector != catalog.index_spec:
             others = newest.manifest.documents - len(old)

@@ -26,7 +26,7 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    head = Head(catalog.signature, document, catalog.index_spec)
+    head = Head(catalog.signature.public, document, catalog.index_spec)
     return write_export(head, catalog.blocks, _stored(catalog, document), file)
 
 
@@ -56,11 +56,11 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     database = catalog.database
     head = read_head(file)
     signature, original, spec = head
-    differences = catalog.signature.difference(signature)
-    if differences:
-        raise WrongModel(
-            f"{file} was written by another model than {database.path}: {'; '.join(differences)}"
-        )
+    catalog.signature.check_same(
+        signature,
+        str(file),
+        f"only a memory of that model can import it, and {database.path} is not",
+    )
     if spec != catalog.index_spec:
         here, there = (s.name if s is not None else "none" for s in (catalog.index_spec, spec))
         raise WrongModel(

@@ -2,24 +2,26 @@
 process.
 """
 
-import json
+import os
 import re
-import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
-from memstore.child import python_command
-from memstore.cli.demo_text import Hidden, cut, draw_facts, hide, read_text
+from memstore.cli.demo.new_process import ask_in_new_process
+from memstore.cli.demo.planted_text import Hidden, cut, draw_facts, hide, read_text
 from memstore.cli.options.demo_options import DemoOptions
-from memstore.cli.readers import reader_for_command
+from memstore.cli.options.model_options import ModelOptions
+from memstore.cli.readers import on_device
 from memstore.cli.terminal import console
 from memstore.disk.format.document import SOURCE, Document
-from memstore.errors import DocumentExists, MemstoreError
+from memstore.errors import DocumentExists
+from memstore.hf.models_by_name import MODEL_VARIABLE, reader_named
+from memstore.model.landmark.checkpoint import SHIPPED_NAME
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.model_api import ModelAPI
@@ -35,15 +37,18 @@ DOCUMENT = "demo"
 _WRITTEN = {"written_by": "memstore demo"}
 
 
-def run_demo(options: DemoOptions) -> dict[str, Any]:
+def run_planted(options: DemoOptions) -> dict[str, Any]:
     """Hide facts in a text, ingest it, ask about them in a new process; return plain values.
 
     tokens: None is 131,072 of Python's (8,192 with a Hugging Face model), or the whole of a file.
     Raises what ingesting and asking raise, and DocumentExists for a store that has a document of
     the same name already, which is another's.
     """
-    seed = SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    reader = reader_for_command(options.model)
+    planted = options.planted
+    seed = SystemRandom().randrange(10**6) if planted.seed is None else planted.seed
+    named = options.by.model or os.environ.get(MODEL_VARIABLE) or SHIPPED_NAME
+    by = replace(options.by, model=named)
+    reader = _reader(by)
     primed = isinstance(reader, LandmarkAPI)  # it answers in the words that it was trained with
     written, hidden = _hidden(reader, options, seed)
     if not primed:
@@ -54,13 +59,14 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-demo-"))
             store = Path(folder) / "memory"
         began = time.monotonic()
-        document, file_bytes = _ingested(reader, store, written)
+        document, file_bytes = _ingested(reader, by, store, written)
         reading_seconds = time.monotonic() - began
         console.note(
             f"read {document.tokens:,} tokens in {reading_seconds:.1f} s; asking in a new process"
         )
         began = time.monotonic()
-        replies = _ask_in_new_process(store, options.model, [each.question for each in hidden])
+        asked = [each.question for each in hidden]
+        replies = ask_in_new_process(store, by, asked, "--document", DOCUMENT)
         asking_seconds = time.monotonic() - began
     rows = [
         _judge(each, reply, primed) for each, reply in zip(hidden, replies["answers"], strict=True)
@@ -93,14 +99,17 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 def _hidden(reader: ModelAPI, options: DemoOptions, seed: int) -> tuple[str, list[Hidden]]:
     """The text with its facts, and these."""
     most = TOKENS if isinstance(reader, LandmarkModel) else FEWER_TOKENS
-    tokens = options.tokens or (most if options.text is None else None)
+    planted = options.planted
+    tokens = planted.tokens or (most if options.text is None else None)
     plain = cut(reader, read_text(options.text), tokens)
-    return hide(Random(seed + 1), plain, draw_facts(Random(seed), options.questions))
+    return hide(Random(seed + 1), plain, draw_facts(Random(seed), planted.questions))
 
 
-def _ingested(reader: ModelAPI, store: Path, written: str) -> tuple[Document, int]:
+def _ingested(
+    reader: ModelAPI, by: ModelOptions, store: Path, written: str
+) -> tuple[Document, int]:
     """The document in a memory, and the bytes of its file."""
-    with _memory(store, reader) as memory, console.reading("reading") as show:
+    with _memory(store, reader, by) as memory, console.reading("reading") as show:
         _check_ours(memory)
         document = reader.ingest(
             Text(written, DOCUMENT, source=_WRITTEN),
@@ -111,7 +120,7 @@ def _ingested(reader: ModelAPI, store: Path, written: str) -> tuple[Document, in
         return document, memory.stats()["file_bytes"]
 
 
-def print_demo(result: dict[str, Any]) -> None:
+def print_planted(result: dict[str, Any]) -> None:
     """The table of questions and the figures, the last line being `facts right: N of M`."""
     rows: list[tuple[object, ...]] = [
         ("question", "expected", "answer", "", "found at", "tier", "seconds")
@@ -153,10 +162,19 @@ def print_demo(result: dict[str, Any]) -> None:
 # The memory and the new process
 
 
-def _memory(path: Path, reader: ModelAPI) -> MemoryStore:
+def _reader(by: ModelOptions) -> ModelAPI:
+    return reader_named(
+        by.model or SHIPPED_NAME, device=by.device, dtype=by.dtype, own_process=True
+    )
+
+
+def _memory(path: Path, reader: ModelAPI, by: ModelOptions) -> MemoryStore:
+    options = on_device({}, by)
     if (path / "data.mdb").exists():
-        return MemoryStore.open(path, reader.signature)
-    return MemoryStore.create(path, reader.signature, codec=reader.codec, selector=reader.keeps)
+        return MemoryStore.open(path, reader.signature, **options)
+    return MemoryStore.create(
+        path, reader.signature, codec=reader.codec, selector=reader.keeps, **options
+    )
 
 
 def _check_ours(memory: MemoryStore) -> None:
@@ -166,23 +184,6 @@ def _check_ours(memory: MemoryStore) -> None:
             f"{memory.place} has a document {DOCUMENT!r} that no demonstration of this version "
             "wrote; give --store another directory, or forget it first"
         )
-
-
-def _ask_in_new_process(store: Path, model: str | None, questions: Sequence[str]) -> dict[str, Any]:
-    """What `memstore ask - --json` answers; every question gets a session of its own there."""
-    arguments = ["ask", "-", "--store", str(store), "--document", DOCUMENT, "--json"]
-    done = subprocess.run(
-        python_command("memstore", *arguments, *(["--model", model] if model else [])),
-        input="\n".join(questions),
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    if done.returncode:
-        raise MemstoreError(f"the process that asks ended with status {done.returncode}")
-    replies: dict[str, Any] = json.loads(done.stdout)
-    return replies
 
 
 def _as_typed(fact: Fact) -> str:

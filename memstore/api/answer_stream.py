@@ -1,0 +1,64 @@
+"""An answer that is read while it is generated."""
+
+from collections.abc import Generator, Iterator, Sequence
+
+from memstore.errors import InvalidInput
+from memstore.model.answer import Answer
+from memstore.model.lookup_settings import AskOptions
+from memstore.model.model_api import ModelAPI
+from memstore.store.memory_store import MemoryStore
+
+
+class AnswerStream(Iterator[str]):
+    """Pieces of an answer's text, never a part of a character; a context manager, which ends the
+    answer where it is left early.
+    """
+
+    def __init__(
+        self,
+        reader: ModelAPI,
+        store: MemoryStore,
+        question: str,
+        documents: Sequence[str] | None,
+        options: AskOptions,
+    ) -> None:
+        self._answer: Answer | None = None
+        self._pieces = self._run(reader, store, question, documents, options)
+
+    @property
+    def answer(self) -> Answer:
+        """The whole of it, with its sources. Raises InvalidInput before the last piece."""
+        if self._answer is None:
+            raise InvalidInput("the answer is not there before its last piece; read them all")
+        return self._answer
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End the answer where it is."""
+        self._pieces.close()
+
+    def __enter__(self) -> "AnswerStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self,
+        reader: ModelAPI,
+        store: MemoryStore,
+        question: str,
+        documents: Sequence[str] | None,
+        options: AskOptions,
+    ) -> Generator[str, None, None]:
+        pieces = reader.asking(question, store, documents=documents, **options)
+        try:
+            while True:
+                if piece := next(pieces):
+                    yield piece
+        except StopIteration as end:
+            self._answer = end.value
+        finally:
+            pieces.close()

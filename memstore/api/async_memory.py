@@ -1,0 +1,143 @@
+"""The same for programs that run in an event loop: every call on one thread of its own, in turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+
+from memstore.api.memory import Labels, Memory, Progress, open_memory
+from memstore.disk.format.document import Document
+from memstore.model.answer import Answer, Matches, Source
+from memstore.model.lookup_settings import AskOptions
+from memstore.model.model_api import ModelAPI
+from memstore.store.open_options import OpenOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncMemory:
+    """A Memory whose methods are awaited; an asynchronous context manager. What is asked while
+    something is computed waits for its turn.
+    """
+
+    def __init__(self, memory: Memory, thread: ThreadPoolExecutor) -> None:
+        """Use `open_async`."""
+        self.memory, self._thread = memory, thread
+
+    async def add(
+        self,
+        paths: Path | str | Sequence[Path | str] = (),
+        *,
+        text: str | None = None,
+        name: str | None = None,
+        labels: Labels | None = None,
+        replace: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Document]:
+        """As Memory.add; progress is called on the memory's thread."""
+        add = partial(self.memory.add, text=text, name=name, labels=labels)
+        return await self._run(add, paths, replace=replace, progress=progress)
+
+    async def ask(
+        self,
+        question: str,
+        *,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+        **options: Unpack[AskOptions],
+    ) -> Answer:
+        """As Memory.ask."""
+        ask = self.memory.ask
+        return await self._run(ask, question, documents=documents, where=where, **options)
+
+    async def ask_many(
+        self,
+        questions: Sequence[str],
+        *,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+        **options: Unpack[AskOptions],
+    ) -> list[Answer]:
+        """As Memory.ask_many."""
+        ask = self.memory.ask_many
+        return await self._run(ask, questions, documents=documents, where=where, **options)
+
+    async def stream(
+        self,
+        question: str,
+        *,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+        **options: Unpack[AskOptions],
+    ) -> AsyncIterator[str]:
+        """As Memory.stream; other calls take their turns between the pieces."""
+        pieces = self.memory.stream(question, documents=documents, where=where, **options)
+        try:
+            while (piece := await self._run(next, pieces, None)) is not None:
+                yield piece
+        finally:
+            await self._run(pieces.close)
+
+    async def search(
+        self,
+        phrase: str,
+        *,
+        top_k: int = 5,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+    ) -> Matches[Source]:
+        """As Memory.search."""
+        search = self.memory.search
+        return await self._run(search, phrase, top_k=top_k, documents=documents, where=where)
+
+    async def documents(self, where: Labels | None = None) -> list[Document]:
+        """As Memory.documents."""
+        return await self._run(self.memory.documents, where)
+
+    async def remove(self, *names: str, erase: bool = False) -> list[Document]:
+        """As Memory.remove."""
+        return await self._run(partial(self.memory.remove, *names, erase=erase))
+
+    async def close(self) -> None:
+        """Close the memory once what is under way has ended."""
+        await self._run(self.memory.close)
+        self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(call, *args, **kwargs))
+
+
+async def open_async(
+    path: Path | str,
+    model: ModelAPI | Path | str | None = None,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    create: bool = True,
+    options: OpenOptions | None = None,
+) -> AsyncMemory:
+    """As `memstore.open`, for an event loop."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="memstore")
+    try:
+        how: dict[str, Any] = {
+            "device": device,
+            "dtype": dtype,
+            "create": create,
+            "options": options,
+        }
+        call = partial(open_memory, path, model, **how)
+        memory = await asyncio.get_running_loop().run_in_executor(thread, call)
+    except BaseException:
+        thread.shutdown(wait=False)
+        raise
+    return AsyncMemory(memory, thread)

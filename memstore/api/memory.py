@@ -1,0 +1,269 @@
+"""A memory with its model: opened or made by `memstore.open`, filled by `add`, asked by `ask`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from memstore.api.answer_stream import AnswerStream
+from memstore.closing import Closing
+from memstore.disk.format.document import Document, is_of_prompt
+from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.hf.models_by_name import default_name, reader_named, reader_of
+from memstore.model.answer import Answer, Matches, Source
+from memstore.model.document_ingest import IngestProgress
+from memstore.model.lookup_settings import AskOptions
+from memstore.model.model_api import ModelAPI
+from memstore.model.texts.source_text import Text
+from memstore.share.publication_options import is_url
+from memstore.store.memory_store import MemoryStore
+from memstore.store.open_options import OpenOptions
+from memstore.store.write.admission import Mode
+
+if TYPE_CHECKING:
+    from memstore.share.publish.publish import Report as Published
+
+LABELS = "labels"  # under which a document's metadata holds what its user said of it
+TOGETHER = 8  # questions that are answered side by side
+
+Labels = Mapping[str, Any]
+"""What a user says of a document: plain values by name."""
+Progress = Callable[[IngestProgress], None]
+
+
+class Memory(Closing):
+    """Documents that a model has read, and the model; a context manager. Usable from one thread at
+    a time.
+
+    reader: the model; store: what is stored, with all that this object does not do.
+    """
+
+    def __init__(self, reader: ModelAPI, store: MemoryStore) -> None:
+        """Takes both, and closes the store; `open_memory` finds them."""
+        self.reader, self.store = reader, store
+
+    def close(self) -> None:
+        """Close the memory; more than once is the same as once."""
+        self.store.close()
+
+    def __repr__(self) -> str:
+        model = self.reader.signature.model
+        named = "a model" if model is None else model.title
+        return f"<memstore.Memory {self.store.place} of {named}>"
+
+    # Documents
+
+    def add(
+        self,
+        paths: Path | str | Sequence[Path | str] = (),
+        *,
+        text: str | None = None,
+        name: str | None = None,
+        labels: Labels | None = None,
+        replace: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Document]:
+        """Read documents: files, folders (with all that is in them) or patterns, one or many; or a
+        text with a name. What is there already with the same content is left as it is.
+
+        name: of the one document; otherwise a file's own, without its ending, and in a folder its
+        path there. labels: what `where` can ask for later. replace: in place of a document of that
+        name with other content. progress: called while one is read.
+
+        Raises InvalidInput, UnreadableDocument, DocumentExists, StorageFull, ReadOnlyMemory,
+        MemoryLocked. Documents that were read before the one that fails stay.
+        """
+        texts = self._texts(paths, text, name)
+        added = []
+        for one in texts:
+            mode: Mode = "replace" if replace and self.store.has(one.name) else "new"
+            document = self.reader.ingest(one, self.store, mode=mode, progress=progress)
+            if labels is not None:
+                document = self.label(document.name, labels)
+            added.append(document)
+        if self.store.update_index():
+            self.reader.build_index(self.store)
+        return added
+
+    def label(self, name: str, labels: Labels) -> Document:
+        """Say something else of a document. Raises DocumentNotFound, InvalidInput (no plain
+        values), ReadOnlyMemory, MemoryLocked.
+        """
+        metadata = self.store.document(name).metadata
+        return self.store.describe(name, {**metadata, LABELS: dict(labels)})
+
+    def documents(self, where: Labels | None = None) -> list[Document]:
+        """The documents that are ready, in the order in which they were added; where: those whose
+        labels have these values.
+        """
+        rows = (row for row in self.store.documents() if row.state == "ready")
+        return [row for row in rows if not is_of_prompt(row.name) and _matches(row, where)]
+
+    def remove(self, *names: str, erase: bool = False) -> list[Document]:
+        """Forget documents: see MemoryStore.forget. Raises DocumentNotFound before any is."""
+        for name in names:
+            self.store.document(name)
+        return [self.store.forget(name, erase=erase) for name in names]
+
+    def publish(self, url: str, names: Sequence[str] | None = None) -> "Published":
+        """Publish documents to an object store: see MemoryStore.publish."""
+        return self.store.publish(url, names)
+
+    # Questions
+
+    def ask(
+        self,
+        question: str,
+        *,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+        **options: Unpack[AskOptions],
+    ) -> Answer:
+        """Answer a question from the documents, or from some. options: see AskOptions.
+
+        Raises InvalidInput (an empty question, a setting out of range, nothing to ask),
+        DocumentNotFound.
+        """
+        return self.reader.ask(
+            question, self.store, documents=self._scope(documents, where), **options
+        )
+
+    def ask_many(
+        self,
+        questions: Sequence[str],
+        *,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+        together: int = TOGETHER,
+        **options: Unpack[AskOptions],
+    ) -> list[Answer]:
+        """Answer questions, each by itself, `together` of them side by side: the model's weights
+        are read once a step for all. Otherwise as `ask`.
+        """
+        return self.reader.ask_many(
+            questions,
+            self.store,
+            documents=self._scope(documents, where),
+            together=together,
+            **options,
+        )
+
+    def stream(
+        self,
+        question: str,
+        *,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+        **options: Unpack[AskOptions],
+    ) -> AnswerStream:
+        """`ask` piece by piece: an iterator of whole characters, whose `answer` is there at the
+        end.
+        """
+        return AnswerStream(
+            self.reader, self.store, question, self._scope(documents, where), options
+        )
+
+    def search(
+        self,
+        phrase: str,
+        *,
+        top_k: int = 5,
+        documents: Sequence[str] | None = None,
+        where: Labels | None = None,
+    ) -> Matches[Source]:
+        """The passages where most of a phrase is found, best first: see ModelAPI.search."""
+        scope = self._scope(documents, where)
+        return self.reader.search(phrase, self.store, documents=scope, top_k=top_k)
+
+    # Helpers
+
+    def _scope(self, documents: Sequence[str] | None, where: Labels | None) -> Sequence[str] | None:
+        """Names of the documents that are asked; None for all."""
+        if isinstance(documents, str):
+            documents = [documents]
+        if where is None:
+            return documents
+        found = [row.name for row in self.documents(where)]
+        if documents is not None:
+            found = [name for name in documents if name in set(found)]
+        if not found:
+            raise InvalidInput(f"no document has the labels {dict(where)}")
+        return found
+
+    def _texts(
+        self, paths: Path | str | Sequence[Path | str], text: str | None, name: str | None
+    ) -> list[Text]:
+        if text is not None:
+            if paths:
+                raise InvalidInput("give paths or a text, not both")
+            return [Text(text, name)]
+        given = [paths] if isinstance(paths, str | Path) else list(paths)
+        if not given:
+            raise InvalidInput("give a path, or a text with a name")
+        from memstore.documents.folder import find
+
+        found = find(
+            [str(path) for path in given], recursive=True, name=name, without=self.store.path
+        )
+        if found.refused:
+            raise found.refused[0]
+        if name is not None and len(found.files) > 1 and not found.folders:
+            raise InvalidInput("a name is for one document; several are named after their files")
+        return [Text(file.path, file.name) for file in found.files]
+
+
+def open_memory(
+    path: Path | str,
+    model: ModelAPI | Path | str | None = None,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    create: bool = True,
+    options: OpenOptions | None = None,
+) -> Memory:
+    """Open a memory with its model, or create one.
+
+    path: its directory, or the URL of a published memory. model: what reads and asks it: a model's
+    name ("smollm2"), directory, GGUF file or name on the Hugging Face hub, or one that is loaded;
+    None for the one that the memory was made with; of a new one $MEMSTORE_MODEL, else a packaged
+    model that is installed, else the landmark model that ships. device: "auto", "cpu", "cuda",
+    "mps". dtype: "float32", "bfloat16", "float16", None for the fastest. create: where there is no
+    memory yet. options: see OpenOptions.
+
+    Raises MemoryNotFound, WrongModel, InvalidInput, InvalidConfig, InvalidWeights, and what
+    MemoryStore.open and MemoryStore.create raise.
+    """
+    loaded = None if model is None or isinstance(model, str | Path) else model
+    named = model if isinstance(model, str | Path) else None
+    opening = _on_device(options or {}, device if loaded is None else str(loaded.device))
+    compute: dict[str, Any] = {"device": device, "dtype": dtype}
+    with ExitStack() as stack:
+        try:
+            store = stack.enter_context(MemoryStore.open(path, **opening))
+        except MemoryNotFound:
+            if not create or is_url(path):
+                raise
+            reader = loaded or reader_named(named or default_name(), **compute)
+            store = MemoryStore.create(
+                path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening
+            )
+            return Memory(reader, store)
+        if loaded is not None:
+            advice = "open it with its own model, or make a new memory"
+            loaded.signature.check_same(store.signature, str(path), advice)
+        reader = loaded or reader_of(store.signature, str(path), named, **compute)
+        stack.pop_all()
+        return Memory(reader, store)
+
+
+def _on_device(options: OpenOptions, device: str) -> OpenOptions:
+    """The same, with a tier of the device that the model computes on."""
+    from memstore.devices import usable_device
+
+    place = usable_device(device)
+    return options if place.type == "cpu" else {**options, "device": str(place)}
+
+
+def _matches(document: Document, where: Labels | None) -> bool:
+    labels = document.metadata.get(LABELS, {})
+    return all(name in labels and labels[name] == value for name, value in (where or {}).items())

@@ -1,0 +1,1 @@
+"""The demonstrations: a real book with a real model, and planted facts with a landmark model."""

@@ -1,0 +1,135 @@
+"""The Python API: a memory with its model behind one object, with a small real model."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import memstore
+from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from support.diary import DIARY
+
+BARN = "What is the combination of the lime barn? The combination of the lime barn is"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory with the diary in it."""
+    path = tmp_path_factory.mktemp("memory") / "memory"
+    with memstore.open(path, model="books-1m", device="cpu") as memory:
+        memory.add(text=DIARY, name="diary", labels={"author": "nobody", "year": 1921})
+    return path
+
+
+def test_a_memory_is_made_filled_and_asked_and_knows_its_model_in_the_next_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", "/nowhere")  # which is for new memories
+    with memstore.open(str(path), device="cpu") as memory:
+        assert repr(memory) == f"<memstore.Memory {path} of books-1m>"
+        answer = memory.ask(BARN)
+        assert answer.text == "4467" == str(answer)
+        assert answer.sources[0].document == "diary"
+        assert [row.name for row in memory.documents()] == ["diary"]
+
+
+def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
+    notes = tmp_path / "notes" / "deep"
+    notes.mkdir(parents=True)
+    for name in ("one", "two"):
+        (notes / f"{name}.txt").write_text(f"The number of {name} is 4{len(name)}1. " * 3)
+    seen = []
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        added = memory.add(tmp_path / "notes", progress=seen.append)
+        assert [row.name for row in added] == ["deep/one.txt", "deep/two.txt"] and seen
+        again = memory.add([str(notes / "one.txt"), notes / "two.txt"])
+        assert [row.name for row in again] == ["one", "two"]
+        assert memory.add(notes / "one.txt") == again[:1]
+        memory.add(text="Another text stands here now.", name="one", replace=True)
+        with pytest.raises(memstore.MemstoreError, match="one"):
+            memory.add(text="And another one.", name="one")
+        for wrong in ({}, {"paths": "x.txt", "text": "y", "name": "z"}, {"text": "no name"}):
+            with pytest.raises(InvalidInput):
+                memory.add(**wrong)
+        with pytest.raises(DocumentNotFound):
+            memory.remove("one", "nobody")
+        assert len(memory.remove("one", "two")) == 2
+        assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
+
+
+def test_labels_choose_documents(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        memory.add(text="The combination of the lime barn is 1111. " * 4, name="forged")
+        assert [row.name for row in memory.documents({"year": 1921})] == ["diary"]
+        assert memory.ask(BARN, where={"author": "nobody"}).text == "4467"
+        found = memory.search("lime barn", where={"author": "nobody"}, top_k=9)
+        assert {source.document for source in found} == {"diary"}
+        for ask in (memory.ask, memory.search):
+            with pytest.raises(InvalidInput, match="labels"):
+                ask("What?", where={"author": "somebody"})
+        memory.remove("forged")
+
+
+def test_questions_side_by_side_are_answered_as_one_by_one(path: Path) -> None:
+    asked = [BARN, "What is the price of the brown mare? The price of the brown mare is", "Who?"]
+    with memstore.open(path, device="cpu") as memory:
+        alone = [memory.ask(question).text for question in asked]
+        assert [answer.text for answer in memory.ask_many(asked, together=2)] == alone
+        assert memory.ask_many([]) == []
+        with pytest.raises(InvalidInput, match="together"):
+            memory.ask_many(asked, together=0)
+        with pytest.raises(InvalidInput, match="empty"):
+            memory.ask_many([BARN, " "])
+
+
+def test_a_stream_gives_whole_characters_and_then_the_answer(tmp_path: Path) -> None:
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        memory.add(text="The price of the brown mare is 310 €. " * 6, name="mare")
+        question = "What is the price of the brown mare? The price of the brown mare is"
+        # bytes by chance, of which some begin a character that others end
+        how = {"until_sentence": False, "max_new_tokens": 60, "temperature": 4.0, "seed": 3}
+        with memory.stream(question, **how) as pieces:
+            with pytest.raises(InvalidInput, match="last piece"):
+                pieces.answer  # noqa: B018 (raises)
+            said = list(pieces)
+        whole = memory.ask(question, **how).text
+        assert all(said) and "".join(said) == whole == pieces.answer.text
+        assert len(whole) < len(whole.encode()) and len(said) > 5
+        with memory.stream(question) as pieces:
+            next(pieces)  # left early: the memory answers on
+        assert memory.ask(question).text == memory.ask(question).text
+
+
+def test_another_model_is_refused_by_its_name(path: Path, model_path: Path) -> None:
+    with pytest.raises(WrongModel, match=r"was made with books-1m; this is tiny") as raised:
+        memstore.open(path, model=model_path, device="cpu")
+    assert any(line.startswith("weights") for line in raised.value.differences)
+    loaded = memstore.load_model(model_path)
+    with pytest.raises(WrongModel):
+        memstore.open(path, model=loaded)
+    with pytest.raises(memstore.MemstoreError, match="device"):
+        memstore.open(path, device="tpu9")
+
+
+def test_an_answer_shows_its_passages_in_a_notebook(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        shown = memory.ask(BARN)._repr_html_()
+        assert "4467" in shown and "diary" in shown and "lime barn" in shown
+        found = memory.search("lime <barn>")
+        assert "diary" in found._repr_html_()
+
+
+def test_an_event_loop_awaits_the_same(path: Path) -> None:
+    async def run() -> None:
+        async with await memstore.open_async(path, device="cpu") as memory:
+            answers = await asyncio.gather(memory.ask(BARN), memory.ask(BARN))
+            assert [answer.text for answer in answers] == ["4467", "4467"]
+            assert "".join([piece async for piece in memory.stream(BARN)]) == "4467"
+            assert [row.name for row in await memory.documents()] == ["diary"]
+            added = await memory.add(text="A text of its own.", name="own")
+            assert [row.name for row in added] == ["own"]
+            assert len(await memory.search("a text", top_k=2)) == 2
+            assert (await memory.ask_many([BARN]))[0].text == "4467"
+            await memory.remove("own")
+
+    asyncio.run(run())
