@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
 from benchmarks.real.hay import Hay
-from benchmarks.real.passage_model import passage_model
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.speed.peak_memory import peak_bytes
 from memstore import MemoryStore
@@ -73,10 +73,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     add(options, "--codec", "zstd", choices=NEW_CODECS)
     add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
     add(options, "--tokens", "8K", "of the long document", type=tokens_number)

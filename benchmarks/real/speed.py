@@ -33,7 +33,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.common.memories import drop_cache
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.stock import Stock
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
@@ -44,9 +44,9 @@ from benchmarks.real.choice_at_1m import Found
 from benchmarks.real.hay import Hay
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import best_first
-from benchmarks.real.passage_model import passage_model
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.plan import Question
-from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
+from benchmarks.real.prompting import Prompted, tokenizer_of
 from memstore import MemoryStore
 from memstore.disk.format.block_words import BlockWords
 from memstore.hf.passage_adapter import HuggingFacePassageModel
@@ -152,10 +152,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     options.add_argument("--work", type=Path, help="keep the memory here")
     add(options, "--length", "32K", "tokens of the document", type=tokens_number)
     add(options, "--keep", "kv", "of the document's passages", choices=("kv", "text"))

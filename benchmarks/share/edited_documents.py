@@ -17,12 +17,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
-from benchmarks.real.passage_model import passage_model
-from benchmarks.real.prompting import DTYPES
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.stored_once import CHANGED, part
 from benchmarks.share.many_documents import Requests
 from memstore.disk.format.passage_parts import Keep
@@ -63,10 +62,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", type=Path, required=True, help="of Hugging Face's make")
-    add(options, "--dtype", "bfloat16", "of the weights", choices=DTYPES)
+    options = parser(__doc__, "bfloat16")
     add(options, "--codec", "int8", "of the memory")
     add(options, "--documents", 20)
     add(options, "--tokens", 1500, "of a document, about")
