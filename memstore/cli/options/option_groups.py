@@ -173,11 +173,15 @@ class Away:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which memory is asked, and by which model: an option a field."""
+    """Which memory is asked, by which model, and how much is shown: an option a field."""
 
     store: ReadStore
     by: ModelOptions
     document: Documents = None
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Also show weights, characters, tiers, lookups and seconds."),
+    ] = False
 
 
 @dataclass(frozen=True)
