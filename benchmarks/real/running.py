@@ -17,10 +17,11 @@ from benchmarks.real import tuning
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import BASELINES, METHODS, Baselines, ask_all
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
-from memstore.hf.load import load_reader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.selectors.adaptation import SEPARATOR
 from memstore.model.texts.passage_context import CONTEXTS
 
@@ -132,9 +133,9 @@ def run(
         return [row for row in rows if row["question"] in asked]
 
 
-def _reader(options: argparse.Namespace) -> Any:
+def _reader(options: argparse.Namespace) -> HuggingFacePassageModel:
     """The model of a run, which puts in front of passages what --context says."""
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     reader.context = options.context or reader.context
     reader.lookup = replace(reader.lookup, caution=options.caution)
     return reader

@@ -71,7 +71,7 @@ def landmark_decoder(kind: str = "llama", **form: Any) -> LandmarkDecoder:
 
 def with_landmarks(ids: list[int], built: LandmarkDecoder) -> torch.Tensor:
     """[1, blocks * (SIZE + 1)]."""
-    blocks = torch.tensor(ids).view(-1, built.form.block_size)
+    blocks = torch.tensor(ids).view(-1, built.spec.block_size)
     landmarks = torch.full((len(blocks), 1), built.landmark_id)
     return torch.cat([blocks, landmarks], 1).view(1, -1)
 

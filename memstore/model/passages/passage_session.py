@@ -56,7 +56,8 @@ class PassageSession(GeneratingSession, Closing):
         Raises InvalidConfig if the memory's blocks are on another device.
         """
         check_device(reader.device, store)
-        self.reader, self.settings, self.store = reader, settings, store
+        self.reader: PassageModel = reader
+        self.settings, self.store = settings, store
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.answered = True  # False: nothing in the memory answers the last question

@@ -40,7 +40,7 @@ class Selector(Protocol):
     """Says which blocks a question should read; all layers then read the same."""
 
     @property
-    def form(self) -> IndexSpec:
+    def spec(self) -> IndexSpec:
         """What a memory keeps for it."""
 
     @property
@@ -48,7 +48,7 @@ class Selector(Protocol):
         """What forward passes have to capture."""
 
     def landmarks(self, captured: Captured) -> Tensor | None:
-        """Of a passage [T, heads, width] in the form's dtype, or None where it keeps none."""
+        """Of a passage [T, heads, width] in the spec's dtype, or None where it keeps none."""
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it, or None where it needs none."""
