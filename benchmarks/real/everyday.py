@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = parser(__doc__, lengths=[])
+    options = parser(__doc__, lengths=[], own_text=True)
     options.set_defaults(text=[str(TEXT)], methods=METHODS, caution=CAUTION)
     given = options.parse_args()
     given.tasks, given.lengths = [TASK], [0]

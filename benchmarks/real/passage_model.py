@@ -3,6 +3,7 @@ benchmarks of one share.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.options import add, plain_parser
@@ -11,13 +12,17 @@ from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 
 
-def passage_model(directory: Path | str, dtype: str = "float32") -> HuggingFacePassageModel:
+def passage_model(
+    directory: Path | str, dtype: str = "float32", caution: float = 1.0
+) -> HuggingFacePassageModel:
     """The model, its weights in this dtype; ends the command for one that is trained with
-    landmarks. Raises as `load_reader` does.
+    landmarks. caution: of its lookups; 1 is what its gate was calibrated to, on planted facts as
+    most benchmarks ask for. Raises as `load_reader` does.
     """
     reader = load_reader(directory, dtype=DTYPES[dtype])
     if not isinstance(reader, HuggingFacePassageModel):
         raise SystemExit(f"{directory} is trained with landmarks: it chooses no passages")
+    reader.lookup = replace(reader.lookup, caution=caution)
     return reader
 
 

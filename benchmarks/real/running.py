@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,15 @@ from memstore.model.texts.passage_context import CONTEXTS
 DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
 
 
-def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
-    """A parser with the options of these benchmarks."""
+def parser(
+    doc: str | None, lengths: Sequence[str], *, own_text: bool = False
+) -> argparse.ArgumentParser:
+    """A parser with the options of these benchmarks; own_text: which texts are read is not to be
+    chosen.
+    """
     options = plain_parser(doc)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    if not own_text:
+        options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
     options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
     add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
     options.add_argument("--work", type=Path, help="keep texts, memory and results here")
@@ -135,9 +139,8 @@ def run(
 
 def _reader(options: argparse.Namespace) -> HuggingFacePassageModel:
     """The model of a run, which puts in front of passages what --context says."""
-    reader = passage_model(options.model, options.dtype)
+    reader = passage_model(options.model, options.dtype, options.caution)
     reader.context = options.context or reader.context
-    reader.lookup = replace(reader.lookup, caution=options.caution)
     return reader
 
 
