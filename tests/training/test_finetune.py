@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
-from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, WrongModel
 from memstore.hf.models_by_name import reader_named
 from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
@@ -277,7 +277,7 @@ def test_the_command_trains_what_ask_then_reads_with(
         answer = reader.ask("What is the number of the red lantern?", store, max_new_tokens=3)
         assert isinstance(answer, Answer) and len(answer.tokens) == 3 and answer.sources
     other = reader_named(str(base))
-    with pytest.raises(Exception, match="model"):
+    with pytest.raises(WrongModel, match="was made with run; this is "):
         MemoryStore.open(tmp_path / "m", other.signature).close()
 
 
