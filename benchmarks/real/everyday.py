@@ -63,6 +63,7 @@ def plan() -> Plan:
                 primed="",
                 answers=tuple(one.answers),
                 rule="any",
+                most=64,  # as a passage model answers its users
                 stated=(stated,),
             )
         )
