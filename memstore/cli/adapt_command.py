@@ -172,13 +172,13 @@ def _selector(
     save_selector(adaptation, subject.made_for, path)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
-        name = adaptation.selector.form.name
+        name = adaptation.selector.spec.name
         console.emit({"selector": name, "file": str(path), "scores": dict(adaptation.scores)})
         return
     shares = dict(adaptation.scores)
     answers = shares.pop("answers", 0.0)
     found = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
-    console.say(f"{adaptation.selector.form.name}: right passage among the best 8: {found}")
+    console.say(f"{adaptation.selector.spec.name}: right passage among the best 8: {found}")
     console.say(f"questions about planted facts answered: {answers:.0%}")
     console.say(f"written to {path}")
 

@@ -319,7 +319,7 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
     heads = PointerHeads([(2, 1), (1, 3)], sizes, plain.rotate)
     pointing = reader_of(plain.model)
     pointing.selector = heads
-    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.form) as store:
+    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
         pointing.ingest(TEXT, store, name="inventory")
         wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
     with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:

@@ -59,6 +59,15 @@ class Lookup:
             parser=parse_cutoff,
         ),
     ] = None
+    caution: Annotated[
+        float | None,
+        option(
+            "--caution",
+            "C",
+            "How sure a passage model has to be that a passage answers, from 0 (answer always) "
+            "to 1 (refuse most of what nothing answers); default: 0.85.",
+        ),
+    ] = None
     granularity: Annotated[
         str | None,
         option(

@@ -39,7 +39,7 @@ class PassageAPI(ModelAPI, PassageModel):
     @property
     def keeps(self) -> IndexSpec:
         """What its selector needs."""
-        return self.selector.form
+        return self.selector.spec
 
     def ingesting(
         self,
