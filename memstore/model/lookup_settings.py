@@ -23,7 +23,8 @@ _SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """How a lookup is made; nothing of it changes what is trained or stored (docs/method.md 5).
+    """How a lookup is made; nothing of it changes what is trained or stored
+    (docs/appendix/method.md 5).
 
     Raises InvalidInput, which names what is out of range.
     """
