@@ -38,8 +38,11 @@ def _students_t(degrees: int) -> float:
     if degrees <= len(_FEW):
         return _FEW[degrees - 1]
     z = Z95
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96)
-    terms += ((3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
     return z + sum(term / degrees**n for n, term in enumerate(terms, 1))
 
 

@@ -19,6 +19,7 @@ from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_sessio
 from benchmarks.common.text import Books
 from memstore import MemoryStore
 from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.reads import Read
 from memstore.training.recipes import facts as language
@@ -118,7 +119,9 @@ class Reply:
     old: bool = False  # the value that was replaced came instead
 
 
-def reply(model: AnyModel, session: AnySession, question: Question, *, generate: bool) -> Reply:
+def reply(
+    model: LandmarkAPI | BaselineModel, session: AnySession, question: Question, *, generate: bool
+) -> Reply:
     """Ask in a fresh session.
 
     generate: decode token by token. Otherwise the value is fed with the question and every row's
@@ -136,6 +139,7 @@ def reply(model: AnyModel, session: AnySession, question: Question, *, generate:
     if generate:
         if len(prompt) > 1:
             session.feed(prompt[:-1])
+        assert isinstance(session, LandmarkSession)
         got = list(session.generate(session.feed(prompt[-1:])[-1], len(value) + 1))
     else:
         states = session.feed([*prompt, *value])[len(prompt) - 1 :]

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines.reading import MEMORY, BaselineModel, load_baseline
+from benchmarks.baselines.reading import MEMORY, load_baseline
+from benchmarks.common.sessions import AnyModel, LandmarkReader
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
 from memstore.hf.models_by_name import reader_named
 from memstore.model.landmark.checkpoint import SHIPPED_NAME
-from memstore.model.landmark.landmark_api import LandmarkAPI
 
 
 def add(
@@ -66,23 +66,27 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     return load_model(options.model)
 
 
-def landmark_reader(name: str | None) -> LandmarkAPI:
+def landmark_reader(name: str | None) -> LandmarkReader:
     """The model that ships (None), or a directory that `memstore train` wrote, with --model or
     without.
     """
     reader = reader_named(name or SHIPPED_NAME, own_process=True)
-    if not isinstance(reader, LandmarkAPI):
+    if isinstance(reader, LandmarkModel):
+        return reader
+    from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
+
+    if not isinstance(reader, HuggingFaceLandmarkModel):
         raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
     return reader
 
 
-def load_any(options: argparse.Namespace) -> LandmarkAPI | BaselineModel:
+def load_any(options: argparse.Namespace) -> AnyModel:
     """The model under test, of whichever memory."""
     prepare(options.threads)
     return named_model(options.model)
 
 
-def named_model(name: str | None) -> LandmarkAPI | BaselineModel:
+def named_model(name: str | None) -> AnyModel:
     """`landmark_reader`, or a model of another memory (`benchmarks.baselines.train`)."""
     if name and (Path(name) / MEMORY).is_file():
         return load_baseline(name)

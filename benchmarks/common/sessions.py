@@ -1,31 +1,34 @@
 """Sessions of models of whichever memory, and texts for those that keep no documents."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from benchmarks.baselines.reading import BaselineModel, Reading
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.landmark.landmark_session import LandmarkSession
 
-AnyModel = LandmarkAPI | BaselineModel
+if TYPE_CHECKING:
+    from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
+
+LandmarkReader: TypeAlias = "LandmarkModel | HuggingFaceLandmarkModel"
+AnyModel: TypeAlias = "LandmarkReader | BaselineModel"
 AnySession = LandmarkSession | Reading
 
 
 @contextmanager
 def fresh_session(model: AnyModel) -> Iterator[AnySession]:
     """A session before any text."""
-    with ExitStack() as open_ones:
-        session: AbstractContextManager[AnySession]
-        if isinstance(model, BaselineModel):
-            session = model.session()
-        else:
-            store = open_ones.enter_context(MemoryStore.in_memory(model.signature))
-            session = model.session(store, [])
-        yield open_ones.enter_context(session)
+    if isinstance(model, BaselineModel):
+        with model.session() as reading:
+            yield reading
+    else:
+        with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
+            yield session
 
 
 class Texts:
@@ -40,4 +43,5 @@ class Texts:
 
     def save(self) -> None:
         """Write them."""
-        np.savez(self._file, **{name: ids.astype(np.uint16) for name, ids in self.ids.items()})
+        arrays: dict[str, Any] = {name: ids.astype(np.uint16) for name, ids in self.ids.items()}
+        np.savez(self._file, **arrays)

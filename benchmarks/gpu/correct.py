@@ -6,7 +6,7 @@ may be luckily little, so four units in the last place of the largest are never 
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.kernels.training import Windows
+from benchmarks.kernels.training import Gates, Windows
 from memstore.kernels import (
     reference_grouped_softmax,
     reference_landmark_topk,
@@ -24,6 +24,7 @@ from memstore.kernels import (
 )
 from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
+from memstore.store.open_options import OpenOptions
 
 TEXT = (
     "The combination of the lime barn is 4711. The harbour was quiet in the evening. "
@@ -83,12 +84,14 @@ def grouped_softmax(setting: Setting, dtype: torch.dtype, size: int, dim: int) -
         def learned(
             attend: Any,
             kind: torch.dtype,
-            tensors: list[Tensor] = tensors,
-            options: dict[str, Any] = options,
+            tensors: Sequence[Tensor] = tensors,
+            options: Gates = options,
             do: Tensor = do,
         ) -> dict[str, Tensor]:
             given = [x.detach().to(kind).requires_grad_() for x in tensors]
-            others = {n: x.to(kind) if n == "k_cmt" else x for n, x in options.items()}
+            others = options.copy()
+            if "k_cmt" in options:
+                others["k_cmt"] = options["k_cmt"].to(kind)
             output = attend(*given, size, **others)
             gradients = torch.autograd.grad(output, given, do.to(kind))
             return {"out": output.detach(), **dict(zip(("dq", "dk", "dv"), gradients))}
@@ -115,6 +118,7 @@ def search(setting: Setting, dtype: torch.dtype, rows: int) -> Iterator[Row]:
         named = []
         for by, kind in ((landmark_topk, dtype), (reference, dtype), (reference, torch.float64)):
             top = by(q.to(kind), keys.to(kind), ranges, best, return_lse=True)
+            assert top.lse is not None
             named.append({"scores": top.scores, "lse": top.lse})
         yield judged(f"search, {rows} tokens, best {best} of {n}, {str(dtype)[6:]}", *named)
 
@@ -181,8 +185,9 @@ def answers(setting: Setting) -> Iterator[Row]:
     for device in ("cpu", setting.device):
         model = load_model(device=device)
         with tempfile.TemporaryDirectory() as directory:
-            more = {"device": device, "device_budget": 32 << 20, "prefetch": "speculative"}
-            options = more if device != "cpu" or setting.tiny else {}
+            options: OpenOptions = {}
+            if device != "cpu" or setting.tiny:
+                options = {"device": device, "device_budget": 32 << 20, "prefetch": "speculative"}
             with MemoryStore.create(Path(directory) / "m", model.signature, **options) as store:
                 model.ingest(text, store, name="book")
                 given = [model.ask(QUESTION, store, max_new_tokens=6) for _ in range(2)]

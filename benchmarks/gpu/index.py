@@ -61,7 +61,7 @@ def searches(setting: Setting, n: int, heads: int, dim: int) -> Iterator[Row]:
     for device in ("cpu", *([setting.device] if on_gpu else [])):
         index = make_index("faiss-ivf-sq8", heads, dim, device=device)
         scope = fill(index, 0, keys.to(device), [n])
-        index.samples = {
+        index.queries.kept = {
             (0, head): keys[torch.randint(n, (64,)), head].numpy() for head in range(heads)
         }
         building, _ = timed(partial(index.build, 0, TOP_K))

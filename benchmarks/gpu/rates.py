@@ -3,6 +3,7 @@ memory, launches. Every other number is held against rates like these.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -38,7 +39,7 @@ def products(setting: Setting) -> Iterator[Row]:
         a, b = (torch.randn(side, side, device=setting.place).to(dtype) for _ in range(2))
         torch.backends.cuda.matmul.allow_tf32 = tf32
         name = f"{side} x {side} {str(dtype)[6:]}{', tf32' if tf32 else ''}"
-        taken = setting.meter.seconds(lambda a=a, b=b: a @ b)
+        taken = setting.meter.seconds(partial(torch.matmul, a, b))
         yield Row(name, "torch", taken, 2.0 * side**3)
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -52,8 +53,8 @@ def main_memory(setting: Setting) -> Iterator[Row]:
             ("page-locked", setting.meter.host(size, dtype=torch.int8)),
             ("ordinary", torch.ones(size, dtype=torch.int8)),
         ):
-            up = setting.meter.seconds(lambda h=host, d=device: d.copy_(h, non_blocking=True))
-            down = setting.meter.seconds(lambda h=host, d=device: h.copy_(d, non_blocking=True))
+            up = setting.meter.seconds(partial(device.copy_, host, non_blocking=True))
+            down = setting.meter.seconds(partial(host.copy_, device, non_blocking=True))
             yield Row(f"{size / 1e6:.3g} MB up", kind, up, 0, size, up=True)
             yield Row(f"{size / 1e6:.3g} MB down", kind, down, 0, size, up=True)
 

@@ -138,11 +138,12 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
         what = f"{shape}: reading {tokens_text(part)} in"
         yield Row(what, "stock, prefill", prefill, operations, note=note)
         reader.ingest(text, store, name="book")
-        settings = {"top_k": TOP_K, "score_range": 1e9}
 
         def answered(retrieve: bool, then: int) -> float:
             """Seconds a token, of those after the first."""
-            with reader.session(store, ["book"], retrieve=retrieve, **settings) as session:
+            with reader.session(
+                store, ["book"], retrieve=retrieve, top_k=TOP_K, score_range=1e9
+            ) as session:
                 state = session.ask(question, lambda: None)
                 token = int(session.logits(state[None]).argmax())
                 began = time.perf_counter()

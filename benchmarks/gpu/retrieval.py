@@ -43,6 +43,6 @@ def measured(setting: Setting, part: Callable[[Any], Iterator[dict[str, Any]]]) 
         yield Row(found["what"], "ours", found["seconds"], *needs, up=up, note=note)
         for name in ("torch", "streamed once", "one by one"):
             if name in found:
-                size = (0.0, needs[1]) if name == "streamed once" else needs
+                operations = 0.0 if name == "streamed once" else needs[0]
                 ratio = f"{found[name] / found['seconds']:.2f} of ours"
-                yield Row(found["what"], name, found[name], *size, up=up, note=ratio)
+                yield Row(found["what"], name, found[name], operations, needs[1], up, note=ratio)

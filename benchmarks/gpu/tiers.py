@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from benchmarks.storage.records import BATCH, Memory, Shape
 from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.kernels.slab_copy import load_units
+from memstore.store.open_options import OpenOptions
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -53,7 +53,7 @@ def leases(setting: Setting, shape: Shape) -> Iterator[Row]:
     few = 4 * BATCH  # units that the device tier has room for, where most are misses
     count = 5 if setting.tiny else 200
     for name, units_there in (("a hit", blocks * shape.heads), ("a miss", few), ("", None)):
-        options: dict[str, Any] = {"host_budget": 2 * blocks * shape.record}
+        options: OpenOptions = {"host_budget": 2 * blocks * shape.record}
         if units_there is not None:
             options |= {"device": setting.device, "device_budget": units_there * shape.unit}
         with (
@@ -89,10 +89,14 @@ def from_disk(setting: Setting, shape: Shape) -> Iterator[Row]:
         memory = Memory(Path(directory) / "m", shape)
         stack.callback(memory.close)
         memory.write(size)
-        options = {"device": setting.device, "device_budget": 4 * BATCH * shape.unit}
+        budget = 4 * BATCH * shape.unit
         store = stack.enter_context(
             MemoryStore.in_memory(
-                shape.signature, memory.tier, host_budget=4 * BATCH * shape.unit, **options
+                shape.signature,
+                memory.tier,
+                host_budget=budget,
+                device=setting.device,
+                device_budget=budget,
             )
         )
         every = [

@@ -1,24 +1,35 @@
-"""Which files of memstore does a question to a Hugging Face model cross before its first token?
+"""Which files of memstore does a question to a Hugging Face model cross before its first token:
+asked in Python, and of a server that streams its response?
 
-A file is crossed where one of its functions runs, from `ask` on; what only imports is not. The
-model is a random decoder of two layers, asked once before; its memory a few sentences in a
-directory that goes at the end.
+A file is crossed where one of its functions runs, in whatever thread, from `ask` on, or from the
+request on; what only imports is not. The model is a random decoder of two layers, asked once
+before; its memory a few sentences in a directory that goes at the end.
 
     python -m benchmarks.house.crossed
 """
 
 import argparse
+import http.client
+import json
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 import torch
+import uvicorn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import memstore
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.serve.http.run import configured
+from memstore.serve.service import Service
 
 _TEXT = "The red fox lives behind the old mill. Its lamp burns all night. The north gate is shut."
 _ROOT = Path(memstore.__file__).parent
@@ -26,26 +37,35 @@ _QUESTION = "Where does the red fox live?"
 
 
 class Crossed:
-    """The files of memstore whose functions ran between `start` and `stop`, in the order of their
-    first calls.
+    """The files of memstore whose functions ran between `start` and `stop`, in this thread and in
+    those that are begun after this was made, in the order of their first calls.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
-
-    def start(self) -> None:
+        self._on = False
+        threading.setprofile(self._called)
         sys.setprofile(self._called)
 
+    def start(self) -> None:
+        self.files, self._on = {}, True
+
     def stop(self, *told: Any) -> None:
-        sys.setprofile(None)
+        self._on = False
+
+    def told(self, until: str) -> str:
+        """What was crossed, a file a line."""
+        return "\n".join([*self.files, f"{len(self.files)} files before {until}"])
 
     def _called(self, frame: FrameType, event: str, told: Any) -> None:
+        if not self._on or event != "call" or frame.f_code.co_name == "<module>":
+            return
         file = Path(frame.f_code.co_filename)
-        if event == "call" and frame.f_code.co_name != "<module>" and file.is_relative_to(_ROOT):
+        if file.is_relative_to(_ROOT):
             self.files.setdefault(str(file.relative_to(_ROOT.parent)))
 
 
-def tiny_model() -> Any:
+def tiny_model() -> HuggingFacePassageModel:
     """A random Llama with the tokenizer of the model that ships, as `wrap` gives it."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(SHIPPED / "tokenizer.json"))
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
@@ -58,24 +78,63 @@ def tiny_model() -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    return memstore.wrap(LlamaForCausalLM(config).eval(), tokenizer)
+    model = memstore.wrap(LlamaForCausalLM(config).eval(), tokenizer)
+    assert isinstance(model, HuggingFacePassageModel)
+    return model
+
+
+@contextmanager
+def served(service: Service) -> Iterator[int]:
+    """The port of a server in a thread of this process."""
+    config = configured(service)
+    config.port = 0
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def stream(port: int) -> Iterator[str]:
+    """The kinds of the events of one streamed response."""
+    body = {"model": "memstore", "input": _QUESTION, "stream": True, "max_output_tokens": 16}
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/responses", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(response.read().decode())
+        for line in response:
+            if line.startswith(b"event: "):
+                yield line.removeprefix(b"event: ").decode().strip()
 
 
 def main() -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    model = tiny_model()
+    model, crossed = tiny_model(), Crossed()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "memory"
         with memstore.MemoryStore.create(path, model.signature, selector=model.keeps) as store:
             model.ingest(_TEXT, store, name="text")
             model.ask(_QUESTION, store, max_new_tokens=1)  # what is done once only is done here
-            crossed = Crossed()
             crossed.start()
             model.ask(_QUESTION, store, max_new_tokens=1, on_text=crossed.stop)
-    print("\n".join(crossed.files))
-    print(f"{len(crossed.files)} files before the first token")
+            print(crossed.told("the first token of an answer"))
+            with closing(Service(model, store)) as service, served(service) as port:
+                for _ in stream(port):
+                    pass
+                crossed.start()
+                for event in stream(port):
+                    if event == "response.output_text.delta":
+                        crossed.stop()
+    print("\n" + crossed.told("the first token of a streamed response"))
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class Uses:
 
 def _aliases(tree: ast.Module) -> dict[str, str]:
     """Modules by the name that a file has for them."""
-    found = {}
+    found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}

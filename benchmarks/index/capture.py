@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -129,11 +130,11 @@ def lookups(
                 found.append((layer, head // group, q[head, rows].clone()))
             return search(layer, q, *arguments, **options)
 
-        store.search_landmarks = noted
         session.attention.observer = Watch()
-        for _ in range(turns):
-            session.feed(books.place(rng, 256).tolist())
-            session.feed(model.tokenizer.encode(" " + writer.ask(writer.fact()).prompt))
+        with patch.object(store, "search_landmarks", noted):
+            for _ in range(turns):
+                session.feed(books.place(rng, 256).tolist())
+                session.feed(model.tokenizer.encode(" " + writer.ask(writer.fact()).prompt))
     return found
 
 

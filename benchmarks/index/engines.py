@@ -117,7 +117,7 @@ def built(
     adding, scope = timed(lambda: fill(index, layer, keys, lengths))
     row: dict[str, Any] = {"add_seconds": adding, "keys_bytes": index.bytes}
     if isinstance(index, FaissIndex):
-        index.samples = data.samples(layer)
+        index.queries.kept = data.samples(layer)
         row["build_seconds"], _ = timed(lambda: index.build(layer, TOP_K))
         row["effort"] = [head.calibration.effort for head in index.built[layer].heads]
         with tempfile.TemporaryDirectory(dir=options.work) as place:

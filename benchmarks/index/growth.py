@@ -24,7 +24,7 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
     assert isinstance(index, FaissIndex)
     scope = list(fill(index, layer, keys[:half], documents(half, options.documents // 2)))
     fill(alone, layer, keys[:half], documents(half, options.documents // 2))
-    index.samples = data.samples(layer)
+    index.queries.kept = data.samples(layer)
     building, _ = timed(lambda: index.build(layer, TOP_K))
     result: dict[str, Any] = {"landmarks": [half, size], "build_seconds": building, "steps": steps}
     result["at_half"] = recall_of(index, layer, scope, q)
@@ -47,7 +47,12 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
     }
     gone = scope[::10]
     result["removed"] = len(gone)
-    result["remove_seconds"], _ = timed(lambda: [index.remove(document) for document, _, _ in gone])
+
+    def remove() -> None:
+        for document, _, _ in gone:
+            index.remove(document)
+
+    result["remove_seconds"], _ = timed(remove)
     kept = [run for run in scope if run not in set(gone)]
     result["after_removal"] = recall_of(index, layer, kept, q)
     result["rebuild_seconds"], _ = timed(lambda: index.build(layer, TOP_K))

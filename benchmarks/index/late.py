@@ -12,6 +12,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     q = torch.nn.functional.normalize(torch.randn(64, options.width, generator=generator), dim=-1)
     words = dict.fromkeys([3, 40, 500, 6000, 70_000, 999, 12, 1], 1.0)
 
-    def opened(search: Callable[[MemoryStore], Any], cold: bool) -> float:
+    def opened(search: Callable[[MemoryStore], Any], cold: bool, _: int) -> float:
         if cold:
             drop_cache(memory)
         began = time.perf_counter()
@@ -88,7 +89,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     first = interleaved(
         {
-            f"{name}, {cache}": lambda _, search=search, cold=cache == "cold": opened(search, cold)
+            f"{name}, {cache}": partial(opened, search, cache == "cold")
             for name, search in (("landmarks", by_tokens), ("words", by_words))
             for cache in ("cold", "warm")
         },
@@ -107,9 +108,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
             return run
 
         runs = {
-            f"landmarks, {rows} rows": clock(
-                lambda rows=rows: store.token_maxima(q[:rows], 0, everything)
-            )
+            f"landmarks, {rows} rows": clock(partial(store.token_maxima, q[:rows], 0, everything))
             for rows in (1, 12, 64)
         }
         runs["landmarks, 12 rows, one document"] = clock(lambda: store.token_maxima(q[:12], 0, one))

@@ -26,12 +26,13 @@ from torch.nn.functional import normalize
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_number, tokens_text
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import DTYPES
 from memstore.disk.format.token_parts import equal_lengths
-from memstore.hf.load import load_reader
 from memstore.index.late_interaction import INT8_STEPS, TokenIndex
 from memstore.model.passages.activation_capture import capture
+from memstore.model.passages.selectors.learned_selector import Learned
 from memstore.model.passages.selectors.selector_sum import Sum
 
 BLOCK, TRAINED = 64, 40  # tokens; of them for each list
@@ -64,9 +65,10 @@ def main() -> None:
 
 def rows_of(given: Any) -> list[tuple[Tensor, Tensor]]:
     """Of each question its unit vectors [T, width] and their weights [T]."""
-    reader = load_reader(given.model, dtype=DTYPES[given.dtype])
+    reader = passage_model(given.model, given.dtype)
     plan = Plan.load(next(iter(sorted(given.work.glob("choice-*.json")))))
     learned = reader.selector.parts[0][0] if isinstance(reader.selector, Sum) else reader.selector
+    assert isinstance(learned, Learned)
     step, rows = (max(1, len(plan.questions) // given.questions), [])
     for question in plan.questions[::step][: given.questions]:
         ids, words = reader.turn_ids(question.text, first=True)

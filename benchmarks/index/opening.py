@@ -45,7 +45,7 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
 
         def build() -> FaissIndex:
             index = filled()
-            index.samples = data.samples(*layers)
+            index.queries.kept = data.samples(*layers)
             for layer in layers:
                 index.build(layer, TOP_K)
             return index

@@ -50,7 +50,7 @@ def measure(data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
     for index in indexes.values():
         everything = fill(index, layer, keys, lengths)
         if isinstance(index, FaissIndex):
-            index.samples = data.samples(layer)
+            index.queries.kept = data.samples(layer)
             index.build(layer, TOP_K)
     chosen = {"one": everything[count // 2 : count // 2 + 1]}
     chosen |= {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ from benchmarks.common.device_timing import Device
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_text
+
+
+class Gates(TypedDict, total=False):
+    """What attention takes besides q, k and v; see `memstore.kernels.api`."""
+
+    k_cmt: Tensor
+    controlled: Tensor
+    cu_seqlens: Tensor
 
 
 @dataclass(frozen=True)
@@ -45,16 +53,18 @@ class Windows:
 
     def tensors(
         self, dtype: torch.dtype = torch.bfloat16
-    ) -> tuple[list[Tensor], dict[str, object]]:
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Gates]:
+        """q, k and v [1, H, T, D], and what else attention takes."""
+
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, device=self.device, dtype=dtype)
 
-        rows = [
+        q, k, v = (
             normal(1, self.length, heads, self.dim).transpose(1, 2)
-            for heads in (self.heads, *[self.kv_heads] * 2)
-        ]
-        rows[0] *= self.dim**-0.5
-        options: dict[str, object] = {}
+            for heads in (self.heads, self.kv_heads, self.kv_heads)
+        )
+        q *= self.dim**-0.5
+        options: Gates = {}
         if self.gated:
             controlled = (
                 torch.rand(1, self.length // (self.block_size + 1), device=self.device) < 0.5
@@ -64,7 +74,7 @@ class Windows:
             options["cu_seqlens"] = torch.tensor(
                 [0, self.length], dtype=torch.int32, device=self.device
             )
-        return [x.requires_grad_() for x in rows], options
+        return (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), options
 
 
 @dataclass(frozen=True)

@@ -144,9 +144,9 @@ class Bench:
         self._measured: dict[Run, Measured] = {}
 
     def run(self, memory: str = "landmark", **more: Any) -> Run:
-        """A run of --preset, --steps and --minutes."""
+        """A run of --preset and --steps."""
         of = self.options
-        return Run(memory, preset=of.preset, steps=of.steps, minutes=of.minutes, **more)
+        return Run(memory, preset=of.preset, steps=of.steps, **more)
 
     def of_seeds(self, run: Run) -> list[Run]:
         """The run with every seed."""

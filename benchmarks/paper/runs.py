@@ -49,7 +49,7 @@ class Run:
     """One model. memory: one of MEMORIES, "landmark", or "start", the decoder without memory that
     all others of its seed begin with. text: the name of what it is trained on, "books" or "math".
     steps: with those of its start. jumps: of positions after each block, up to so many (the paper's
-    appendix E; 1 = none). minutes: of the wall clock, after which it ends though steps are missing.
+    appendix E; 1 = none).
     """
 
     memory: str = "landmark"
@@ -59,7 +59,6 @@ class Run:
     steps: int = STEPS
     cmt: bool = True
     jumps: int = 1
-    minutes: float | None = None
 
     @property
     def name(self) -> str:
@@ -67,7 +66,6 @@ class Run:
         more = [] if self.cmt else ["no-cmt"]
         more += [f"jumps-{self.jumps}"] if self.jumps > 1 else []
         more += [f"{self.steps}-steps", f"seed-{self.seed}"]
-        more += [] if self.minutes is None else [f"{self.minutes:g}-minutes"]
         return "-".join([self.memory, self.text, f"preset-{self.preset}", *more])
 
     @property
@@ -180,7 +178,6 @@ class Runs:
                 stages=run.stages,
                 init=None if run.start is None else self.path(run.start),
                 tokenizer=out / "tokens" / "tokenizer.json",
-                minutes=run.minutes,
                 log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
                 seed=run.seed,
                 precision=self._precision,
@@ -266,7 +263,6 @@ def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentPar
     add(options, "--texts", 24, "that are read for every number")
     add(options, "--preset", "test", "shape of the models", choices=list(PRESETS))
     add(options, "--steps", STEPS, "of training, for every model")
-    add(options, "--minutes", None, "of the wall clock a run, at most; steps are equal", type=float)
     add(options, "--seeds", list(seeds), "one model each")
     add(options, "--precision", "auto", "of training", choices=["auto", "float32", "bfloat16"])
     return options

@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -191,7 +192,7 @@ def measure(
     """Ask every query; ranks count from 1, None = not found."""
     ranks, documents, seconds = [], 0, []
     for query in queries:
-        took, found = timed(lambda query=query: find(query.phrase))
+        took, found = timed(partial(find, query.phrase))
         seconds.append(took)
         right = {(query.document, block) for block in query.blocks(block_size)}
         ranks.append(next((rank for rank, place in enumerate(found, 1) if place in right), None))
@@ -224,7 +225,8 @@ def draw_queries(
     texts: Mapping[str, tuple[str, np.ndarray]], number: int, rng: Random
 ) -> list[Query]:
     """Sentences from random places, altered; texts: see read_texts."""
-    names, queries = list(texts), []
+    names = list(texts)
+    queries: list[Query] = []
     lengths = [len(text) for text, _ in texts.values()]
     while len(queries) < number:
         name = rng.choices(names, lengths)[0]

@@ -31,14 +31,14 @@ from benchmarks.real.baselines import Chooser, Sentences, Words, minilm
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay
 from benchmarks.real.methods import standing
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
-from benchmarks.real.prompting import DTYPES, counting, tokenizer_of
+from benchmarks.real.prompting import counting, tokenizer_of
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds, refusals
 from benchmarks.real.results import Results, Row
 from benchmarks.real.running import parser, read
 from memstore.disk.format.block_words import BlockWords
-from memstore.hf.load import load_reader
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.word_index import WordIndex
 from memstore.model.passages.activation_capture import capture
@@ -70,7 +70,7 @@ class Chosen:
 
     def __init__(self, reader: Any, blocks: Blocks, work: Path, name: str) -> None:
         self.reader, self.blocks, self.work, self.name = reader, blocks, work, name
-        self.found = Found(reader.selector.form)
+        self.found = Found(reader.selector.spec)
         self.numbers: dict[str, int] = {}
         self.walks: list[float] = []
 
@@ -101,9 +101,9 @@ class Chosen:
         one.
         """
         selector = self.reader.selector
-        if not selector.form.heads:
+        if not selector.spec.heads:
             return None
-        file = self.work / f"landmarks-{self.name}-{selector.form.digest[:8]}-{name}.pt"
+        file = self.work / f"landmarks-{self.name}-{selector.spec.digest[:8]}-{name}.pt"
         if not file.exists():
             seconds, landmarks = timed(lambda: self._read(name))
             print(f"  {name}: {len(landmarks[0]) / seconds:.0f} tokens a second", flush=True)
@@ -130,7 +130,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     plan = planned(options, work)
     blocks = Blocks(passages(tokenizer_of(options.model)), plan.documents)
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     chosen = Chosen(reader, blocks, work, f"{options.dtype}-{options.seed}")
     choosers: dict[str, Chooser] = {"memory": chosen}
     if "bm25" in options.baselines:
@@ -147,9 +147,9 @@ def main() -> None:
     for name, chooser in choosers.items():
         by = name
         if name == "memory":
-            form = reader.selector.form
+            spec = reader.selector.spec
             cut = f"{reader.passage_tokens}-{reader.context}"
-            by = f"{options.dtype}-{form.name}-{form.digest[:8]}-{cut}"
+            by = f"{options.dtype}-{spec.name}-{spec.digest[:8]}-{cut}"
         results, scopes = Results(work / f"{named}-{by}.jsonl"), set[tuple[str, ...]]()
         for question in asked:
             if (question.name, name) not in results:

@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.intervals import mean_interval
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.timing import timed
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.plan import Plan, Question
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.prompting import counting
 from benchmarks.real.questions import TASKS, build
 from memstore import MemoryStore
 from memstore.disk.format.codec import NEW_CODECS
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.training.corpus import read_documents
 
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     texts = list(read_documents(options.text))
     plan = build(
         counting(options.model), texts, [options.length], {options.length: options.trials}, 0
@@ -71,10 +71,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     options.add_argument("--work", type=Path, help="keep the memories here")
     add(options, "--length", "8K", "tokens of memory", type=tokens_number)
     add(options, "--trials", 50, "questions a task")

@@ -23,23 +23,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
 from benchmarks.real.hay import Hay
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.speed.peak_memory import peak_bytes
 from memstore import MemoryStore
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.hf.attention_seam import cache_argument
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
@@ -54,7 +55,7 @@ def main() -> None:
     hay = Hay(counting(options.model), list(read_documents(options.text)), Random(options.seed))
     found: dict[str, Any] = {}
     if {"ingest", "short", "workers"} & set(options.parts):
-        reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        reader = passage_model(options.model, options.dtype)
     if "ingest" in options.parts or "short" in options.parts:
         stock = Stock(options.model, options.dtype, reader)
         if "ingest" in options.parts:
@@ -72,10 +73,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     add(options, "--codec", "zstd", choices=NEW_CODECS)
     add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
     add(options, "--tokens", "8K", "of the long document", type=tokens_number)
@@ -103,7 +101,7 @@ class Stock:
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> None:
         """Read a document in chunks."""
-        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicCache, DynamicLayer
 
         cache = DynamicCache()
         taken = cache_argument(self.model, cache)
@@ -115,6 +113,8 @@ class Stock:
             at = torch.arange(sinks + first, sinks + first + given.shape[1])[None]
             self.model(input_ids=given, position_ids=at, **taken, use_cache=True)
             for layer in cache.layers:
+                assert isinstance(layer, DynamicLayer)
+                assert layer.keys is not None and layer.values is not None
                 if layer.keys.shape[2] > sinks + self.window:
                     layer.keys, layer.values = (
                         torch.cat((half[:, :, :sinks], half[:, :, -self.window :]), 2)
@@ -159,15 +159,17 @@ def against_prefill(
         busy[name].append(tokens / (time.process_time() - began))
         return tokens / taken
 
-    stored(-1), prefilled(-1)
-    busy["ingest"].clear(), busy["prefill"].clear()
+    stored(-1)
+    prefilled(-1)
+    for rates in busy.values():
+        rates.clear()
     clock = interleaved({"ingest": stored, "prefill": prefilled}, options.repeats)
     what = f"{len(texts)} of {tokens_text(len(ids[0]))} tokens, {options.dtype}, {options.codec}"
     lines, found = [], {}
     for name, measured in (("clock", clock), ("processor", busy)):
         ratio = paired_ratio(measured["ingest"], measured["prefill"])
-        rates = " / ".join(f"{statistics.median(rate):,.0f}" for rate in measured.values())
-        lines.append([what, name, rates, spread(ratio)])
+        medians = " / ".join(f"{statistics.median(rate):,.0f}" for rate in measured.values())
+        lines.append([what, name, medians, spread(ratio)])
         found[name] = {"ratio": ratio, "tokens_per_second": measured}
     head = ["documents", "seconds of", "tokens a second: ingest / stock prefill", "ratio"]
     print(table(head, lines) + "\n", flush=True)
@@ -184,7 +186,7 @@ def batches(
         rows = [reader.tokenizer.encode(text) for text in texts[:batch]]
         ids = torch.tensor([row[: min(map(len, rows))] for row in rows])
 
-        def seconds(parts: Sequence[torch.Tensor]) -> float:
+        def seconds(parts: Sequence[torch.Tensor], _: int) -> float:
             began = time.thread_time()
             for part in parts:
                 stock.states(part)
@@ -193,8 +195,7 @@ def batches(
         ways = {"alone": ids.split(1), "together": (ids,)}
         same = bool(torch.equal(stock.states(ids), torch.cat([*map(stock.states, ids.split(1))])))
         measured = interleaved(
-            {name: lambda repeat, parts=parts: seconds(parts) for name, parts in ways.items()},
-            options.repeats,
+            {name: partial(seconds, parts) for name, parts in ways.items()}, options.repeats
         )
         gain = paired_ratio(measured["alone"], measured["together"])
         found[batch] = {"gain": gain, "same_bits": same}
@@ -274,7 +275,7 @@ def _long(hay: Hay, tokens: int) -> str:
 def weigh(text: Path, memory: Path, options: argparse.Namespace) -> dict[str, int]:
     """In a process of its own: peak resident bytes of ingesting a file."""
     prepare(options.threads)
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     with created(reader, memory, options, host_budget=options.host_budget) as store:
         reader.ingest("A first short text, so that all is loaded. " * 200, store, name="first")
         before = peak_bytes()

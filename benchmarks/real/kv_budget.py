@@ -24,9 +24,9 @@ from typing import Any
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.prompting import DTYPES
 from benchmarks.real.stored_once import part
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -46,8 +46,7 @@ _THINGS = ("lantern", "barrel", "anchor", "ladder", "clock", "mirror")
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-    assert isinstance(reader, HuggingFacePassageModel)
+    reader = passage_model(options.model, options.dtype)
     rng = Random(options.seed)
     book = part(options.text, int(options.tokens * _CHARACTERS), options.seed)
     text, names = planted(book, rng)

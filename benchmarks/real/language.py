@@ -25,15 +25,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.intervals import mean_interval
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay, Offsets
 from benchmarks.real.memory import Memory
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.passage_model import parser, passage_model
+from benchmarks.real.prompting import counting
 from benchmarks.real.results import Results, Row
-from memstore.hf.load import load_reader
 from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.passage_choice import Chosen
@@ -128,7 +128,7 @@ def main() -> None:
     texts = book_texts(options, tokens, offsets)
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
-        reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        reader = passage_model(options.model, options.dtype)
         named = f"language-{options.seed}-{tokens}-{options.dtype}"
         with Memory(
             reader, work / f"memory-{named}", Blocks(passages(reader.tokenizer), texts)
@@ -162,10 +162,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     options.add_argument("--work", type=Path, help="keep memory and results here")
     add(options, "--lengths", ["1K", "4K", "16K"], "tokens of memory before the window")
     add(options, "--window", 512, "tokens before a segment")

@@ -19,18 +19,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import rate, table, tokens_number
 from benchmarks.common.timing import timed
 from benchmarks.real.hay import Hay
 from benchmarks.real.memory import answer
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.plan import Question
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.prompting import counting
 from benchmarks.real.questions import words_of
 from benchmarks.real.results import Results, Row
 from memstore import MemoryStore
-from memstore.hf.load import load_reader
 from memstore.training.corpus import read_documents
 from memstore.training.selectors.questions import Fact, Facts
 
@@ -44,10 +44,7 @@ TOLD, TALKED = "I will remember that.", "It is well told, and I would like to re
 
 
 def main() -> None:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     options.add_argument("--work", type=Path, help="keep results here")
     add(options, "--length", "6K", "tokens of the chat", type=tokens_number)
     add(options, "--chats", 20, "chats, of three questions each")
@@ -75,7 +72,7 @@ class Chats:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        self.reader = passage_model(options.model, options.dtype)
         self.texts = list(read_documents(options.text))
         self.offsets = counting(options.model)
 

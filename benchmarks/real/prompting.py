@@ -46,8 +46,9 @@ class Prompted:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[dtype])
-        self.model.to(device).eval()
+        # Any: transformers' decorators hide what the methods of a model take
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[dtype])
+        self.model = loaded.to(device).eval()
         self.device = device
         self._known: dict[tuple[str, Question], Answered] = {}
 
@@ -84,6 +85,7 @@ class Prompted:
         begun = self.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True
         )
+        assert isinstance(begun, str)
         return begun + question.primed
 
     def ids(self, text: str) -> list[int]:

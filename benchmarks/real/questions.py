@@ -11,8 +11,8 @@ from benchmarks.real.context_questions import ContextFacts, Told
 from benchmarks.real.hay import Hay, Needle, Offsets
 from benchmarks.real.plan import Plan, Question, Rule, Stated
 from memstore.training.recipes import facts as language
-from memstore.training.selectors import word_pools as selector_words
 from memstore.training.selectors.questions import Fact, Facts, capital, of_split
+from memstore.training.selectors.word_pools import word_pools
 
 TASKS = {
     "natural": "everyday questions, nothing primed",
@@ -40,7 +40,7 @@ ATTRIBUTES = _list(
     "headcount,tally,wager,jackpot,handicap,docket number,lot number,plot number,catalogue number",
     ",",
 )
-_HELD_OUT = of_split(selector_words.NUMBER_ATTRIBUTES, "held-out")
+_HELD_OUT = of_split(word_pools().number_attributes, "held-out")
 UPDATES = (
     "A month later the {a} of {e} was set to {v}.",
     "Since then the {a} of {e} has become {v}.",

@@ -11,8 +11,8 @@ from random import Random
 from benchmarks.real.hay import Needle, Offsets
 from benchmarks.real.plan import Plan, Question, Stated
 from benchmarks.real.shared_hay import SharedHay
-from memstore.training.selectors import word_pools as words
 from memstore.training.selectors.questions import of_split
+from memstore.training.selectors.word_pools import word_pools
 
 TASKS = {
     "single 1": "RULER, one needle in noise",
@@ -53,8 +53,9 @@ class _Keys:
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
-        nouns = [*words.THINGS, *words.PLACES, *words.BEINGS]
-        first = [word for pair in of_split(words.QUALITIES, "held-out") for word in pair]
+        words = word_pools()
+        nouns = [*words.things, *words.places, *words.beings]
+        first = [word for pair in of_split(words.qualities, "held-out") for word in pair]
         second = [word for pair in of_split(nouns, "held-out") for word in pair]
         self._left = [f"{one}-{other}" for one in first for other in second]
         rng.shuffle(self._left)

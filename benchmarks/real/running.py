@@ -16,20 +16,26 @@ from benchmarks.real import tuning
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import BASELINES, METHODS, Baselines, ask_all
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
-from memstore.hf.load import load_reader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.selectors.adaptation import SEPARATOR
 from memstore.model.texts.passage_context import CONTEXTS
 
 DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
 
 
-def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
-    """A parser with the options of these benchmarks."""
+def parser(
+    doc: str | None, lengths: Sequence[str], *, own_text: bool = False
+) -> argparse.ArgumentParser:
+    """A parser with the options of these benchmarks; own_text: which texts are read is not to be
+    chosen.
+    """
     options = plain_parser(doc)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    if not own_text:
+        options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
     options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
     add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
     options.add_argument("--work", type=Path, help="keep texts, memory and results here")
@@ -39,6 +45,7 @@ def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
     about = "what is read in front of passages; None: what the model's adaptation says"
     add(options, "--context", None, about, choices=CONTEXTS)
     add(options, "--tuned", None, "what --tune of a run of real.recall wrote", type=Path)
+    add(options, "--caution", 1.0, "of the memory: see LookupSettings; the questions are planted")
     add(options, "--asked", None, "of each task's questions at a length at most", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
     return options
@@ -130,9 +137,9 @@ def run(
         return [row for row in rows if row["question"] in asked]
 
 
-def _reader(options: argparse.Namespace) -> Any:
+def _reader(options: argparse.Namespace) -> HuggingFacePassageModel:
     """The model of a run, which puts in front of passages what --context says."""
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype, options.caution)
     reader.context = options.context or reader.context
     return reader
 

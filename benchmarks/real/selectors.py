@@ -30,12 +30,12 @@ from benchmarks.real.baselines import Chooser, Sentences, Words, minilm
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Offsets
 from benchmarks.real.methods import standing
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Question
 from benchmarks.real.prompting import DTYPES
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_ingest import passages_of
@@ -120,7 +120,7 @@ class Chosen:
 
     def _haystack(self, documents: tuple[str, ...]) -> Haystack:
         if documents not in self._haystacks:
-            haystack = self._haystacks[documents] = Haystack(self.selector.form)
+            haystack = self._haystacks[documents] = Haystack(self.selector.spec)
             for document in documents:
                 shown = self.read.passages(document)
                 adapt.add(haystack, self.selector, self.read.reader.tokenizer, shown)
@@ -153,8 +153,7 @@ def main() -> None:
 
 def run(given: argparse.Namespace) -> list[Row]:
     """Where the right passage of each question stands, for every way of choosing."""
-    reader = load_reader(given.model, dtype=DTYPES[given.dtype])
-    assert isinstance(reader, HuggingFacePassageModel)
+    reader = passage_model(given.model, given.dtype)
     trials = {given.length: given.questions}
     texts = list(read_documents(given.text))
     plan = build(offsets(reader.tokenizer), texts, [given.length], trials, given.seed)
@@ -182,7 +181,7 @@ def run(given: argparse.Namespace) -> list[Row]:
     if given.minilm:
         choosers["minilm"] = Sentences(blocks, minilm(given.minilm))
     rows = []
-    for question in searched(plan.questions, plan.documents, given.together):
+    for question in searched(plan.questions, list(plan.documents), given.together):
         for name, chooser in choosers.items():
             gate = known[name].gate if name in known else None
             rows.append(ask(question, name, chooser, blocks, gate) | {"length": given.length})

@@ -32,7 +32,8 @@ class SharedHay:
         self.hay = Hay(offsets, texts, self.rng)
         self.lengths = sorted(lengths)
         self.parts: dict[int, list[str]] = {}  # by length
-        below, named = _KEPT_FREE, []
+        below = _KEPT_FREE
+        named: list[str] = []
         for length in self.lengths:
             size = (length - below) // _PARTS
             for _ in range(_PARTS):

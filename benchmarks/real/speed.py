@@ -33,7 +33,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.common.memories import drop_cache
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.stock import Stock
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
@@ -44,11 +44,12 @@ from benchmarks.real.choice_at_1m import Found
 from benchmarks.real.hay import Hay
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import best_first
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.plan import Question
-from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
+from benchmarks.real.prompting import Prompted, tokenizer_of
 from memstore import MemoryStore
 from memstore.disk.format.block_words import BlockWords
-from memstore.hf.load import load_reader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.index.late_interaction import INT8_STEPS
 from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_session import PassageSession
@@ -129,13 +130,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         prompted = Prompted(options.model, options.dtype)
-        blocks = Blocks(passages(tokenizer_of(options.model)), {})
         hay = Hay(
             lambda text: offsets(prompted, text),
             list(read_documents(options.text)),
             Random(f"speed {options.seed}"),
         )
-        blocks.documents["book"] = hay.prose(options.length)
+        documents = {"book": hay.prose(options.length)}
+        blocks = Blocks(passages(tokenizer_of(options.model)), documents)
         reader = reading(options)
         kept = "" if options.keep == "kv" else f"-{options.keep}"
         directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}{kept}"
@@ -151,10 +152,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
-    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options = parser(__doc__)
     options.add_argument("--work", type=Path, help="keep the memory here")
     add(options, "--length", "32K", "tokens of the document", type=tokens_number)
     add(options, "--keep", "kv", "of the document's passages", choices=("kv", "text"))
@@ -249,11 +247,11 @@ def measure(
     return {"first": taken, "busy": busy, "decoding": decoded}
 
 
-def reading(options: argparse.Namespace) -> Any:
+def reading(options: argparse.Namespace) -> HuggingFacePassageModel:
     """A reader that looks up whatever it is asked: the book does not answer the question, and the
     gate would skip what is to be timed.
     """
-    reader: Any = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     reader.gate = None
     return reader
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
-from benchmarks.real.prompting import DTYPES
+from benchmarks.real.passage_model import parser, passage_model
 from memstore.disk.format.document import Document
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -34,7 +33,7 @@ _CHARACTERS = 4.4  # of a token, about
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    reader = load_reader(str(options.model), dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     text = part(options.text, int(options.tokens * _CHARACTERS), options.seed)
     with tempfile.TemporaryDirectory() as place:
         rows = measure(reader, Path(place), text, options.codec, options.seed)
@@ -51,10 +50,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", type=Path, required=True, help="of Hugging Face's make")
-    add(options, "--dtype", "bfloat16", "of the weights", choices=DTYPES)
+    options = parser(__doc__, "bfloat16")
     add(options, "--codec", "int8", "of the memory")
     add(options, "--tokens", 40_000, "of the text, about", type=tokens_number)
     return options.parse_args()

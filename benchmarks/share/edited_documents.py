@@ -17,15 +17,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
-from benchmarks.real.prompting import DTYPES
+from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.stored_once import CHANGED, part
 from benchmarks.share.many_documents import Requests
 from memstore.disk.format.passage_parts import Keep
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -36,7 +35,7 @@ _CHARACTERS = 4.4  # of a token, about
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    reader = load_reader(str(options.model), dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     count, characters = options.documents, int(options.tokens * _CHARACTERS)
     text = part(options.text, count * characters, options.seed)
     texts = [text[at * characters : (at + 1) * characters] for at in range(count)]
@@ -63,10 +62,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", type=Path, required=True, help="of Hugging Face's make")
-    add(options, "--dtype", "bfloat16", "of the weights", choices=DTYPES)
+    options = parser(__doc__, "bfloat16")
     add(options, "--codec", "int8", "of the memory")
     add(options, "--documents", 20)
     add(options, "--tokens", 1500, "of a document, about")

@@ -41,6 +41,7 @@ from memstore.share.publish.publish import publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.share.read.remote import GAP, Remote
+from memstore.tiers.tier_options import Predictor
 
 QUESTION = 16  # tokens
 
@@ -99,10 +100,11 @@ class Asking:
         began = time.perf_counter()
         remote = Remote(place, deadline=120.0, gap=-1 if way == "one by one" else GAP)
         catalog = PublishedCatalog(PublishedDatabase(remote, local), local, None)
-        ahead = "speculative" if way == "read ahead" else "off"
-        lookup = {"granularity": "shared"} if way == "shared choice" else {}
+        ahead: Predictor = "speculative" if way == "read ahead" else "off"
+        usual = self.model.lookup.granularity
+        choice = "shared" if way == "shared choice" else usual
         with MemoryStore(catalog, catalog.signature, read_only=True, prefetch=ahead) as store:
-            with self.model.session(store, ["book"], **lookup) as session:
+            with self.model.session(store, ["book"], granularity=choice) as session:
                 attached = time.perf_counter() - began
                 before = place.requests, place.read
                 self._first_token(session)

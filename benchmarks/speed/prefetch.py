@@ -133,10 +133,10 @@ def draw_questions(model: LandmarkModel, books: Books, options: argparse.Namespa
     """Each a passage of a book and the question."""
     rng = Random(f"prefetch {options.seed}")
     places = [
-        books.place(rng, options.passage) if options.passage else []
+        books.place(rng, options.passage).tolist() if options.passage else []
         for _ in range(options.questions)
     ]
-    return [model.tokenizer.decode(list(place)) + QUESTION for place in places]
+    return [model.tokenizer.decode(place) + QUESTION for place in places]
 
 
 def main() -> None:

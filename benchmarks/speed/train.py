@@ -26,6 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -151,15 +152,14 @@ def measure(
     """Every path on the windows that the training has."""
     windows, length = training.ids.shape
     losses = {
-        name: if_it_fits(lambda triton=triton: training.loss_now(triton))
-        for name, triton in paths.items()
+        name: if_it_fits(partial(training.loss_now, triton)) for name, triton in paths.items()
     }
     fitting = [name for name in paths if losses[name] is not None]
     steps: dict[str, list[tuple[float, int]]] = {name: [] for name in paths}
     optimiser = []
     for turn in range(WARM_UP + repeats):
         for name in fitting if turn % 2 == 0 else fitting[::-1]:
-            taken = if_it_fits(lambda triton=paths[name]: training.step(triton))
+            taken = if_it_fits(partial(training.step, paths[name]))
             if taken is None:
                 fitting = [other for other in fitting if other != name]
             elif turn >= WARM_UP:

@@ -66,16 +66,21 @@ def recording() -> Iterator[list[Call]]:
         lengths: Tensor,
         slots: Tensor,
         rotations: Tensor,
-        scores: Tensor,
+        landmark_scores: Tensor,
         local: LocalAttention,
-        **more: Any,
+        *,
+        gated: bool,
+        return_mass: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         units, inverse = slots.unique(return_inverse=True)
         absent = int(units[0] < 0)
         taken = units[absent:]
         read = keys[taken], values[taken], lengths[taken], inverse - absent
-        calls.append(Call(q.clone(), *read, rotations.clone(), scores.clone()))
-        return compute(q, keys, values, lengths, slots, rotations, scores, local, **more)
+        calls.append(Call(q.clone(), *read, rotations.clone(), landmark_scores.clone()))
+        return compute(
+            q, keys, values, lengths, slots, rotations, landmark_scores, local,
+            gated=gated, return_mass=return_mass,
+        )  # fmt: skip
 
     api.memory_attention = record
     try:

@@ -163,16 +163,17 @@ def speed(
         for record, block in zip(records, cycle(range(len(runs[0].k)))):
             table_of.decode(record, RecordKey(1, block, 0), write)
 
+    def seconds_of(work: Callable[[], object], _: int) -> float:
+        return timed(work)[0]
+
     table_of = tables["raw"]  # records say how they are encoded
     measured: dict[str, dict[str, Any]] = {}
     timings: dict[str, Callable[[int], float]] = {}
     for codec in options.codecs:
         records = encode(codec)
         decode(records)
-        timings[f"encode {codec}"] = lambda repeat, codec=codec: timed(partial(encode, codec))[0]
-        timings[f"decode {codec}"] = lambda repeat, records=records: timed(
-            partial(decode, records)
-        )[0]
+        timings[f"encode {codec}"] = partial(seconds_of, partial(encode, codec))
+        timings[f"decode {codec}"] = partial(seconds_of, partial(decode, records))
     seconds = interleaved(timings, options.repeats)
     units = sum(run.k.shape[0] * run.k.shape[1] for run in runs)
     megabytes = sum(run.k.nbytes + run.v.nbytes for run in runs) / 1e6

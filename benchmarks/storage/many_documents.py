@@ -1,6 +1,6 @@
 """What does a memory cost that holds ten thousand documents, or one of ten million tokens?
 
-opened, listed   Seconds to open and to list the documents; of the whole command `docs`.
+opened, listed   Seconds to open and to list the documents; of the whole command `ls`.
 written          Milliseconds to write one more document of two chunks, and to forget one, in a
                  memory that was opened and looked up in before. Documents are written in turns in
                  both memories, so that a change of the disk's speed meets them alike.
@@ -101,8 +101,8 @@ def opened(path: Path) -> float:
 
 
 def command(path: Path) -> float:
-    """Seconds of the command `docs`."""
-    line = [sys.executable, "-m", "memstore", "docs", "--store", str(path)]
+    """Seconds of the command `ls`."""
+    line = [sys.executable, "-m", "memstore", "ls", "--store", str(path)]
     return timed(lambda: subprocess.run(line, check=True, capture_output=True))[0]
 
 

@@ -1,4 +1,6 @@
-"""The command that makes a selector for a model."""
+"""The commands that fit a model to texts: adapt makes a selector, calibrate what a skipped lookup
+gives.
+"""
 
 import shutil
 from dataclasses import dataclass
@@ -10,10 +12,20 @@ import typer
 from memstore.cli.command import command
 from memstore.cli.options.command_options import Json, Seed
 from memstore.cli.terminal import console
+from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from memstore.model.landmark.landmark_model import LandmarkModel
-    from memstore.model.model_api import ModelAPI
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+
+Texts = Annotated[
+    list[Path],
+    typer.Option(
+        "--text", metavar="FILE", help="Prose to hide facts in: .txt or .jsonl.zst; repeatable."
+    ),
+]
+Windows = Annotated[
+    int, typer.Option("--windows", metavar="N", min=8, help="Most places of the texts to read.")
+]
 
 
 @dataclass(frozen=True)
@@ -24,20 +36,13 @@ class AdaptSettings:
         bool,
         typer.Option("--train", help="Learn a projection (some 10 minutes); else pointer heads."),
     ] = False
-    output: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Where to; default: where this model is looked for. Landmark models: a directory.",
+            "--out", metavar="FILE", help="Where to; default: where this model is looked for."
         ),
     ] = None
-    windows: Annotated[
-        int,
-        typer.Option(
-            "--windows", metavar="N", min=8, help="Places of the texts that are read at most."
-        ),
-    ] = 240
+    windows: Windows = 240
     seed: Seed = 0
 
 
@@ -45,27 +50,23 @@ class AdaptSettings:
     "adapt",
     "memstore adapt smollm2 --text novels.txt",
     "memstore adapt ~/models/my-decoder --train --text books.jsonl.zst",
-    interrupted="interrupted; the same command goes on with what a Hugging Face model has read",
+    interrupted="interrupted; the same command goes on with what was read",
 )
 def adapt(
     model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="smollm2, a directory, a GGUF, a hub name, books-1m."),
+        str, typer.Argument(metavar="MODEL", help="smollm2, a directory, a GGUF, a hub name.")
     ],
-    text: Annotated[
-        list[Path],
-        typer.Option(
-            "--text", metavar="FILE", help="Prose to hide facts in: .txt or .jsonl.zst; repeatable."
-        ),
-    ],
+    text: Texts,
     *,
     how: AdaptSettings,
     as_json: Json = False,
 ) -> None:
-    """Find out how a Hugging Face model should choose the passages that a question reads, or what a
-    landmark model gets where it skips a lookup (--output DIR).
+    """Make a selector for a Hugging Face model.
+
+    It chooses the passages that a question reads; later commands find it by the model's weights.
     """
     from memstore.hf.models_by_name import reader_named
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.passages.selectors.adaptation import UNADAPTED
     from memstore.training.corpus import read_documents
@@ -73,16 +74,69 @@ def adapt(
     # without the selector that it has, which may be a damaged one
     reader = reader_named(model, own_process=True, adaptation=UNADAPTED)
     if isinstance(reader, LandmarkModel):
-        into = _directory_of_values(model, how.output, train=how.train)
-        _values(
-            reader, list(read_documents(text)), how.windows, how.seed or 0, into, as_json=as_json
+        raise InvalidInput(
+            f"{model} was trained to choose by landmarks, and takes no selector; `memstore "
+            "calibrate` measures what its skipped lookups give"
         )
-        return
+    assert isinstance(reader, HuggingFacePassageModel)  # others take no selector, and were refused
     _selector(reader, model, list(read_documents(text)), how, as_json=as_json)
 
 
+@command(
+    "calibrate",
+    "memstore calibrate run1 --text books.jsonl.zst --out run1-calibrated",
+    interrupted="interrupted; nothing was written",
+)
+def calibrate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="books-1m, or a directory that `train` wrote.")
+    ],
+    text: Texts,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Directory of the model with its values.")
+    ],
+    windows: Windows = 240,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure what skipped lookups give a landmark model.
+
+    These are the values of its context miss token. Memories that the model made stay its own.
+    """
+    from memstore.hf.models_by_name import reader_named
+    from memstore.model.landmark.checkpoint import save_checkpoint
+    from memstore.model.landmark.landmark_model import LandmarkModel
+    from memstore.training.cmt_values import measure_cmt_values
+    from memstore.training.corpus import read_documents
+
+    if out.exists() and not out.is_dir():
+        raise InvalidInput(f"--out: {out} is no directory")
+    reader = reader_named(model, own_process=True)
+    if not isinstance(reader, LandmarkModel):
+        raise InvalidInput(
+            f"{model} was not trained to skip lookups; `memstore adapt` makes a selector for it"
+        )
+    texts = list(read_documents(text))
+    values, lost = measure_cmt_values(
+        reader, texts, places=windows, seed=seed or 0, report=console.note
+    )
+    reader.transformer.cmt_values = values
+    save_checkpoint(reader.transformer, reader.tokenizer, out)
+    share = float(lost.mean())
+    if as_json:
+        console.emit({"values": list(values.shape), "lost": share, "file": str(out)})
+        return
+    console.say(f"of what lookups that are skipped would have read, {share:.0%} is lost")
+    console.say(f"written to {out}")
+
+
 def _selector(
-    reader: "ModelAPI", model: str, texts: list[str], how: AdaptSettings, *, as_json: bool
+    reader: "HuggingFacePassageModel",
+    model: str,
+    texts: list[str],
+    how: AdaptSettings,
+    *,
+    as_json: bool,
 ) -> None:
     """Make a selector for a Hugging Face model, and say what held-out questions say of it."""
     from memstore.hf.known_selectors import made_here
@@ -95,7 +149,6 @@ def _selector(
     from memstore.training.selectors.make_selector import adapt as run
     from memstore.training.selectors.passage_subject import subject_of
 
-    assert isinstance(reader, HuggingFacePassageModel)  # others take no selector, and were refused
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(
@@ -115,56 +168,19 @@ def _selector(
         seed=how.seed or 0,
         report=console.note,
     )
-    path = how.output or made_here(subject.made_for.weights)
+    path = how.out or made_here(subject.made_for.weights)
     save_selector(adaptation, subject.made_for, path)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
-        name = adaptation.selector.form.name
+        name = adaptation.selector.spec.name
         console.emit({"selector": name, "file": str(path), "scores": dict(adaptation.scores)})
         return
     shares = dict(adaptation.scores)
     answers = shares.pop("answers", 0.0)
     found = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
-    console.say(f"{adaptation.selector.form.name}: right passage among the best 8: {found}")
+    console.say(f"{adaptation.selector.spec.name}: right passage among the best 8: {found}")
     console.say(f"questions about planted facts answered: {answers:.0%}")
     console.say(f"written to {path}")
 
 
-def _directory_of_values(model: str, output: Path | None, *, train: bool) -> Path:
-    """Where a landmark model goes with its values; raises InvalidInput before anything is read."""
-    from memstore.errors import InvalidInput
-
-    if train:
-        raise InvalidInput(f"{model} was trained by `memstore train`, which goes on with --init")
-    if output is None:
-        raise InvalidInput("name the directory of the model with its new values: --output DIR")
-    if output.exists() and not output.is_dir():
-        raise InvalidInput(f"--output: {output} is no directory")
-    return output
-
-
-def _values(
-    reader: "LandmarkModel",
-    texts: list[str],
-    places: int,
-    seed: int,
-    output: Path,
-    *,
-    as_json: bool,
-) -> None:
-    """Give a landmark model the context miss token's values, in a directory."""
-    from memstore.model.landmark.checkpoint import save_checkpoint
-    from memstore.training.cmt_values import measure_cmt_values
-
-    values, lost = measure_cmt_values(reader, texts, places=places, seed=seed, report=console.note)
-    reader.transformer.cmt_values = values
-    save_checkpoint(reader.transformer, reader.tokenizer, output)
-    share = float(lost.mean())
-    if as_json:
-        console.emit({"values": list(values.shape), "lost": share, "file": str(output)})
-        return
-    console.say(f"of what lookups that are skipped would have read, {share:.0%} is lost")
-    console.say(f"written to {output}")
-
-
-COMMANDS = (adapt,)
+COMMANDS = (adapt, calibrate)

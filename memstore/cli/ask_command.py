@@ -19,17 +19,20 @@ from memstore.cli.options.command_options import (
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.options.option_groups import Answering, Asked, Lookup, Opening
 from memstore.cli.readers import opened
-from memstore.cli.terminal import console
+from memstore.cli.terminal import answers, console
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
 
+Show = Callable[..., None]
+"""`answers.print_answer`, as it was asked for."""
+
 
 @command(
     "ask",
-    'memstore ask "What is the pass key? The pass key is" --store mem',
-    "memstore ask - --store mem --json < questions.txt",
+    'memstore ask "What is the pass key? The pass key is"',
+    "memstore ask - --json < questions.txt",
 )
 def ask(
     question: Annotated[
@@ -51,6 +54,7 @@ def ask(
     questions = [line for line in console.read_lines() if line] if question == "-" else [question]
     if not questions:
         raise InvalidInput("standard input holds no question")
+    show = None if as_json else partial(answers.print_answer, stats=asked.stats)
     began = time.monotonic()
     settings = {"documents": asked.document, **asdict(answering), **asdict(lookup)}
     with opened(asked.store, asked.by, opening.options(asked.store)) as (reader, memory):
@@ -61,15 +65,15 @@ def ask(
             reader.answering.changed(**asdict(answering))
             reader.lookup.changed(**asdict(lookup))
             memory.ready(asked.document, to="ask")
-            told = {"answers": _all_answered(questions, asking, quiet=as_json)}
+            told = {"answers": _all_answered(questions, asking, show)}
         else:
-            told = _answered(question, asking, quiet=as_json)
+            told = _answered(question, asking, show)
     if as_json:
         console.emit(told | {"open_seconds": open_seconds})
     _end(told)
 
 
-@command("chat", "memstore chat --store mem")
+@command("chat", "memstore chat")
 def chat(
     *,
     asked: Asked,
@@ -83,6 +87,7 @@ def chat(
 
     With --json the whole conversation is printed at its end, as {"answers": [...]}.
     """
+    show = None if as_json else partial(answers.print_answer, stats=asked.stats)
     with (
         metrics_served(metrics_port) as metrics,
         opened(asked.store, asked.by, opening.options(asked.store)) as (reader, memory),
@@ -92,7 +97,7 @@ def chat(
         reader.answering.changed(**asdict(answering))  # as above
         asking = partial(conversation.ask, **asdict(answering))
         lines = console.read_lines(prompt="> ")
-        told = {"answers": _all_answered(filter(None, lines), asking, quiet=as_json)}
+        told = {"answers": _all_answered(filter(None, lines), asking, show)}
     if as_json:
         console.emit(told)
     _end(told)
@@ -108,8 +113,8 @@ class SearchOptions:
         Literal["passage", "document"],
         typer.Option("--by", help="Rank places, or documents by their best place."),
     ] = "passage"
-    results: Annotated[
-        int, typer.Option("--results", metavar="N", min=1, help="How many of them to show.")
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="N", min=1, help="How many of them to show.")
     ] = 5
     shortlist: Annotated[
         int | None,
@@ -120,12 +125,15 @@ class SearchOptions:
             help="Blocks that are compared with the phrase word by word.",
         ),
     ] = None
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Show their characters and tiers, too.")
+    ] = False
 
 
 @command(
     "search",
-    'memstore search "the silver lighthouse" --store mem',
-    'memstore search "the silver lighthouse" --store mem --by document',
+    'memstore search "the silver lighthouse"',
+    'memstore search "the silver lighthouse" --by document',
 )
 def search(
     phrase: Annotated[str, typer.Argument(help="What to look for.")],
@@ -145,34 +153,36 @@ def search(
         find = reader.search if shown.by == "passage" else reader.search_documents
         settings = {} if shown.shortlist is None else {"shortlist": shown.shortlist}
         with console.waiting("searching"):
-            matches = find(
-                phrase, memory, documents=shown.document, top_k=shown.results, **settings
-            )
-        shares = reader.keeps is None
+            matches = find(phrase, memory, documents=shown.document, top_k=shown.top_k, **settings)
+        score = answers.share if reader.keeps is None else answers.weight
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:
         console.emit({"sources" if shown.by == "passage" else "documents": found, "absent": absent})
     else:
         sources = found if shown.by == "passage" else [match["best"] for match in found]
-        console.print_sources(sources, shares=shares)
-        console.print_absent(absent)
+        answers.print_sources(sources, score=score, stats=shown.stats)
+        answers.print_absent(absent)
 
 
 def _all_answered(
-    questions: Iterable[str], ask: Callable[..., "Answer"], *, quiet: bool
+    questions: Iterable[str], ask: Callable[..., "Answer"], show: Show | None
 ) -> list[dict[str, Any]]:
-    """Each of the questions as `_answered` tells it, or with the error that it alone met."""
-    answers = []
+    """Each of the questions as `_answered` tells it, or with the error that it alone met; an empty
+    line after each that is shown.
+    """
+    told = []
     for question in questions:
         try:
-            answers.append(_answered(question, ask, quiet=quiet))
+            told.append(_answered(question, ask, show))
+            if show is not None:
+                console.say("")
         except InvalidInput as error:
             message = console.one_line(str(error))
             console.note(f"error: {message}")
-            answers.append(
+            told.append(
                 {"question": question, "error": {"name": type(error).__name__, "message": message}}
             )
-    return answers
+    return told
 
 
 def _end(told: dict[str, Any]) -> None:
@@ -181,13 +191,13 @@ def _end(told: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> dict[str, Any]:
-    """One question asked, its answer shown as it comes unless `quiet`; plain values."""
-    with console.stream(not quiet) as on_text:
+def _answered(question: str, ask: Callable[..., "Answer"], show: Show | None) -> dict[str, Any]:
+    """One question asked; the answer streams on a terminal, and `show` shows it. Plain values."""
+    with console.stream(show is not None) as on_text:
         answer = ask(question, on_text=on_text)
     told = {"question": question, **answer.to_dict()}
-    if not quiet:
-        console.print_answer(told, streamed=on_text is not None)
+    if show is not None:
+        show(told, streamed=on_text is not None)
     return told
 
 

@@ -102,7 +102,7 @@ class Asking:
 @command(
     "tiers",
     "memstore bench tiers --text book.txt --text other.txt",
-    "memstore bench tiers --store mem --budgets 5%,20% --policies arc,lru --trace lookups.zst",
+    "memstore bench tiers --store memory --budgets 5%,20% --policies arc,lru --trace lookups.zst",
     "memstore bench tiers --replay lookups.zst",
 )
 def tiers(*, of: Source, varied: Varied, asking: Asking, as_json: Json = False) -> None:

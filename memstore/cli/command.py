@@ -12,7 +12,9 @@ import typer
 
 from memstore.cli.terminal import console
 from memstore.disk.files import NO_SPACE
-from memstore.errors import InvalidInput, MemstoreError, StorageFull
+from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError, StorageFull, WrongModel
+
+DEFAULT_STORE = "memory"  # the directory of a command that is told of none
 
 
 @dataclass(frozen=True)
@@ -39,20 +41,27 @@ def command(
         given = inspect.signature(function, eval_str=True).parameters.values()
 
         @wraps(function)
-        def run(**kwargs: Any) -> None:
+        def run(context: typer.Context, **kwargs: Any) -> None:
             as_json = bool(kwargs.get("as_json"))
             try:
                 function(**{p.name: _taken(p.name, p.annotation, kwargs) for p in given})
+            except typer.BadParameter as error:
+                error.ctx = error.ctx or cast(Any, context)
+                raise
             except BrokenPipeError:
                 abandon_stdout()  # whoever read our output has seen enough
                 raise typer.Exit(1) from None
             except (MemstoreError, OSError) as error:
-                _fail(_named(error), as_json)
+                _fail(_named(error, kwargs.get("store")), as_json)
             except KeyboardInterrupt:
                 console.note(interrupted)
                 raise typer.Exit(130) from None
 
+        context = inspect.Parameter(
+            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+        )
         options = [option for p in given for option in _options(p.name, p.annotation, p.default)]
+        options.append(context)
         cast(Any, run).__signature__ = inspect.Signature(options)
         run.__annotations__ = {option.name: option.annotation for option in options}
         return Command(
@@ -82,7 +91,11 @@ def _taken(name: str, kind: Any, options: dict[str, Any]) -> Any:
     return found(**{f.name: _taken(f.name, f.type, options) for f in fields(kind)})
 
 
-def _named(error: MemstoreError | OSError) -> MemstoreError:
+def _named(error: MemstoreError | OSError, store: object) -> MemstoreError:
+    if isinstance(error, MemoryNotFound) and str(store) == DEFAULT_STORE:
+        return MemoryNotFound(
+            f"there is no memory in ./{DEFAULT_STORE}; make one: memstore ingest FILE"
+        )
     if isinstance(error, MemstoreError):
         return error
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
@@ -95,7 +108,10 @@ def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
     message = console.one_line(str(error))
     console.note(f"error: {message}")
     if as_json:
-        console.emit({"error": {"name": type(error).__name__, "message": message}})
+        what: dict[str, Any] = {"name": type(error).__name__, "message": message}
+        if isinstance(error, WrongModel):
+            what["differences"] = error.differences
+        console.emit({"error": what})
     raise typer.Exit(1) from None
 
 

@@ -1,4 +1,4 @@
-"""The commands that look after a memory and need no model: docs, stats, forget, verify, export,
+"""The commands that look after a memory and need no model: ls, stats, rm, verify, export,
 import, compact.
 """
 
@@ -15,8 +15,8 @@ from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
 
-@command("docs", "memstore docs --store mem")
-def docs(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
+@command("ls", "memstore ls", "memstore ls --store s3://team/library")
+def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
     """List the documents of a memory."""
     from memstore.disk.format.document import is_of_prompt
     from memstore.store.memory_store import MemoryStore
@@ -37,7 +37,7 @@ def docs(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> N
     console.say(f"{said}{published}")
 
 
-@command("stats", "memstore stats --store mem")
+@command("stats", "memstore stats")
 def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
     """Say how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
@@ -74,37 +74,43 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
         console.say(f"published as manifest {figures['manifest']}")
 
 
-@command("forget", "memstore forget diary --store mem", "memstore forget diary --store mem --erase")
-def forget(
-    name: Annotated[str, typer.Argument(help="The document.")],
+@command("rm", "memstore rm diary", "memstore rm diary letters --erase")
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The documents.")],
     store: Store,
     erase: Annotated[
         bool,
-        typer.Option("--erase", help="Rewrite the memory's file without any byte of the document."),
+        typer.Option(
+            "--erase", help="Rewrite the memory's file without any byte of the documents."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a document from a memory.
+    """Remove documents from a memory.
 
-    The file keeps its size, and bytes of the text until later documents take their place, until
-    `compact`. With --erase nothing of it is left in the memory's files; no other process may have
-    the memory open, and an index is built again by `memstore index`.
+    None is removed where one of the names is unknown. The file keeps its size, and bytes of the
+    texts until later documents take their place, until `compact`. With --erase nothing of them is
+    left in the memory's files; no other process may have the memory open, and an index is built
+    again by `memstore index`.
     """
     from memstore.store.memory_store import MemoryStore
 
+    names = list(dict.fromkeys(names))
     with MemoryStore.open(store) as memory:
-        document = memory.forget(name, erase=erase)
+        for name in names:
+            memory.document(name)  # refused before anything is removed
+        removed = [memory.forget(name, erase=erase) for name in names]
     if as_json:
-        console.emit({"forgotten": document.told(), "erased": erase})
-    else:
+        console.emit({"removed": [document.told() for document in removed], "erased": erase})
+        return
+    for document in removed:
         console.say(
-            f"{console.one_line(document.name)}: {'erased' if erase else 'forgotten'}, "
-            f"{document.tokens:,} tokens, "
-            f"{console.size(document.bytes)}"
+            f"{console.one_line(document.name)}: {'erased' if erase else 'removed'}, "
+            f"{document.tokens:,} tokens, {console.size(document.bytes)}"
         )
 
 
-@command("verify", "memstore verify --store mem", "memstore verify --store mem --repair")
+@command("verify", "memstore verify", "memstore verify --repair")
 def verify(
     store: ReadStore,
     repair: Annotated[
@@ -135,7 +141,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@command("export", "memstore export diary diary.memstore --store mem")
+@command("export", "memstore export diary diary.memstore")
 def export(
     name: Annotated[str, typer.Argument(help="The document.")],
     file: Annotated[Path, typer.Argument(help="The file to write: a new one, or an older export.")],
@@ -188,9 +194,9 @@ def import_(
         )
 
 
-@command("compact", "memstore compact --store mem")
+@command("compact", "memstore compact")
 def compact(store: Store, as_json: Json = False) -> None:
-    """Give the room of forgotten documents back to the disk.
+    """Give the room of removed documents back to the disk.
 
     The file is rewritten; no other process may have the memory open.
     """
@@ -204,4 +210,4 @@ def compact(store: Store, as_json: Json = False) -> None:
         console.say(f"{console.size(before)} before, {console.size(after)} after")
 
 
-COMMANDS = (docs, stats, forget, verify, export, import_, compact)
+COMMANDS = (ls, stats, rm, verify, export, import_, compact)

@@ -1,6 +1,5 @@
-"""The commands that read documents into a memory, and index them."""
+"""The command that reads documents into a memory."""
 
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,11 +8,10 @@ import typer
 
 from memstore.cli.command import command
 from memstore.cli.ingest_files import Reading, checked, text_of
-from memstore.cli.options.command_options import IndexKind, Json, Store
+from memstore.cli.options.command_options import Json, Store
 from memstore.cli.options.ingest_options import HowRead, WhichFiles
-from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.options.option_groups import ASK_BUDGET, Tiers
-from memstore.cli.readers import on_device, opened, reader_for_new
+from memstore.cli.readers import on_device, reader_for_new
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
@@ -28,10 +26,10 @@ INGEST_BUDGET = 128 << 20
 
 @command(
     "ingest",
-    "memstore ingest book.txt --store mem",
-    "memstore ingest notes.txt --store mem --name diary --append",
-    "memstore ingest papers --recursive --sync --store mem",
-    "memstore ingest library --recursive --store mem --model smollm2 --workers 4",
+    "memstore ingest book.txt",
+    "memstore ingest notes.txt --name diary --append",
+    "memstore ingest papers --recursive --sync",
+    "memstore ingest library --recursive --model smollm2 --workers 4",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
 def ingest(
@@ -93,62 +91,6 @@ def ingest(
         raise typer.Exit(1)
 
 
-@command(
-    "index",
-    "memstore index --store mem",
-    "memstore index --store mem --index faiss-ivf-sq8 --recall 0.99",
-)
-def index(
-    store: Store,
-    kind: IndexKind = None,
-    recall: Annotated[
-        float | None,
-        typer.Option(
-            "--recall", metavar="R", help="Share of the true top blocks to find; default 0.95."
-        ),
-    ] = None,
-    *,
-    by: ModelOptions,
-    as_json: Json = False,
-) -> None:
-    """Build an approximate index over a memory's landmarks, for memories too large to search
-    exactly.
-
-    It is kept beside the memory and used by every later command; documents read after it are
-    searched exactly until there are enough of them to join it. Build it again after much has
-    changed.
-    """
-    options: OpenOptions = {}
-    if kind is not None:
-        options["index"] = kind
-    if recall is not None:
-        options["index_recall"] = recall
-    began = time.monotonic()
-    with (
-        opened(store, by, options, read_only=False) as (reader, memory),
-        console.working("index", "layers" if reader.keeps is None else "documents") as show,
-    ):
-        built = reader.build_index(memory, show)
-    built["seconds"] = round(time.monotonic() - began, 3)
-    if as_json:
-        console.emit({"store": str(store), "index": built})
-        return
-    if "replaced" in built:
-        found = reader.keeps.name if reader.keeps is not None else ""
-        how = "is now found" if built["replaced"] else "was found already"
-        console.say(f"the memory {how} by {found}; {built['seconds']:.1f} s")
-        return
-    for layer, engine in built["engines"].items():
-        efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
-        held = f"{engine['family']} over {engine['landmarks']:,} landmarks"
-        console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
-    console.say(
-        f"{built['seconds']:.1f} s"
-        if built["engines"]
-        else "too few landmarks to index; they are searched exactly"
-    )
-
-
 def _open_or_create(
     path: Path, reader: "ModelAPI", how: HowRead, tiers: "OpenOptions", *, make: bool
 ) -> "MemoryStore | None":
@@ -183,4 +125,4 @@ def _open_or_create(
     return memory
 
 
-COMMANDS = (ingest, index)
+COMMANDS = (ingest,)

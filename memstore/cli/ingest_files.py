@@ -120,7 +120,7 @@ class Reading(Closing):
                 self._fail(
                     InvalidInput(
                         f"no file was found in {folder.path}; nothing of it is forgotten: is it "
-                        "the right folder, or pattern? `memstore forget` takes names"
+                        "the right folder, or pattern? `memstore rm` takes names"
                     )
                 )
                 continue

@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Iterable
 from typing import Annotated, cast
 
 import typer
@@ -18,12 +19,13 @@ from memstore.cli import ask_command as ask
 from memstore.cli import bench_command as bench
 from memstore.cli import demo_command as demo
 from memstore.cli import documents_command as documents
+from memstore.cli import index_command as index
 from memstore.cli import ingest_command as ingest
 from memstore.cli import mcp_command as mcp
-from memstore.cli import publish_command as share
 from memstore.cli import serve_command as serve
+from memstore.cli import share_command as share
 from memstore.cli import train_command as train
-from memstore.cli.command import abandon_stdout
+from memstore.cli.command import Command, abandon_stdout
 from memstore.cli.terminal import console
 from memstore.disk.files import occupy_standard_streams
 
@@ -46,7 +48,7 @@ def main() -> None:
         status = app(sys.argv[1:] or ["--help"], prog_name="memstore", standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
-        console.note(f"error: {console.one_line(error.format_message())} (see memstore --help)")
+        console.note(_wrong(error, *sys.argv[1:2]))
         status = 2
     except typer.Abort:
         status = 130
@@ -58,7 +60,19 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_NOW = {"docs": "ls", "forget": "rm", "publish": "share push", "pull": "share pull"}
+_NOW["unpublish"] = "share rm"
+
+
+def _wrong(error: typer.BadParameter, verb: str = "") -> str:
+    """What is wrong with a command line, in one line, and whose help says more."""
+    said = console.one_line(error.format_message())
+    if verb in _NOW:
+        said = f"memstore {verb} is now memstore {_NOW[verb]}"
+    return f"error: {said} (see {error.ctx.command_path if error.ctx else 'memstore'} --help)"
+
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
@@ -78,20 +92,29 @@ def memstore(
     """
 
 
-for _command in (
-    *ingest.COMMANDS,
-    *ask.COMMANDS,
-    *documents.COMMANDS,
-    *share.COMMANDS,
-    *serve.COMMANDS,
-    *mcp.COMMANDS,
-    *train.COMMANDS,
-    *adapt.COMMANDS,
-    *demo.COMMANDS,
-):
-    app.command(_command.name, epilog=_command.epilog)(_command.run)
+def _add(group: typer.Typer, commands: Iterable[Command]) -> None:
+    for command in commands:
+        group.command(command.name, epilog=command.epilog)(command.run)
 
-_bench = typer.Typer(help="Measure the tiers on this machine.")
-for _command in bench.COMMANDS:
-    _bench.command(_command.name, epilog=_command.epilog)(_command.run)
-app.add_typer(_bench, name="bench")
+
+_add(
+    app,
+    (
+        *ingest.COMMANDS,
+        *ask.COMMANDS,
+        *documents.COMMANDS,
+        *index.COMMANDS,
+        *serve.COMMANDS,
+        *mcp.COMMANDS,
+        *train.COMMANDS,
+        *adapt.COMMANDS,
+        *demo.COMMANDS,
+    ),
+)
+for _name, _commands, _help in (
+    ("share", share.COMMANDS, "Publish a memory to an object store, and take from there."),
+    ("bench", bench.COMMANDS, "Measure the tiers on this machine."),
+):
+    _group = typer.Typer(help=_help)
+    _add(_group, _commands)
+    app.add_typer(_group, name=_name)

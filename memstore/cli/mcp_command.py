@@ -19,7 +19,7 @@ from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra
 
 
-@command("mcp", "memstore mcp --store mem", "memstore mcp --store mem --allow-paths ~/notes")
+@command("mcp", "memstore mcp", "memstore mcp --allow-paths ~/notes")
 def mcp(
     store: ReadStore,
     allow_paths: Annotated[

@@ -46,12 +46,12 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
     def signature(self) -> Signature:
         """What ties a memory to this model, its landmarks and its tokenizer."""
         shape, config = self.shape, self.decoder.attached.config
-        form = {"model_type": config.model_type, "rope": rope_of(config)}
-        form |= {"landmarks": self.decoder.form.trained}
+        architecture = {"model_type": config.model_type, "rope": rope_of(config)}
+        architecture |= {"landmarks": self.decoder.spec.trained}
         return Signature(
             weights=self._weights,
             tokenizer=self.tokenizer.fingerprint,
-            architecture=form,
+            architecture=architecture,
             kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
             num_layers=shape.num_layers,
             memory_layers=shape.memory_layers,

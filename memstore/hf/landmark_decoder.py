@@ -24,7 +24,7 @@ class LandmarkDecoder(nn.Module):
     """
 
     def __init__(
-        self, model: Any, form: LandmarkSpec, rows: Mapping[str, Tensor] | None = None
+        self, model: Any, spec: LandmarkSpec, rows: Mapping[str, Tensor] | None = None
     ) -> None:
         """rows: embeddings of "landmark" and, with a gate, "cmt", [hidden_size]; None to begin with
         the mean of the vocabulary's.
@@ -35,13 +35,13 @@ class LandmarkDecoder(nn.Module):
         self.model = model
         self.attached = attached = AttachedDecoder(model)
         vocabulary: Tensor = model.get_input_embeddings().weight
-        self.form, self.lookup = form, form.lookup
+        self.spec, self.lookup = spec, spec.lookup
         self.rope: Rope = attached.rotary.rope(attached.head_dim)
-        self.shape = _shape(attached, form)
+        self.shape = _shape(attached, spec)
         self.landmark_id = len(vocabulary)
         if rows is None:
             mean = vocabulary.detach().mean(0)
-            rows = {"landmark": mean, **({"cmt": mean.clone()} if form.cmt else {})}
+            rows = {"landmark": mean, **({"cmt": mean.clone()} if spec.cmt else {})}
         self.rows = nn.ParameterDict({name: nn.Parameter(row) for name, row in rows.items()})
         usual = attached.head_dim**-0.5
         self._scales = [layer.scale / usual for layer in attached.forms]
@@ -89,7 +89,7 @@ class LandmarkDecoder(nn.Module):
         gate. It passes through the layers with zero attention output (docs/appendix/method.md
         section 3).
         """
-        if not self.form.cmt:
+        if not self.spec.cmt:
             return None
         keys: list[Tensor] = []
 
@@ -101,10 +101,10 @@ class LandmarkDecoder(nn.Module):
         return keys
 
 
-def _shape(attached: AttachedDecoder, form: LandmarkSpec) -> Shape:
+def _shape(attached: AttachedDecoder, spec: LandmarkSpec) -> Shape:
     """The sizes of a decoder that reads so. Raises InvalidWeights where it cannot."""
     layers, name = attached.num_layers, attached.name
-    reach = (form.top_k + form.chunk_blocks + 1) * form.stride
+    reach = (spec.top_k + spec.chunk_blocks + 1) * spec.stride
     for layer in attached.forms:
         if layer.softcap is not None:
             raise InvalidWeights(
@@ -117,7 +117,7 @@ def _shape(attached: AttachedDecoder, form: LandmarkSpec) -> Shape:
                 "chunk and its latest blocks; it cannot be trained with landmarks of this block "
                 "size"
             )
-    memory_layers = form.memory_layers or tuple(range(min(1, layers - 1), layers))
+    memory_layers = spec.memory_layers or tuple(range(min(1, layers - 1), layers))
     if not 0 <= min(memory_layers) <= max(memory_layers) < layers:
         raise InvalidWeights(
             f"memory layers {memory_layers} do not lie in {name}'s {layers} layers"
@@ -129,7 +129,7 @@ def _shape(attached: AttachedDecoder, form: LandmarkSpec) -> Shape:
         num_heads=attached.heads,
         num_kv_heads=attached.kv_heads,
         head_dim=attached.head_dim,
-        block_size=form.block_size,
-        old_block_distance=_DISTANCE * form.stride,
-        kv_dtype=getattr(torch, form.kv_dtype),
+        block_size=spec.block_size,
+        old_block_distance=_DISTANCE * spec.stride,
+        kv_dtype=getattr(torch, spec.kv_dtype),
     )

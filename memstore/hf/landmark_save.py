@@ -34,7 +34,7 @@ class Saver:
                 decoder.model.save_pretrained(temporary, state_dict=self._weights(decoder))
             self._tokenizer.save_pretrained(temporary)
             _set_dtype(temporary / "config.json", self._dtype)
-            save_landmarks(decoder.form, dict(decoder.rows.items()), temporary)
+            save_landmarks(decoder.spec, dict(decoder.rows.items()), temporary)
             for file in sorted(temporary.iterdir(), key=lambda file: file.suffix != ".safetensors"):
                 file.chmod(0o644)
                 file.replace(directory / file.name)

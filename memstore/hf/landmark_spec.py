@@ -64,11 +64,11 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     form: LandmarkSpec
 
 
-def save_landmarks(form: LandmarkSpec, rows: Mapping[str, Tensor], directory: Path) -> None:
+def save_landmarks(spec: LandmarkSpec, rows: Mapping[str, Tensor], directory: Path) -> None:
     """Write the file, whole. rows: "landmark" and, with a gate, "cmt", [hidden_size]. Raises
     OSError.
     """
-    header = json.dumps({"version": 1, "form": asdict(form)})
+    header = json.dumps({"version": 1, "form": asdict(spec)})
     tensors = {name: row.detach().cpu().contiguous() for name, row in rows.items()}
     with replacement(directory / FILE, mode=0o644) as file:
         file.write(save(tensors, {_KEY: header}))
@@ -81,20 +81,20 @@ def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkSpec, dic
     path = directory / FILE
     try:
         with safe_open(path, "pt") as file:
-            form = from_json((file.metadata() or {})[_KEY], _Header).form
+            spec = from_json((file.metadata() or {})[_KEY], _Header).form
             names = list(file.keys())
             fits = all(file.get_slice(name).get_shape() == [hidden_size] for name in names)
             rows = {name: file.get_tensor(name) for name in names} if fits else {}
-        _ = form.lookup
+        _ = spec.lookup
     except OSError as error:
         raise InvalidWeights(f"cannot read {path}: {error}") from None
     except (SafetensorError, KeyError, ValueError, InvalidInput) as error:
         raise InvalidWeights(
             f"{path} is no file of landmarks of this version ({error}); train the model again"
         ) from None
-    fits = rows.keys() == ({"landmark", "cmt"} if form.cmt else {"landmark"}) and all(
+    fits = rows.keys() == ({"landmark", "cmt"} if spec.cmt else {"landmark"}) and all(
         row.is_floating_point() and bool(torch.isfinite(row).all()) for row in rows.values()
     )
     if not fits:
         raise InvalidWeights(f"{path} is damaged, or of another model than the weights beside it")
-    return form, rows
+    return spec, rows

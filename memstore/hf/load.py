@@ -72,8 +72,8 @@ def _loaded(
                 f"{name} is trained with landmarks and looks blocks up by itself; it takes no "
                 "selector"
             )
-        form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
-        read = LandmarkDecoder(model, form, rows)
+        spec, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
+        read = LandmarkDecoder(model, spec, rows)
     digest = remembered(files)
     if digest is None:
         digest = digest_of(read)

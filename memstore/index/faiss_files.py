@@ -60,7 +60,7 @@ class FaissFiles:
                     "%s: %s; building it again from the landmark keys", self.directory, problem
                 )
             self._take_samples()
-            if self.index.auto and not self.index.samples:
+            if self.index.auto and not self.index.queries.kept:
                 log.warning(
                     "%s: no sample of queries; searching exactly until `memstore index` is run",
                     self.directory,
@@ -78,7 +78,7 @@ class FaissFiles:
         """Keep the queries of the searches made meanwhile, all of them exact."""
         self._opened.update(self.layers)
         self.index.built.clear()
-        with self.index.sampled():
+        with self.index.queries.sampled():
             yield
 
     def drop(self) -> None:
@@ -94,16 +94,16 @@ class FaissFiles:
         self._opened.update(self.layers)
         if self.directory is not None and not self.directory.is_symlink():
             sweep(self.directory)
-        if not self.index.samples:
+        if not self.index.queries.kept:
             self._take_samples()
         for done, layer in enumerate(self.layers):
             if progress is not None:
                 progress(done, len(self.layers))
             self.index.build(layer, top_k)
             self._write(layer)
-        if self.directory is not None and self.index.samples:
+        if self.directory is not None and self.index.queries.kept:
             with self._writing():
-                faiss_format.write_samples(self.directory, self.index.samples)
+                faiss_format.write_samples(self.directory, self.index.queries.kept)
         if progress is not None:
             progress(len(self.layers), len(self.layers))
         return self.index.describe()
@@ -136,10 +136,10 @@ class FaissFiles:
 
     def _take_samples(self) -> None:
         """The queries that were saved, if there are any."""
-        if self.directory is None or self.index.samples:
+        if self.directory is None or self.index.queries.kept:
             return
         try:
-            self.index.samples = faiss_format.read_samples(self.directory)
+            self.index.queries.kept = faiss_format.read_samples(self.directory)
         except FileNotFoundError:
             pass
         except (faiss_format.Unusable, OSError) as problem:

@@ -6,8 +6,7 @@ and join it when there are enough of them.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from memstore.index.faiss_candidates import (
 )
 from memstore.index.faiss_head import FAMILY, HeadIndex, faiss
 from memstore.index.packed import Lookup, PackedIndex
+from memstore.index.query_samples import QuerySamples
 from memstore.index.scope import Hits, Scope
 from memstore.kernels.api import landmark_topk
 
@@ -35,7 +35,6 @@ RECALL = 0.95
 LEAST = 256  # keys that are worth building anything over
 _JOIN = 1 / 4  # of an engine's size: so many new keys join it
 _LEAST_JOIN = 4096
-_SAMPLED = 2048  # queries of a head that are kept
 
 
 class FaissIndex(PackedIndex):
@@ -70,9 +69,7 @@ class FaissIndex(PackedIndex):
         self.built: dict[int, Built] = {}
         # for adding, dropping and building; taken before the lock of a search
         self._changing = threading.RLock()
-        self._sampling = False
-        # (layer, KV head) -> queries [n, D]
-        self._samples: dict[tuple[int, int], list[Tensor]] = {}
+        self.queries = QuerySamples()
         self.asked = 0  # searches that an engine answered
 
     # What is held
@@ -139,7 +136,7 @@ class FaissIndex(PackedIndex):
         """Hold no engine, and no queries to make one with."""
         with self._changing, self._lock:
             self.built.clear()
-            self._samples.clear()
+            self.queries.kept = {}
 
     def install(self, layer: int, built: Built) -> None:
         """Take over a layer's engines from a file; keys that they lack join them where there are
@@ -151,34 +148,6 @@ class FaissIndex(PackedIndex):
             self.join(layer)
 
     # Building
-
-    @contextmanager
-    def sampled(self) -> Iterator[None]:
-        """Keep the queries of the searches made meanwhile: what `build` trains and calibrates
-        with.
-        """
-        self._samples.clear()
-        self._sampling = True
-        try:
-            yield
-        finally:
-            self._sampling = False
-
-    @property
-    def samples(self) -> dict[tuple[int, int], np.ndarray]:
-        """The queries float32 [n, D] kept for a (layer, KV head)."""
-        with self._lock:
-            return {
-                key: torch.cat(queries).float().cpu().numpy()
-                for key, queries in self._samples.items()
-            }
-
-    @samples.setter
-    def samples(self, queries: dict[tuple[int, int], np.ndarray]) -> None:
-        with self._lock:
-            self._samples = {
-                key: [torch.from_numpy(np.ascontiguousarray(x))] for key, x in queries.items()
-            }
 
     def build(self, layer: int, top_k: int = 4) -> None:
         """Build a layer's engines anew over the documents it holds; searches go on exactly
@@ -197,7 +166,7 @@ class FaissIndex(PackedIndex):
                     rows.append(document, first, end - first)
             if rows.end < LEAST:
                 return
-            keys, samples = self._numbers(layer, scope), self.samples
+            keys, samples = self._numbers(layer, scope), self.queries.kept
             none = np.zeros((0, keys.shape[2]), np.float32)
             heads = [
                 HeadIndex.calibrated(
@@ -242,8 +211,7 @@ class FaissIndex(PackedIndex):
     # Searching
 
     def _begin(self, lookup: Lookup) -> Callable[[], Hits]:
-        if self._sampling:
-            self._sample(lookup)
+        self.queries.add(lookup, self._shape[0])
         built = self.built.get(lookup.layer)
         parts = None if built is None or lookup.return_lse else self._parts(built, lookup)
         if built is None or parts is None:
@@ -293,13 +261,3 @@ class FaissIndex(PackedIndex):
     @property
     def _on_gpu(self) -> bool:
         return self.device.type == "cuda"
-
-    def _sample(self, lookup: Lookup) -> None:
-        grouped = lookup.q.detach().unflatten(0, (self._shape[0], -1))
-        opened = lookup.open_rows
-        opened = None if opened is None else opened.unflatten(0, (self._shape[0], -1))
-        for head, queries in enumerate(grouped):
-            some = queries.flatten(0, 1) if opened is None else queries[opened[head]]
-            kept = self._samples.get((lookup.layer, head), [])
-            if len(some) and sum(map(len, kept)) < _SAMPLED:
-                self._samples[lookup.layer, head] = [*kept, some.clone()]

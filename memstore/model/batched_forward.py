@@ -8,39 +8,17 @@ token is nearly a draw can differ from the one that is read alone.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from memstore.errors import MemstoreError
-from memstore.model.adapter import ModelAdapter
-from memstore.model.generation import Around, Continuation, Continued
-
-
-class BatchedSession(Continued, Protocol):
-    """A session whose tokens can be read in a forward pass with others'."""
-
-    @property
-    def reader(self) -> ModelAdapter:
-        """Whose layers they go through."""
-
-    def begin_token(self) -> bool:
-        """Make room for a token; False where it has to be read alone, by `feed`."""
-
-    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As ModelAdapter.hidden takes it, of this session's row."""
-
-    def enter(self, layer_idx: int, states: Tensor) -> None:
-        """As ModelAdapter.hidden takes it, of this session's row."""
-
-    def end_token(self, token: int) -> None:
-        """The token was read."""
+from memstore.model.generation import Around, Continuation, GeneratingSession
 
 
 @torch.no_grad()
 def feed_batch(
-    sessions: Sequence[BatchedSession], tokens: Sequence[int], around: Sequence[Around] = ()
+    sessions: Sequence[GeneratingSession], tokens: Sequence[int], around: Sequence[Around] = ()
 ) -> list[Tensor | MemstoreError]:
     """Read one token into each of some sessions of one reader -> of each the state [hidden_size]
     behind it, as session.feed([token])[-1], or what that would have raised.
@@ -64,7 +42,7 @@ def feed_batch(
 class _Step:
     """A token of one session. found: the state behind it, or why there is none."""
 
-    session: BatchedSession
+    session: GeneratingSession
     token: int
     around: Around = nullcontext
     found: Tensor | MemstoreError | None = None
@@ -127,7 +105,7 @@ def read_pending(continuations: Sequence[Continuation]) -> None:
     ready = [(one, token) for one in continuations if (token := one.pending) is not None]
     if not ready:
         return
-    sessions: list[BatchedSession] = [one.session for one, _ in ready]  # type: ignore[misc]
+    sessions = [one.session for one, _ in ready]
     tokens, around = [token for _, token in ready], [one.around for one, _ in ready]
     try:
         found = feed_batch(sessions, tokens, around)

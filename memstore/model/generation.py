@@ -1,28 +1,19 @@
 """Generation: the next tokens of a session, one by one."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
+from memstore.model.adapter import ModelAdapter
 from memstore.model.lookup_settings import check_sampling
 
 Around = Callable[[], AbstractContextManager[None]]
 """Entered for what a forward pass that sessions share does for one of them alone."""
-
-
-class Continued(Protocol):
-    """A text that can be read on."""
-
-    def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens -> [n, hidden_size]."""
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
 
 
 class Sampler:
@@ -52,7 +43,7 @@ class Continuation(Iterator[int]):
 
     def __init__(
         self,
-        session: Continued,
+        session: "GeneratingSession",
         state: Tensor,
         max_new_tokens: int,
         sampler: Sampler,
@@ -115,8 +106,36 @@ class Continuation(Iterator[int]):
         return self._sampler.draw(logits)
 
 
-class GeneratingSession(Continued):
-    """A text that is read on and generated."""
+class GeneratingSession(ABC):
+    """A text that is read on and generated; its tokens can be read in a forward pass with those of
+    other sessions of its model (batched_forward.py).
+    """
+
+    reader: ModelAdapter  # whose layers they go through
+
+    @abstractmethod
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Read tokens -> [n, hidden_size]."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
+
+    @abstractmethod
+    def begin_token(self) -> bool:
+        """Make room for a token; False where it has to be read alone, by `feed`."""
+
+    @abstractmethod
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As ModelAdapter.hidden takes it, of this session's row."""
+
+    @abstractmethod
+    def enter(self, layer_idx: int, states: Tensor) -> None:
+        """As ModelAdapter.hidden takes it, of this session's row."""
+
+    @abstractmethod
+    def end_token(self, token: int) -> None:
+        """The token was read."""
 
     def ends_turn(self, token: int) -> bool:
         """Does what is generated end before this token?"""

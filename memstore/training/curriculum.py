@@ -46,6 +46,12 @@ def default_curriculum() -> tuple[Stage, ...]:
     sentences and repeated digits from the start the model learns those, and its lookup stays at the
     plateau.
     """
+    windows, varied, memory = _lookup_stages()
+    return windows, varied, memory, *_text_stages(memory)
+
+
+def _lookup_stages() -> tuple[Stage, Stage, Stage]:
+    """Looking up, without the gate: inside a window, in varied sentences, then in fresh chunks."""
     data = RecallConfig()
     plain = replace(data, simple=1.0, repeats=0.0, hard=0.0, updates=0.0, near=0.05)
     windows = Stage("windows", "windows", steps=1200, lr=3e-3, muon_lr=0.02, warmup=50, data=plain)
@@ -61,6 +67,11 @@ def default_curriculum() -> tuple[Stage, ...]:
             data, simple=0.5, repeats=0.1, pass_key=0.5, plain=0.0, continuations=0.0, updates=0.03
         ),
     )
+    return windows, varied, memory
+
+
+def _text_stages(memory: Stage) -> tuple[Stage, ...]:
+    """With the gate, among text that goes on: then the rarer questions, and every form."""
     text = replace(
         memory,
         name="text",
@@ -68,7 +79,7 @@ def default_curriculum() -> tuple[Stage, ...]:
         cmt=True,
         negative_ramp=0.0,
         long_chunks=0.4,
-        data=replace(data, simple=0.2, repeats=0.2, plain=0.2, continuations=0.15),
+        data=replace(RecallConfig(), simple=0.2, repeats=0.2, plain=0.2, continuations=0.15),
     )
     polish = replace(
         text, name="polish", steps=600, data=replace(text.data, repeats=0.3, hard=0.6, one_form=0.5)
@@ -112,7 +123,7 @@ def default_curriculum() -> tuple[Stage, ...]:
             readings=0.1,
         ),
     )
-    return windows, varied, memory, text, polish, finish, wide
+    return text, polish, finish, wide
 
 
 def stages_from(name: str | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -65,7 +65,7 @@ def test_every_setting_of_a_run_has_a_directory_of_its_own() -> None:
         replace(usual, **{name: value})
         for name, value in {
             "memory": "none", "text": "math", "preset": "small", "seed": 1, "steps": 7,
-            "cmt": False, "jumps": 100, "minutes": 30.0,
+            "cmt": False, "jumps": 100,
         }.items()
     ]  # fmt: skip
     assert len({run.name for run in [usual, *others]}) == len(others) + 1

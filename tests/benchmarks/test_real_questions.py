@@ -19,8 +19,8 @@ from benchmarks.real.plan import Plan, Question
 from benchmarks.real.questions import ATTRIBUTES, TASKS, UPDATES, build
 from benchmarks.real.results import Results
 from memstore.training.selectors import question_forms as selector_forms
-from memstore.training.selectors import word_pools as selector_words
 from memstore.training.selectors.questions import Facts, split
+from memstore.training.selectors.word_pools import word_pools
 
 WORDS = re.findall(r"\w+", "the of and a to in he was it that on his with as had not at by from")
 
@@ -143,7 +143,7 @@ def test_what_nothing_answers_is_not_in_the_documents(recall: Plan) -> None:
 
 
 def test_no_attribute_form_or_key_of_the_questions_is_trained_with() -> None:
-    trained = {*selector_words.NUMBER_ATTRIBUTES, *selector_words.WORD_ATTRIBUTES}
+    trained = {*word_pools().number_attributes, *word_pools().word_attributes}
     assert not [name for name in ATTRIBUTES if name in trained and split(name) == "train"]
     assert split("pass key") == "held-out" and split("special magic number") == "held-out"
     assert not {*UPDATES} & {*selector_forms.STATEMENTS}

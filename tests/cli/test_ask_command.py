@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from memstore.cli.terminal import answers
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text
@@ -38,6 +41,24 @@ def shown(arguments: list[str], *, terminal: bool) -> tuple[str, str]:
     return run.stdout.decode(), said.decode()
 
 
+def test_a_source_names_its_page_or_heading_and_takes_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    passage = "The ferry leaves at noon,\nand again in the evening. " * 9
+    answers.print_sources(
+        [
+            {"document": "tides.pdf", "place": "p. 3", "text": passage},
+            {"document": "tides.md", "place": "A very long heading " * 9, "text": passage},
+            {"document": "notes", "place": None, "text": "Short."},
+        ]
+    )
+    one, two, three = capsys.readouterr().out.splitlines()
+    assert one.startswith("1. tides.pdf, p. 3: The ferry leaves at noon, and again in the")
+    assert two.startswith("2. tides.md, A very long heading") and ": The ferry leaves" in two
+    assert three == "3. notes: Short." and max(len(one), len(two)) <= 90
+
+
 def test_a_terminal_shows_a_sign_of_life_and_search_how_sure_it_is(tmp_path: Path) -> None:
     directory = save_tiny_model(tmp_path / "model")
     model = load_model(directory)
@@ -53,4 +74,4 @@ def test_a_terminal_shows_a_sign_of_life_and_search_how_sure_it_is(tmp_path: Pat
         quiet = shown(arguments, terminal=False)
         assert sign not in quiet[1]
     lines = quiet[0].splitlines()
-    assert lines and all(re.match(r" +\d{1,3}%  book\[", line) for line in lines)
+    assert lines and all(re.match(r"\d\. +\d{1,3}%  book: ", line) for line in lines)

@@ -26,7 +26,7 @@ import torch
 import memstore
 from memstore.cli import main as cli
 from memstore.cli.demo.planted_facts import print_planted
-from memstore.cli.terminal import console
+from memstore.cli.terminal import answers, console
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidConfig
@@ -51,26 +51,26 @@ from support.commands import (
 
 COMMANDS = [
     "ingest",
-    "index",
     "ask",
     "chat",
     "search",
-    "docs",
+    "ls",
     "stats",
-    "forget",
+    "rm",
     "verify",
     "export",
     "import",
     "compact",
-    "publish",
-    "unpublish",
-    "pull",
+    "index",
+    "reindex",
     "serve",
     "mcp",
     "train",
     "adapt",
+    "calibrate",
     "demo",
 ]
+OF_SHARE = ["push", "pull", "rm", "merge", "prune"]
 pytestmark = pytest.mark.usefixtures("the_model")
 
 
@@ -102,7 +102,9 @@ def open_directory() -> Iterator[Path]:
 # Help
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "bench tiers"])
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, *(f"share {name}" for name in OF_SHARE), "bench tiers"]
+)
 def test_help_of_a_command_has_an_example(name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.status == 0
@@ -112,7 +114,11 @@ def test_help_of_a_command_has_an_example(name: str) -> None:
 
 def test_the_commands_are_those_that_are_tested_here() -> None:
     assert [command.name for command in cli.app.registered_commands] == COMMANDS
-    assert [group.name for group in cli.app.registered_groups] == ["bench"]
+    share, bench = cli.app.registered_groups
+    assert (share.name, bench.name) == ("share", "bench")
+    assert share.typer_instance and bench.typer_instance
+    assert [command.name for command in share.typer_instance.registered_commands] == OF_SHARE
+    assert [command.name for command in bench.typer_instance.registered_commands] == ["tiers"]
 
 
 def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
@@ -121,7 +127,6 @@ def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
     assert "Commands:" in run().out and run().status == 0
     assert run("--version").out.startswith("memstore ")
     refused(run("remember"), "remember", status=2)
-    refused(run("ask", "Who?"), "--store", status=2)
     refused(
         run("ingest", story, "--store", tmp_path / "m", "--append", "--replace"),
         "exclude",
@@ -139,7 +144,7 @@ def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
         "--retrieve",
         status=2,
     )
-    refused(run("search", "x", "--store", story, "--results", "0"), "--results", status=2)
+    refused(run("search", "x", "--store", story, "--top-k", "0"), "--top-k", status=2)
     refused(run("search", "x", "--store", story, "--shortlist", "0"), "--shortlist", status=2)
     refused(run("bench"), "command", status=2)
     refused(run("bench", "tiers", "--store", tmp_path, "--replay", story), "exclude", status=2)
@@ -219,8 +224,8 @@ def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Pat
         sizes[codec] = result["documents"][0]["bytes"]
         assert run("stats", "--store", memory, "--json").json["codec"] == codec
         assert f"({codec})" in run("stats", "--store", memory).out
-        assert run("docs", "--store", memory, "--json").json["codec"] == codec
-        assert run("docs", "--store", memory).out.endswith(f"stored with {codec}\n")
+        assert run("ls", "--store", memory, "--json").json["codec"] == codec
+        assert run("ls", "--store", memory).out.endswith(f"stored with {codec}\n")
         assert codec in help_text
         intact(memory, "story")
     assert sizes["int4"] < sizes["int8"] < sizes["zstd"] < sizes["raw"]
@@ -229,7 +234,7 @@ def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Pat
 
 
 def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Path) -> None:
-    before = run("docs", "--store", store, "--json").json["documents"][0]
+    before = run("ls", "--store", store, "--json").json["documents"][0]
     more = tmp_path / "more.txt"
     more.write_text(OTHER)
     appended = run("ingest", more, "--store", store, "--name", "story", "--append", "--json").json[
@@ -275,11 +280,26 @@ def test_another_process_answers_with_sources_and_cost(store: Path) -> None:
         assert source["document"] == "story" and source["text"] == STORY[first:end]
 
 
-def test_ask_prints_answer_sources_and_one_line_of_cost(store: Path) -> None:
-    lines = run(
-        "ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0"
-    ).out.splitlines()
-    assert "story[" in lines[1] and lines[-1].lstrip().startswith("lookups")
+@pytest.mark.parametrize("columns", [30, 60, 140])
+def test_ask_prints_the_answer_and_below_it_a_line_a_source(
+    store: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0")
+    told = run(*ask, "--json").json
+    text, empty, *sources = run(*ask).out.splitlines()
+    assert (text, empty) == (told["text"], "") and 1 < len(told["sources"]) == len(sources)
+    for number, (line, source) in enumerate(zip(sources, told["sources"]), 1):
+        head, passage = f"{number}. story: ", " ".join(source["text"].split())
+        assert line.startswith(head) and passage.startswith(line[len(head) :].removesuffix("..."))
+        assert len(line) <= max(columns, len(head) + 30)
+
+
+def test_stats_of_an_answer_are_its_weights_places_tiers_and_cost(store: Path) -> None:
+    ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0", "--stats")
+    _, empty, first, *_, last = run(*ask).out.splitlines()
+    assert empty == "" and re.match(r"1\. +\d+\.\d\d  story \[[\d,]+-[\d,]+\] \(", first)
+    assert re.match(r"lookups [\d,]+ done, .* host .*; disk .* s$", last)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -288,7 +308,7 @@ def test_an_empty_answer_says_that_nothing_was_found(
 ) -> None:
     lookups = {"done": 1, "skipped": 0}
     answer = {"text": "", "sources": [], "lookups": lookups, "tiers": {}, "seconds": 1.0}
-    console.print_answer(answer, streamed=streamed)
+    answers.print_answer(answer, streamed=streamed)
     assert capsys.readouterr().out.splitlines()[0] == "(nothing was found)"
 
 
@@ -313,7 +333,7 @@ def test_a_question_that_cannot_be_asked_costs_no_other_its_answer(store: Path) 
         first, bad, last = json.loads(done.out)["answers"]
         assert done.status == 1 and first["text"] and "text" in last
         assert bad["question"] == "caf\udce9?" and bad["error"]["name"] == "InvalidInput"
-        shown = run(*command, "--store", store, stdin=lines)
+        shown = run(*command, "--store", store, "--stats", stdin=lines)
         assert shown.status == 1 and shown.out.count("lookups") == 2
         assert shown.err.count("error: ") == 1 and "UTF-8" in shown.err
     for wrong in (("--temperature", "nan"), ("--top-k", "0"), ("--document", "nobody")):
@@ -351,30 +371,33 @@ def test_chat_answers_line_by_line(store: Path) -> None:
         "chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n"
     ).json["answers"]
     assert [answer["question"] for answer in conversation] == ["Who lives there?", "And where?"]
-    shown = run("chat", "--store", store, stdin="Who lives there?\n")
+    shown = run("chat", "--store", store, "--stats", stdin="Who lives there?\n")
     assert shown.status == 0 and "lookups" in shown.out
 
 
-def test_search_shows_places(store: Path) -> None:
-    sources = run("search", "the old mill", "--store", store, "--results", "3", "--json").json[
+def test_search_shows_places(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = run("search", "the old mill", "--store", store, "--top-k", "3", "--json").json[
         "sources"
     ]
     assert len(sources) == 3
     assert sorted(sources, key=lambda source: -source["weight"]) == sources
     first, end = sources[0]["span"]
     assert sources[0]["text"] == STORY[first:end]
-    lines = run("search", "the old mill", "--store", store, "--results", "3").out.splitlines()
-    assert len(lines) == 3
-    for line, source in zip(lines, sources):
-        assert f"story[{source['span'][0]:,}-" in line
-        assert line.endswith(" ".join(source["text"].split())) and line.endswith(".")
+    monkeypatch.setenv("COLUMNS", "1000")
+    search = ("search", "the old mill", "--store", store, "--top-k", "3")
+    for stats in ((), ("--stats",)):
+        lines = run(*search, *stats).out.splitlines()
+        for number, (line, source) in enumerate(zip(lines, sources, strict=True), 1):
+            assert line.startswith(f"{number}. {source['weight']:4.0%}  story")
+            assert line.endswith(f": {' '.join(source['text'].split())}")
+            assert (f"story [{source['span'][0]:,}-" in line) == bool(stats)
 
 
 def test_search_ranks_documents(store: Path) -> None:
     (best,) = run("search", "the old mill", "--store", store, "--by", "document", "--json").json[
         "documents"
     ]
-    (passage,) = run("search", "the old mill", "--store", store, "--results", "1", "--json").json[
+    (passage,) = run("search", "the old mill", "--store", store, "--top-k", "1", "--json").json[
         "sources"
     ]
     assert best["document"] == "story" and best["weight"] == passage["weight"]
@@ -382,7 +405,8 @@ def test_search_ranks_documents(store: Path) -> None:
         "block"
     ]
     assert (
-        run("search", "the old mill", "--store", store, "--by", "document").out.count("story[") == 1
+        run("search", "the old mill", "--store", store, "--by", "document").out.count("story: ")
+        == 1
     )
 
 
@@ -390,7 +414,7 @@ def test_a_memory_can_be_looked_after_without_a_model(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMSTORE_MODEL", str(tmp_path / "gone"))
-    assert run("docs", "--store", store).out.splitlines()[1].startswith("story")
+    assert run("ls", "--store", store).out.splitlines()[1].startswith("story")
     stats = run("stats", "--store", store, "--json").json
     assert (
         stats["documents"] == 1
@@ -408,10 +432,12 @@ def test_a_memory_can_be_looked_after_without_a_model(
     ]
     assert imported["name"] == "tale" and imported["state"] == "ready"
     intact(tmp_path / "copy", "tale")
-    assert run("forget", "story", "--store", store, "--json").json["forgotten"]["name"] == "story"
+    assert [d["name"] for d in run("rm", "story", "--store", store, "--json").json["removed"]] == [
+        "story"
+    ]
     sizes = run("compact", "--store", store, "--json").json
     assert sizes["bytes_after"] < sizes["bytes_before"]
-    assert run("docs", "--store", store).out == "no documents\n"
+    assert run("ls", "--store", store).out == "no documents\n"
     intact(store)
 
 
@@ -534,6 +560,7 @@ def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
         "0",
         "--cmt-cutoff",
         "0",
+        "--stats",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -664,13 +691,13 @@ def test_demo_replaces_what_it_wrote_itself_and_nobody_elses_document(
     demo = ("demo", "--landmarks", "--text", tmp_path / "plain.txt", "--questions", "1", "--store")
     for seed in ("1", "2"):
         assert run(*demo, tmp_path / "mem", "--seed", seed).status == 0
-    docs = ("docs", "--store", tmp_path / "mem", "--json")
+    listed = ("ls", "--store", tmp_path / "mem", "--json")
     for how in ("--append", "--replace"):
         mine = run("ingest", story, "--name", "demo", "--store", tmp_path / "mem", how)
         assert mine.status == 0
-        before = run(*docs).json["documents"]
+        before = run(*listed).json["documents"]
         refused(run(*demo, tmp_path / "mem", "--seed", "3"), "no demonstration of this")
-        assert run(*docs).json["documents"] == before
+        assert run(*listed).json["documents"] == before
 
 
 # What bad input gets
@@ -719,9 +746,9 @@ def test_only_ingest_and_import_make_a_memory(tmp_path: Path, story: Path) -> No
         ("ask", "Who?"),
         ("chat",),
         ("search", "x"),
-        ("docs",),
+        ("ls",),
         ("stats",),
-        ("forget", "x"),
+        ("rm", "x"),
         ("verify",),
         ("export", "x", tmp_path / "f"),
         ("compact",),
@@ -774,14 +801,14 @@ def test_weights_that_are_truncated_or_of_another_architecture_are_refused(
 def test_unknown_documents_and_empty_memories_are_named(store: Path, tmp_path: Path) -> None:
     for arguments in [
         ("ask", "Who?", "--document", "tale"),
-        ("forget", "tale"),
+        ("rm", "tale"),
         ("export", "tale", tmp_path / "f"),
         ("search", "mill", "--document", "tale"),
         ("chat", "--document", "tale"),
     ]:
         refused(run(*arguments, "--store", store), "'tale'", "'story'")
     refused(run("ask", "  ", "--store", store), "empty")
-    assert run("forget", "story", "--store", store).status == 0
+    assert run("rm", "story", "--store", store).status == 0
     refused(run("ask", "Who?", "--store", store), "no finished document")
 
 
@@ -821,6 +848,22 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
     intact(store, "story")
 
 
+def test_a_landmark_model_has_no_selector_to_be_found_by(store: Path) -> None:
+    refused(run("reindex", "--store", store), "memstore index")
+    assert "too few landmarks" in run("index", "--store", store).out
+
+
+def test_one_unknown_name_keeps_all_documents(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(OTHER)
+    assert run("ingest", other, "--store", store).status == 0
+    refused(run("rm", "story", "nobody", "--store", store), "nobody")
+    intact(store, "story", "other")
+    told = run("rm", "story", "other", "story", "--store", store, "--erase", "--json").json
+    assert [document["name"] for document in told["removed"]] == ["story", "other"]
+    intact(store)
+
+
 def test_a_quota_is_kept(store: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
     long.write_text(OTHER * 40)
@@ -831,7 +874,7 @@ def test_a_quota_is_kept(store: Path, tmp_path: Path) -> None:
     )
     assert (store / "data.mdb").stat().st_size <= 3_000_000
     states = {
-        d["name"]: d["state"] for d in run("docs", "--store", store, "--json").json["documents"]
+        d["name"]: d["state"] for d in run("ls", "--store", store, "--json").json["documents"]
     }
     assert states["story"] == "ready" and whole(store)
     assert run("ingest", long, "--store", store, "--quota", "1GB").status == 0
@@ -893,7 +936,7 @@ def test_a_read_only_memory_is_asked_but_not_written(
         str(store),
         "reading only",
     )
-    refused(run_forked(prepare, scratch, "forget", "story", "--store", store), str(store))
+    refused(run_forked(prepare, scratch, "rm", "story", "--store", store), str(store))
     intact(store, "story")
 
 
@@ -931,7 +974,7 @@ def test_an_import_of_no_export_is_refused(store: Path, tmp_path: Path, story: P
 
 
 def test_json_names_the_error_too(tmp_path: Path) -> None:
-    result = run("docs", "--store", tmp_path / "none", "--json")
+    result = run("ls", "--store", tmp_path / "none", "--json")
     assert result.status == 1 and result.err.startswith("error: ")
     assert result.json["error"]["name"] == "MemoryNotFound"
 
@@ -969,7 +1012,7 @@ def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
 
 
 def test_a_reader_that_stops_reading_is_no_error(store: Path) -> None:
-    for command in (["docs"], ["ask", "Who?"]):
+    for command in (["ls"], ["ask", "Who?"]):
         process = start(*command, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
@@ -980,7 +1023,7 @@ def test_a_reader_that_stops_reading_is_no_error(store: Path) -> None:
 
 def test_output_that_does_not_fit_is_one_line(store: Path) -> None:
     with open("/dev/full", "w") as full:
-        process = start("docs", "--store", store, stdout=full, stderr=subprocess.PIPE)
+        process = start("ls", "--store", store, stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate()
     assert process.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1
 
@@ -1000,7 +1043,7 @@ def test_a_terminal_gets_a_bar_and_the_answer_as_it_comes(tmp_path: Path, story:
         assert process.wait() == 0
         shown.append(text.decode())
     assert "story: read;" in shown[0] and "Traceback" not in shown[0]
-    assert "lookups" in shown[1] and "story[" in shown[1]
+    assert "\r\n\r\n1. story: " in shown[1]  # below the answer, which streamed
 
 
 def test_a_setting_out_of_range_creates_no_memory(story: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ COMMANDS = {
     "ingest {origin}/other.txt --name story --append --store {memory}": "memory/data.mdb",
     "ingest {origin}/other.txt --name story --replace --store {memory}": "memory/data.mdb",
     "ingest {origin}/story.txt --quota 1GB --store {memory}": "memory/data.mdb",
-    "forget story --store {memory}": "memory/data.mdb",
+    "rm story --store {memory}": "memory/data.mdb",
     "compact --store {memory}": "",
     "index --index faiss-ivf-sq8 --store {memory}": "",
     "export story {disk}/story.memory --store {memory}": "",
@@ -108,7 +108,7 @@ def test_a_command_without_room_says_so_and_goes_on_when_there_is_some(
 
 
 def listed(memory: Path) -> list[dict[str, object]]:
-    documents: list[dict[str, object]] = run("docs", "--store", memory, "--json").json["documents"]
+    documents: list[dict[str, object]] = run("ls", "--store", memory, "--json").json["documents"]
     return documents
 
 

@@ -31,12 +31,12 @@ def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Pat
     file = tmp_path / "book.memstore"
     other = tmp_path / "other"
     for arguments in (
-        ["docs", "--store", memory],
+        ["ls", "--store", memory],
         ["stats", "--store", memory],
         ["stats", "--store", memory, "--json"],
         ["export", "book", file, "--store", memory],
         ["import", file, "--store", other],
-        ["forget", "book", "--store", other],
+        ["rm", "book", "--store", other],
         ["compact", "--store", other],
         ["verify", "--store", memory],
     ):

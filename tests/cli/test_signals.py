@@ -28,7 +28,7 @@ program.main()
 COMMANDS = [
     "ingest {here}/book.txt --name again --store {memory}",
     "ask Who? --max-new-tokens 100 --store {memory}",
-    "docs --store {memory}",
+    "ls --store {memory}",
     "verify --store {memory}",
     "compact --store {memory}",
     "export book {work}/book.memory --store {memory}",

@@ -47,10 +47,10 @@ def test_paths_of_any_bytes_can_be_used_and_are_never_sent_as_they_are(
     text, memory, file = place / f"{name}.txt", place / "memory", place / f"{name}.memory"
     text.write_text(STORY)
     assert run("ingest", text, "--store", memory).status == 0
-    (document,) = run("docs", "--store", memory, "--json").json["documents"]
+    (document,) = run("ls", "--store", memory, "--json").json["documents"]
     trace, replayed = place / "trace", ["bench", "tiers", "--replay", place / "trace"]
     for words in (
-        ["docs", "--store", memory],
+        ["ls", "--store", memory],
         ["ask", "The code is", "--store", memory, "--trace", trace],
         ["search", "fox", "--store", memory],
         [*replayed, "--policies", "lru", "--budgets", "50%", "--prefetch", "off"],
@@ -58,13 +58,13 @@ def test_paths_of_any_bytes_can_be_used_and_are_never_sent_as_they_are(
         ["import", file, "--store", place / "other"],
         ["verify", "--repair", "--store", memory],
         ["compact", "--store", memory],
-        ["forget", document["name"], "--store", memory],
+        ["rm", document["name"], "--store", memory],
     ):
         done = run(*words)
         assert done.status == 0, (words, done)
         assert "\x1b" not in done.out and "\nx: forgotten:" not in done.out
         (done.out + done.err).encode()
-    refused = run("docs", "--store", place / "none")
+    refused = run("ls", "--store", place / "none")
     assert refused.status == 1 and refused.err.count("\n") == 1
 
 
@@ -154,7 +154,7 @@ def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
 
     bench = "bench tiers --questions 1 --budgets 50% --policies lru --prefetch off"
     for command in (
-        "docs",
+        "ls",
         "stats",
         "verify",
         "ask Who?",
@@ -167,7 +167,7 @@ def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
         done = run_forked(prepare, scratch, *command.split(), "--store", unwritable)
         assert done.status == 0, (command, done)
         assert "Traceback" not in done.err
-    for command in ("forget story", "compact", "index", f"import {scratch}/file --name again"):
+    for command in ("rm story", "compact", "index", f"import {scratch}/file --name again"):
         done = run_forked(prepare, scratch, *command.split(), "--store", unwritable)
         assert done.status == 1 and done.err.startswith("error: "), (command, done)
         assert str(unwritable) in done.err and done.err.count("\n") == 1

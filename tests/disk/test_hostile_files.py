@@ -300,12 +300,12 @@ def mode(path: Path) -> int:
 
 
 COMMANDS = {
-    "docs": 0,
+    "ls": 0,
     "stats": 0,
     "verify": 0,
     "export b {there}": 0,
-    "forget a": 0,
-    "forget nobody": 1,
+    "rm a": 0,
+    "rm nobody": 1,
     "compact": 0,
     "compact --nonsense": 2,
 }

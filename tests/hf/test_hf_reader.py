@@ -319,12 +319,12 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
     heads = PointerHeads([(2, 1), (1, 3)], sizes, plain.rotate)
     pointing = reader_of(plain.model)
     pointing.selector = heads
-    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.form) as store:
+    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
         pointing.ingest(TEXT, store, name="inventory")
         wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
     with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
         plain.ingest(TEXT, store, name="inventory")
-        with pytest.raises(WrongModel, match="memstore index"):
+        with pytest.raises(WrongModel, match="memstore reindex"):
             pointing.ask(QUESTION, store)
         assert pointing.build_index(store)["replaced"]
         found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
@@ -403,9 +403,13 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatc
     with MemoryStore.open(tmp_path / "m", reader.signature, read_only=True) as made:
         assert made.codec == reader.codec == "int8"
     status, told = command("index")
+    assert status == 1 and "memstore reindex" in told
+    status, told = command("reindex")
     assert status == 0 and "was found already by words" in told
     status, told = command("search", "the copper anchor of the orchard")
-    assert status == 0 and "text[" in told and "%" not in told  # scores, which have no greatest one
+    assert (
+        status == 0 and "text: " in told and "%" not in told
+    )  # scores, which have no greatest one
     asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
     done = subprocess.run(
         [sys.executable, "-m", "memstore", *asked], capture_output=True, text=True, check=True

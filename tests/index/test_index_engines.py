@@ -476,13 +476,13 @@ def test_without_faiss_only_what_needs_it_is_refused(
 def test_a_head_without_sampled_queries_looks_at_everything() -> None:
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
-    with index.sampled():  # the gates of the second KV head never open
+    with index.queries.sampled():  # the gates of the second KV head never open
         for seed in range(20):
             q = queries(8, seed)
             opened = torch.zeros(q.shape[:2], dtype=torch.bool)
             opened[: len(q) // KV_HEADS] = True
             index.search(0, q, scope, TOP_K, open_rows=opened)
-    assert set(index.samples) == {(0, 0)}
+    assert set(index.queries.kept) == {(0, 0)}
     index.build(0, TOP_K)
     q = queries(60)
     hits, best = index.search(0, q, scope, TOP_K), exact(index, q, scope)

@@ -74,7 +74,7 @@ def captured(tokens: int, seed: int = 1) -> Captured:
 
 
 def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, list[Captured]]:
-    held, shown = Haystack(selector.form), []
+    held, shown = Haystack(selector.spec), []
     for number in range(documents):
         shown.append(captured(blocks * BLOCK, seed=10 + number))
         texts = [f"block {number} {i} apple{number}{i}" for i in range(blocks)]
@@ -145,9 +145,9 @@ def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_th
     weights = projection()
     same = replace(weights, attend=weights.attend + 1)
     other = replace(weights, document_mean=weights.document_mean + 1)
-    assert Learned(2, weights).form == Learned(2, same).form
-    assert Learned(2, weights).form != Learned(2, other).form
-    assert Learned(2, weights).form != Learned(1, weights).form
+    assert Learned(2, weights).spec == Learned(2, same).spec
+    assert Learned(2, weights).spec != Learned(2, other).spec
+    assert Learned(2, weights).spec != Learned(1, weights).spec
 
 
 def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_distance() -> None:
@@ -169,7 +169,7 @@ def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_dist
 
 def test_pointer_landmarks_are_keys_rotated_from_the_passages_first_token_on() -> None:
     selector, shown = pointers(), captured(11)
-    assert selector.form.heads == 2 and selector.captures == Captures(heads=(1, 2))
+    assert selector.spec.heads == 2 and selector.captures == Captures(heads=(1, 2))
     whole = selector.landmarks(shown)
     assert torch.equal(selector.landmarks(shown.part(range(6))), whole[:6])
     k = rotate(1, shown.k[1][1], torch.arange(11)).half()
@@ -186,7 +186,7 @@ def test_words_find_the_block_that_shares_a_rare_word() -> None:
 def test_a_sum_adds_standardised_scores_and_keeps_what_its_parts_keep() -> None:
     learned = Learned(2, projection())
     both = Sum([(learned, 1.0), (Words(), 0.3)])
-    assert both.form.words and both.form.heads == 1 and both.captures == learned.captures
+    assert both.spec.words and both.spec.heads == 1 and both.captures == learned.captures
     held, _ = haystack(both)
     question = captured(5, seed=99)
     parts = [
@@ -228,6 +228,10 @@ def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> Non
     assert not gate.answer_together(best, 0.89) and gate.answer_together(best, 0.91)
     assert not gate.answers(torch.zeros(0)) and not gate.answer_together(best, None)
     assert not Gate(0.6, 0.1).answer_together(best, 5.0)  # without a bound of its own it never does
+    assert gate.answers(best, caution=0.9) and not gate.answers(best - 0.07, caution=0.9)
+    assert gate.answer_together(best - 0.2, 0.84, caution=0.9)
+    assert not gate.answer_together(best - 0.2, 0.82, caution=0.9)
+    assert Gate(-0.5).threshold(GATE_BLOCKS, caution=0.5) == -0.5  # of scores below 0, all of it
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     save_selector(made, MADE_FOR, path)
     loaded = load_selector(path, MADE_FOR, rotate)
     assert replace(loaded, selector=made.selector) == made
-    assert loaded.selector.form == made.selector.form
+    assert loaded.selector.spec == made.selector.spec
     assert replace(loaded, selector=made.selector) == made
     held, _ = haystack(loaded.selector)
     question = captured(4, seed=5)
@@ -260,7 +264,7 @@ def test_pointer_heads_are_kept_in_a_file_too(tmp_path: Path) -> None:
     path = tmp_path / "selector.safetensors"
     save_selector(Adaptation(Sum([(pointers(), 1.0), (Words(), 0.5)])), MADE_FOR, path)
     loaded = load_selector(path, MADE_FOR, rotate).selector
-    assert loaded.form == Sum([(pointers(), 1.0), (Words(), 0.5)]).form
+    assert loaded.spec == Sum([(pointers(), 1.0), (Words(), 0.5)]).spec
 
 
 def test_a_selector_of_another_model_or_a_damaged_one_is_refused_in_one_line(

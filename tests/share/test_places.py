@@ -285,14 +285,15 @@ def test_a_publisher_that_is_killed_does_not_harm_what_is_published(
         ingest(store, "a", 60)
         store.publish(url)
         ingest(store, "b", 1500, text=2)
-    command = [sys.executable, "-m", "memstore", "publish", "--store", str(tmp_path / "memory")]
+    command = [sys.executable, "-m", "memstore", "share", "push", url]
+    command += ["--store", str(tmp_path / "memory")]
     for wait in (0.3, 0.5, 0.7, 1.0):
-        with subprocess.Popen([*command, "--to", url], stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             try:
                 process.wait(wait)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
         names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
         assert names in (["a"], ["a", "b"]) and verify_memory(url).clean
-    assert subprocess.run([*command, "--to", url], capture_output=True).returncode == 0
+    assert subprocess.run(command, capture_output=True).returncode == 0
     assert verify_memory(url).documents == 2

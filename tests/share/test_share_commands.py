@@ -31,28 +31,25 @@ def url(tmp_path: Path) -> str:
 def test_a_memory_is_published_listed_checked_and_pulled(
     memory: Path, url: str, tmp_path: Path
 ) -> None:
-    first = run("publish", "a", "--store", memory, "--to", url, "--json").json
+    first = run("share", "push", url, "a", "--store", memory, "--json").json
     assert (first["number"], first["documents"]) == (1, ["a"]) and first["bytes"] > 0
-    said = run("publish", "--store", memory, "--to", url)
+    said = run("share", "push", url, "--store", memory)
     assert said.out.startswith("1 documents published, 1 were there; 1 segments sent")
-    assert [d["name"] for d in run("docs", "--store", url, "--json").json["documents"]] == [
-        "a",
-        "b",
-    ]
+    assert [d["name"] for d in run("ls", "--store", url, "--json").json["documents"]] == ["a", "b"]
     assert run("stats", "--store", url, "--json").json["documents"] == 2
     assert run("verify", "--store", url).out.endswith("clean\n")
-    pulled = run("pull", "a", "--from", url, "--store", tmp_path / "new", "--json").json
+    pulled = run("share", "pull", url, "a", "--store", tmp_path / "new", "--json").json
     assert pulled["pulled"]["name"] == "a" and pulled["pulled"]["tokens"] == 60
-    run("pull", "b", "--from", url, "--store", tmp_path / "new", "--name", "c")
+    run("share", "pull", url, "b", "--store", tmp_path / "new", "--name", "c")
     files = {}
     for store, name in ((memory, "a"), (url, "a"), (tmp_path / "new", "a")):
         assert run("export", name, tmp_path / "file", "--store", store).status == 0
         files[store] = (tmp_path / "file").read_bytes()
     assert len(set(files.values())) == 1
-    assert run("unpublish", "a", "--from", url).out == "a: no longer published; manifest 3\n"
-    merged = run("publish", "--merge", "--to", url, "--json").json["merged"]
+    assert run("share", "rm", url, "a").out == "a: no longer published; manifest 3\n"
+    merged = run("share", "merge", url, "--json").json
     assert merged["before"] == 1 and merged["after"] == 0  # nothing is in many segments
-    pruned = run("publish", "--prune", "--grace", 0, "--to", url, "--json").json["pruned"]
+    pruned = run("share", "prune", url, "--grace", 0, "--json").json
     assert pruned["manifests"] == 2 and pruned["objects"] == 3
     assert run("verify", "--store", url, "--json").json["documents"] == 1
 
@@ -60,74 +57,72 @@ def test_a_memory_is_published_listed_checked_and_pulled(
 def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: Path) -> None:
     with create(tmp_path / "passages") as store:
         ingest_passages(store, "a", 40)
-    told = run("publish", "--keep", "text", "--store", tmp_path / "passages", "--to", url, "--json")
+    told = run("share", "push", url, "--keep", "text", "--store", tmp_path / "passages", "--json")
     assert told.json["documents"] == ["a"] and told.json["bytes"] > 0
     passages = run("stats", "--store", url, "--json").json["passages"]
     assert (passages["different"], passages["stored"]) == (40, 0)
     assert run("verify", "--store", url).out.endswith("clean\n")
-    run("publish", "--store", tmp_path / "passages", "--to", url)
+    run("share", "push", url, "--store", tmp_path / "passages")
     assert run("stats", "--store", url, "--json").json["passages"]["stored"] == 40
     other = f"file://{tmp_path}/other"
-    refused(run("publish", "--keep", "text", "--store", memory, "--to", other), "not made of pass")
-    refused(run("publish", "--keep", "x", "--store", memory, "--to", other), "kv or text")
-    refused(run("publish", "--keep", "text", "--prune", "--to", url), "--store", status=2)
+    refused(run("share", "push", other, "--keep", "text", "--store", memory), "not made of pass")
+    refused(run("share", "push", other, "--keep", "x", "--store", memory), "kv or text")
 
 
 def test_who_prunes_with_another_grace_tells_publishers_of_it(
     memory: Path, url: str, tmp_path: Path
 ) -> None:
-    run("publish", "--store", memory, "--to", url)
+    run("share", "push", url, "--store", memory)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")
     os.utime(segment, (segment.stat().st_mtime - 7200,) * 2)
     for hours, sent in ((5, 0), (1, 1)):
-        run("unpublish", "a", "b", "--from", url)
-        said = run("publish", "--store", memory, "--to", url, "--grace", hours, "--json").json
+        run("share", "rm", url, "a", "b")
+        said = run("share", "push", url, "--store", memory, "--grace", hours, "--json").json
         assert said["segments"] == sent
 
 
 def test_damage_of_what_is_published_is_named_and_ends_with_1(
     memory: Path, url: str, tmp_path: Path
 ) -> None:
-    run("publish", "--store", memory, "--to", url)
+    run("share", "push", url, "--store", memory)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")
     right = segment.read_bytes()
     segment.write_bytes(right[:500] + bytes([right[500] ^ 1]) + right[501:])
     result = run("verify", "--store", url)
     assert result.status == 1 and result.out.startswith("damaged: a: document 1, block 0")
     refused(run("verify", "--store", url, "--repair"), "again with --check")
-    refused(run("pull", "a", "--from", url, "--store", tmp_path / "new"), "is damaged")
+    refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "is damaged")
     segment.unlink()
     assert "missing" in run("verify", "--store", url).out
     for spoilt in (right[:500] + right[499:-1], right[:-9], None):  # as the message advises
         segment.unlink(missing_ok=True)
         if spoilt is not None:
             segment.write_bytes(spoilt)
-        run("publish", "--store", memory, "--to", url)
+        run("share", "push", url, "--store", memory)
         assert run("verify", "--store", url).status == 1
-        said = run("publish", "--check", "--store", memory, "--to", url)
+        said = run("share", "push", url, "--check", "--store", memory)
         assert said.out.startswith("2 documents published, 0 were there; 1 segments sent")
         assert run("verify", "--store", url).out.endswith("clean\n")
         (segment,) = (tmp_path / "library" / "segments").glob("*/*")
-    run("pull", "a", "--from", url, "--store", tmp_path / "new")
+    run("share", "pull", url, "a", "--store", tmp_path / "new")
 
 
 def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
-    refused(run("docs", "--store", url), "there is no such directory")
-    refused(run("docs", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
-    refused(run("docs", "--store", "file://[::1/x"), "it is no URL")
-    refused(run("pull", "a", "--from", url, "--store", tmp_path / "new"), "no such directory")
+    refused(run("ls", "--store", url), "there is no such directory")
+    refused(run("ls", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
+    refused(run("ls", "--store", "file://[::1/x"), "it is no URL")
+    refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "no such directory")
     assert not (tmp_path / "new").exists()
-    run("publish", "--store", memory, "--to", url)
-    refused(run("pull", "z", "--from", url, "--store", tmp_path / "new"), "no document 'z'")
+    run("share", "push", url, "--store", memory)
+    refused(run("share", "pull", url, "z", "--store", tmp_path / "new"), "no document 'z'")
     assert not (tmp_path / "new").exists()
-    refused(run("unpublish", "z", "--from", url), "no document 'z'")
-    refused(run("publish", "z", "--store", memory, "--to", url), "no document 'z'")
-    refused(run("publish", "--to", url), "--store", status=2)
-    for command in (["forget", "a"], ["compact"], ["import", tmp_path / "x"]):
+    refused(run("share", "rm", url, "z"), "no document 'z'")
+    refused(run("share", "push", url, "z", "--store", memory), "no document 'z'")
+    for command in (["rm", "a"], ["compact"], ["import", tmp_path / "x"]):
         refused(run(*command, "--store", url), "only read", status=2)
-    refused(run("publish", "--store", url, "--to", url), "only read", status=2)
-    refused(run("publish", "--store", memory, "--to", f"file://{memory}"), "own directory")
-    refused(run("publish", "--store", tmp_path / "none", "--to", url), "holds no memory")
+    refused(run("share", "push", url, "--store", url), "only read", status=2)
+    refused(run("share", "push", f"file://{memory}", "--store", memory), "own directory")
+    refused(run("share", "push", url, "--store", tmp_path / "none"), "holds no memory")
 
 
 @pytest.mark.parametrize("name", ["deadline", "refresh", "local_budget"])
@@ -148,7 +143,7 @@ def test_a_store_without_credentials_says_which_to_set(
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90IGEgc2VjcmV0")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/nonexistent/account.json")
-    refused(run("docs", "--store", f"{scheme}://bucket/x"), "credentials", "environment")
+    refused(run("ls", "--store", f"{scheme}://bucket/x"), "credentials", "environment")
 
 
 def test_a_secret_of_the_environment_is_in_no_line(
@@ -163,16 +158,16 @@ def test_a_secret_of_the_environment_is_in_no_line(
     ):
         monkeypatch.setenv(name, value)
     for arguments in (
-        ("docs", "--store", "s3://bucket/x", "--json"),
-        ("publish", "--store", memory, "--to", "s3://bucket/AKIAEXAMPLE"),
-        ("docs", "--store", "s3://AKIAEXAMPLE:a-secret@bucket/x"),
-        ("docs", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
-        ("docs", "--store", "s3://AKIAEXAMPLE:an@a-secret@bucket/x"),
-        ("docs", "--store", "s3://bucket/x", "--valkey", "redis://:an@a-secret@host:6379?x=1"),
+        ("ls", "--store", "s3://bucket/x", "--json"),
+        ("share", "push", "s3://bucket/AKIAEXAMPLE", "--store", memory),
+        ("ls", "--store", "s3://AKIAEXAMPLE:a-secret@bucket/x"),
+        ("ls", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
+        ("ls", "--store", "s3://AKIAEXAMPLE:an@a-secret@bucket/x"),
+        ("ls", "--store", "s3://bucket/x", "--valkey", "redis://:an@a-secret@host:6379?x=1"),
         ("verify", "--repair", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
-        ("forget", "a", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
-        ("publish", "--store", memory, "--to", "http://me:a-secret/of+mine@bucket/x"),
-        ("publish", "--store", memory, "--to", "az://bucket/x/?sig=a-secret/of+mine"),
+        ("rm", "a", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
+        ("share", "push", "http://me:a-secret/of+mine@bucket/x", "--store", memory),
+        ("share", "push", "az://bucket/x/?sig=a-secret/of+mine", "--store", memory),
     ):
         result = run(*arguments)
         assert result.status in (1, 2) and result.err

@@ -72,10 +72,13 @@ def holds_what_was_written(store: MemoryStore, units: list[BlockKey]) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.35, 0.8])
-def test_no_fault_gives_a_wrong_block(place: ObjectStore, tmp_path: Path, rate: float) -> None:
+def test_no_fault_gives_a_wrong_block(
+    place: ObjectStore, tmp_path: Path, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A share of all reads of the store and of both caches fails, in every way; the host tier is so
-    small that every lease reads anew.
+    small that every lease reads anew, and nothing is left alone after a failure.
     """
+    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 0.0)
     told: Counter[str] = Counter()
     wilds: list[Wild] = []
     rng = random.Random(rate)
@@ -200,11 +203,36 @@ def test_when_the_store_is_away_what_is_cached_answers(
             store.lease(units_of(store, "second")[:4])
         assert time.monotonic() - began < 30  # the deadline and no hang, on a busy machine
         away.away = False
+        store._on_disk().catalog.source.remote.calls.rest.until = time.monotonic()
         holds_what_was_written(store, units_of(store, "second")[:4])
     away.away = False
     with open_at(away, local=local) as store:  # another process
         away.away = True
         holds_what_was_written(store, known)
+
+
+def test_ten_reads_of_a_store_that_is_away_cost_one_deadline(
+    place: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 600.0)
+    away = Away(place, Wild(0, 0.0))
+    with open_at(away) as store:
+        holds_what_was_written(store, units_of(store, "first")[:4])
+        remote, units = store._on_disk().catalog.source.remote, units_of(store, "second")[:4]
+        away.away = True
+        with impatient(store), pytest.raises(StoreUnavailable, match="unreachable"):
+            store.lease(units)
+        tried = remote.requests
+        for _ in range(9):
+            with pytest.raises(StoreUnavailable, match=r"closed.*what is cached still answers"):
+                store.lease(units)
+        holds_what_was_written(store, units_of(store, "first")[:4])
+        away.away = False
+        with pytest.raises(StoreUnavailable):
+            store.lease(units)
+        assert remote.requests == tried  # nobody asked it again
+        remote.calls.rest.until = time.monotonic()
+        holds_what_was_written(store, units)
 
 
 def test_opening_survives_a_storm(place: ObjectStore) -> None:
@@ -351,6 +379,23 @@ def test_calls_are_tried_again_and_never_later_than_the_deadline() -> None:
     assert isinstance(found[0], Failure) and found[0].reason == "late" and found[1] == 5
     assert time.monotonic() - began < 20
     calls.close()
+
+
+def test_a_call_that_is_late_is_counted_once() -> None:
+    counter, go, failed = TierCounter(), threading.Event(), threading.Event()
+
+    def work(left: float) -> None:
+        go.wait(60)
+        failed.set()
+        raise Failure("late", "no answer")
+
+    (found,) = Calls(counter, name="late").gather([work], time.monotonic() + 0.1)
+    go.set()
+    assert failed.wait(60)
+    for thread in threading.enumerate():
+        if thread.name.startswith("late-"):
+            thread.join()
+    assert isinstance(found, Failure) and counter.failures() == {"late": 1}
 
 
 def test_calls_that_wait_for_a_thread_end_when_all_is_closed() -> None:

@@ -125,10 +125,10 @@ def test_a_manifest_can_be_asked_for(url: str, tmp_path: Path) -> None:
 
 
 def test_commands_tell_the_number_and_ask_for_one(url: str, tmp_path: Path) -> None:
-    said = run("publish", "--store", tmp_path / "memory", "--to", url)
+    said = run("share", "push", url, "--store", tmp_path / "memory")
     assert said.out.endswith("; manifest 2\n")
-    assert run("docs", "--store", url, "--at-least", "2").out.endswith("; manifest 2\n")
-    assert run("docs", "--store", url, "--json").json["manifest"] == 2
+    assert run("ls", "--store", url, "--at-least", "2").out.endswith("; manifest 2\n")
+    assert run("ls", "--store", url, "--json").json["manifest"] == 2
     assert run("stats", "--store", url).out.endswith("published as manifest 2\n")
     said = run("stats", "--store", url, "--at-least", "3")
     refused(said, "one of 3 at least was asked for")

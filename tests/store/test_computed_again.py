@@ -27,6 +27,7 @@ pytest.importorskip("transformers")
 
 from memstore import load_model
 from memstore.cli.main import app
+from memstore.hf import models_by_name
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_records as stack
 from memstore.model.passages.selectors.adaptation import Adaptation
@@ -440,12 +441,10 @@ def test_what_one_question_computed_the_next_one_finds(reader, tmp_path, chained
 
 
 def test_a_command_that_asks_stores_what_it_computed(reader, tmp_path, monkeypatch) -> None:
-    from memstore.cli import ask_command as asking
-
     with create(reader, tmp_path / "m", kv_budget=1 << 30) as store:
         reader.ingest(TEXT, store, name="list", keep="text")
-    monkeypatch.setattr(asking, "reader_for_command", lambda model: reader)
-    ask = ["ask", QUESTION, "--store", str(tmp_path / "m"), "--max-new-tokens", "2"]
+    monkeypatch.setattr(models_by_name, "reader_of", lambda *given, **compute: reader)
+    ask = ["ask", QUESTION, "--store", str(tmp_path / "m"), "--max-new-tokens", "2", "--stats"]
     ran = CliRunner().invoke(app, ask)
     assert ran.exit_code == 0 and "; computed " in ran.output
     ran = CliRunner().invoke(app, ask)

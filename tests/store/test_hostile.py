@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey
-from memstore.cli.terminal import console
+from memstore.cli.terminal import answers, console
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import KeyRun, RunForm
 from memstore.errors import (
@@ -584,7 +584,7 @@ def test_control_characters_are_shown_and_never_sent(capsys):
     console.say(hostile)
     console.note(hostile)
     console.emit({"name": hostile})
-    console.print_answer(
+    answers.print_answer(
         {
             "text": hostile,
             "sources": [

@@ -127,7 +127,7 @@ def refused(result: Result, *words: str, status: int = 1) -> None:
 
 def intact(store: Path, *names: str) -> None:
     """The memory holds these documents, ready and undamaged."""
-    documents = run("docs", "--store", store, "--json").json["documents"]
+    documents = run("ls", "--store", store, "--json").json["documents"]
     assert {document["name"]: document["state"] for document in documents} == dict.fromkeys(
         names, "ready"
     )

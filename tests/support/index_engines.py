@@ -54,5 +54,5 @@ def filled(kind: str, documents: int = DOCUMENTS) -> tuple[PackedIndex, Scope]:
 
 def build(index: PackedIndex) -> None:
     if isinstance(index, FaissIndex):
-        index.samples = samples()
+        index.queries.kept = samples()
         index.build(0, TOP_K)

@@ -248,7 +248,7 @@ def test_a_thread_that_leases_does_not_wait_for_others(below: CountingSource) ->
 
 
 def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstore.tiers.slab._PATIENCE", 0.05)
+    monkeypatch.setattr(SlabTier, "patience", 0.05)
     tier = host_tier(below, units=3)
     endless = Leasing(tier, [unit(0)])
     assert endless.leases()

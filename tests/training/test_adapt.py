@@ -242,7 +242,7 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     questions = [one.end - one.first for one in states.asked]
     trained = model.scores(*rows, questions, model.landmarks(states.passages[1].float()), lengths)
     selector = model.selector(1)
-    haystack = Haystack(selector.form)
+    haystack = Haystack(selector.spec)
     shown = [states.shown(number) for number in range(len(lengths))]
     add(haystack, selector, subject.tokenizer, shown)
     for question, scores in zip(sought(windows, states.question), trained, strict=True):
@@ -282,7 +282,7 @@ def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file
     save_selector(made, subject.made_for, path)
     loaded = load_selector(path, subject.made_for, still)
     assert isinstance(loaded, Adaptation)
-    assert loaded.selector.form == made.selector.form and loaded.scores == made.scores
+    assert loaded.selector.spec == made.selector.spec and loaded.scores == made.scores
 
 
 def test_the_same_seed_learns_the_same_bits(
@@ -295,7 +295,7 @@ def test_the_same_seed_learns_the_same_bits(
     one, same, other = (
         learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
     )
-    assert one.form == same.form != other.form
+    assert one.spec == same.spec != other.spec
 
 
 def test_training_without_a_kind_of_question_says_so(
@@ -347,7 +347,7 @@ def test_a_gate_loses_fewer_where_few_that_nothing_answers_get_through_even_then
 
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
-    haystack = Haystack(Words.form)
+    haystack = Haystack(Words.spec)
     haystack.add([9] * 64, None, [[]] * 64)
     question = Sought("literal", "", Captured([], {}), right=(0,))
     found = measure(selector, haystack, [question])[0]
@@ -365,12 +365,12 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     tiny_tokenizer().save_pretrained(model)
     prose_file = tmp_path / "prose.txt"
     prose_file.write_text(texts[0])
-    assert load_reader(model).selector.form.name == "words"
+    assert load_reader(model).selector.spec.name == "words"
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
     assert set(told["scores"]) >= {"literal", "reworded", "synonyms"}
     reader = load_reader(model)
-    assert reader.selector.form.name == told["selector"]
-    assert reader.selector.form.name.startswith("pointer heads")
+    assert reader.selector.spec.name == told["selector"]
+    assert reader.selector.spec.name.startswith("pointer heads")
     assert reader.adaptation.weights == reader.signature.weights

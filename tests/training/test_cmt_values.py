@@ -127,21 +127,19 @@ def test_the_command_leaves_a_model_whose_memories_are_the_same(tmp_path: Path) 
     model, prose, made = tmp_path / "m", tmp_path / "prose.txt", tmp_path / "made"
     save_tiny_model(model)
     prose.write_text(TEXT)
-    command = ["adapt", str(model), "--text", str(prose), "--windows", "8", "--json"]
-    run = CliRunner().invoke(app, [*command, "--output", str(made)])
+    command = ["calibrate", str(model), "--text", str(prose), "--windows", "8", "--json"]
+    run = CliRunner().invoke(app, [*command, "--out", str(made)])
     assert run.exit_code == 0, run.output
     told = json.loads(run.stdout)
     assert told["values"] == [2, 4, 8] and 0 < told["lost"] < 1 and told["file"] == str(made)
     before, after = load_model(model), load_model(made)
     assert after.cmt_values is not None and after.signature == before.signature
     (tmp_path / "file").touch()
-    for wrong, said in (
-        ([], "--output"),
-        (["--output", str(made), "--train"], "--init"),
-        (["--output", str(tmp_path / "file")], "is no directory"),
-    ):
-        run = CliRunner().invoke(app, [*command, *wrong])
-        assert run.exit_code != 0 and said in json.loads(run.stdout)["error"]["message"]
+    run = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "file")])
+    assert run.exit_code != 0 and "is no directory" in json.loads(run.stdout)["error"]["message"]
+    adapt = ["adapt", str(model), "--text", str(prose), "--out", str(made), "--json"]
+    run = CliRunner().invoke(app, adapt)
+    assert run.exit_code != 0 and "memstore calibrate" in json.loads(run.stdout)["error"]["message"]
 
 
 def test_a_text_that_is_hardly_long_enough_is_read_from_its_beginning(tmp_path: Path) -> None:

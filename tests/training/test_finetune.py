@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
-from memstore.cli.readers import reader_for_command
-from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, WrongModel
+from memstore.hf.models_by_name import reader_named
 from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.finetune import Finetune, finetune_stages
@@ -71,7 +71,7 @@ def landmark_decoder(kind: str = "llama", **form: Any) -> LandmarkDecoder:
 
 def with_landmarks(ids: list[int], built: LandmarkDecoder) -> torch.Tensor:
     """[1, blocks * (SIZE + 1)]."""
-    blocks = torch.tensor(ids).view(-1, built.form.block_size)
+    blocks = torch.tensor(ids).view(-1, built.spec.block_size)
     landmarks = torch.full((len(blocks), 1), built.landmark_id)
     return torch.cat([blocks, landmarks], 1).view(1, -1)
 
@@ -270,14 +270,14 @@ def test_the_command_trains_what_ask_then_reads_with(
     told = CliRunner().invoke(app, [*command, "--precision", "float32", "--json"])
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["out"] == str(run)
-    reader = reader_for_command(str(run))
+    reader = reader_named(str(run))
     assert isinstance(reader, HuggingFaceLandmarkModel) and reader.shape.block_size == 8
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest("The number of the red lantern is 4711. " * 8, store, name="a")
         answer = reader.ask("What is the number of the red lantern?", store, max_new_tokens=3)
         assert isinstance(answer, Answer) and len(answer.tokens) == 3 and answer.sources
-    other = reader_for_command(str(base))
-    with pytest.raises(Exception, match="model"):
+    other = reader_named(str(base))
+    with pytest.raises(WrongModel, match="was made with run; this is "):
         MemoryStore.open(tmp_path / "m", other.signature).close()
 
 

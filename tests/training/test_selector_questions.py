@@ -7,11 +7,12 @@ from random import Random
 import pytest
 
 from memstore.training.selectors import question_forms as forms
-from memstore.training.selectors import word_pools as words
 from memstore.training.selectors.questions import Fact, Facts, Split, of_split, split
 from memstore.training.selectors.relations import RELATIONS
+from memstore.training.selectors.word_pools import word_pools
 
-SUBJECTS = (*words.THINGS, *words.PLACES, *words.BEINGS, *words.QUALITIES)
+words = word_pools()
+SUBJECTS = (*words.things, *words.places, *words.beings, *words.qualities)
 SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
 
 
@@ -31,21 +32,21 @@ def drawn(wanted: Split, seed: int = 0, count: int = 60) -> list[Fact]:
 
 
 def test_a_word_is_of_one_pair_and_both_words_of_a_pair_are_of_one_split() -> None:
-    counts = Counter(word for pair in words.PAIRS for word in pair)
+    counts = Counter(word for pair in words.pairs for word in pair)
     assert not [word for word, count in counts.items() if count > 1]
-    assert all(split(first) == split(second) for first, second in words.PAIRS)
+    assert all(split(first) == split(second) for first, second in words.pairs)
 
 
 def test_every_list_has_names_of_the_train_split_and_of_the_held_out_one() -> None:
     for names in (
-        words.THINGS,
-        words.PLACES,
-        words.BEINGS,
-        words.QUALITIES,
-        words.OTHERS,
-        words.NUMBER_ATTRIBUTES,
-        words.WORD_ATTRIBUTES,
-        words.KEYS,
+        words.things,
+        words.places,
+        words.beings,
+        words.qualities,
+        words.others,
+        words.number_attributes,
+        words.word_attributes,
+        words.keys,
         RELATIONS,
         forms.STATEMENTS,
         forms.QUESTIONS,
@@ -59,11 +60,11 @@ def test_every_list_has_names_of_the_train_split_and_of_the_held_out_one() -> No
 
 def test_training_never_names_what_is_held_out() -> None:
     kept = {word for pair in SUBJECTS for word in pair if split(word) == "held-out"}
-    kept |= {name for name in words.FIRST_NAMES if split(name) == "held-out"}
+    kept |= {name for name in words.first_names if split(name) == "held-out"}
     fixed = " ".join((*forms.STATEMENTS, *forms.QUESTIONS, *forms.KEY_STATEMENTS))
     fixed += " ".join(" ".join((*r.statements, *r.questions)) for r in RELATIONS.values())
     kept -= set(re.findall(r"\w+", fixed))  # words of forms, which are held out as wholes
-    kept -= set(re.findall(r"\w+", " ".join((*words.NUMBER_ATTRIBUTES, *words.WORD_ATTRIBUTES))))
+    kept -= set(re.findall(r"\w+", " ".join((*words.number_attributes, *words.word_attributes))))
     assert len(kept) > 80
     for fact in drawn("train"):
         assert not kept & set(re.findall(r"\w+", f"{fact.sentence} {fact.question}"))

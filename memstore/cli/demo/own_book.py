@@ -6,7 +6,7 @@ from typing import Any
 
 from memstore.cli.demo.real_book import memory_of, shown
 from memstore.cli.options.model_options import ModelOptions
-from memstore.cli.terminal import console
+from memstore.cli.terminal import answers, console
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 
@@ -30,5 +30,5 @@ def run_own_book(
             answer = reader.ask(line, memory, documents=[document.name]).to_dict()
             asked.append({"question": line, **answer})
             if not quiet:
-                console.print_answer(asked[-1], streamed=False)
+                answers.print_answer(asked[-1], streamed=False)
     return {"tokens": document.tokens, "reading_seconds": seconds, "answers": asked}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from memstore.cli.command import DEFAULT_STORE
 from memstore.cli.terminal import console
 from memstore.share.objects.object_errors import without_credentials
 from memstore.share.publication_options import is_url
@@ -21,7 +22,7 @@ def parse_directory(text: str) -> Path:
     if is_url(text):
         raise typer.BadParameter(
             f"{without_credentials(text)} is a published memory, which is only read; `memstore "
-            "pull` makes a copy in a directory"
+            "share pull` makes a copy in a directory"
         )
     return Path(text)
 
@@ -68,13 +69,21 @@ def option(flag: str, metavar: str, help: str, **more: Any) -> Any:
     return typer.Option(flag, metavar=metavar, help=help, **more)
 
 
+_STORE: dict[str, Any] = {
+    "envvar": "MEMSTORE_STORE",
+    "default_factory": lambda: DEFAULT_STORE,
+    "show_default": f"./{DEFAULT_STORE}",
+}
 Store = Annotated[
-    Path, option("--store", "DIR", "Directory of the memory.", parser=parse_directory)
+    Path, option("--store", "DIR", "Directory of the memory.", parser=parse_directory, **_STORE)
 ]
 ReadStore = Annotated[
     str,
     option(
-        "--store", "DIR|URL", "Directory of the memory, or the URL of a published one (s3://...)."
+        "--store",
+        "DIR|URL",
+        "Directory of the memory, or the URL of a published one (s3://...).",
+        **_STORE,
     ),
 ]
 Json = Annotated[

@@ -59,6 +59,15 @@ class Lookup:
             parser=parse_cutoff,
         ),
     ] = None
+    caution: Annotated[
+        float | None,
+        option(
+            "--caution",
+            "C",
+            "How sure a passage model has to be that a passage answers, from 0 (answer always) "
+            "to 1 (refuse most of what nothing answers); default: 0.85.",
+        ),
+    ] = None
     granularity: Annotated[
         str | None,
         option(
@@ -173,11 +182,15 @@ class Away:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which memory is asked, and by which model: an option a field."""
+    """Which memory is asked, by which model, and how much is shown: an option a field."""
 
     store: ReadStore
     by: ModelOptions
     document: Documents = None
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Also show weights, characters, tiers, lookups and seconds."),
+    ] = False
 
 
 @dataclass(frozen=True)

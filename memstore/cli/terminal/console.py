@@ -1,5 +1,5 @@
-"""What the commands show and are told: sizes, columns, answers, progress; results go to stdout, all
-else to stderr.
+"""What the commands show and are told: sizes, columns, progress; results go to stdout, all else to
+stderr.
 """
 
 import io
@@ -24,7 +24,6 @@ _UNITS = {
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 _SECONDS_BETWEEN_LINES = 5.0
-_PREVIEW = 90  # characters of an answer's source
 # What a terminal obeys instead of showing it (but line breaks and tabs), turns text around, or is
 # half of a pair and cannot be written.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -111,66 +110,6 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
         ).rstrip()
         for row in cells
     )
-
-
-def print_sources(
-    sources: Sequence[Mapping[str, Any]], width: int | None = None, *, shares: bool = False
-) -> None:
-    """One line a source: weight (a share of one as a percentage), document, its page or headings,
-    characters, text, of which `width` characters at most (None: all).
-    """
-    for source in sources:
-        weight = f"{source['weight']:7.0%}" if shares else f"{source['weight']:7.2f}"
-        first, end = source["span"]
-        tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
-        name = one_line(source["document"])
-        if source["place"] is not None:
-            name += f", {one_line(source['place'])} "
-        place = f"{name}[{first:,}-{end:,}] ({tiers})"
-        text = one_line(source["text"]) if width is None else shorten(source["text"], width)
-        say(f"  {weight}  {place}  {text}")
-
-
-def tier(counts: Mapping[str, Any]) -> str:
-    """One tier's lookups in a few words; what a prefetch did is left out where there was none."""
-    ahead = counts["prefetched"] + counts["late"]
-    prefetched = f" ({ahead:,} of them read ahead)" if ahead else ""
-    return (
-        f"{counts['hits']:,} hits{prefetched}, {counts['misses']:,} misses, {size(counts['bytes'])}"
-    )
-
-
-def cost(answer: Mapping[str, Any]) -> str:
-    """One line: the lookups, tiers and seconds of an answer; of a tier that computes, where it
-    did.
-    """
-    lookups = answer["lookups"]
-    tiers = "; ".join(
-        f"{name} {tier(counts)}"
-        for name, counts in answer["tiers"].items()
-        if name != "computed" or counts["hits"]
-    )
-    looked_up = f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped"
-    return f"{looked_up}; {tiers}; {answer['seconds']:.2f} s"
-
-
-def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
-    """An answer (unless it was streamed), its sources and its cost."""
-    if not answer.get("answered", True):
-        say("(not in the memory)")
-    elif not answer["text"]:
-        say("(nothing was found)")
-    elif not streamed:
-        say(answer["text"])
-    print_sources(answer["sources"], _PREVIEW)
-    print_absent(answer.get("absent", ()))
-    say(f"  {cost(answer)}")
-
-
-def print_absent(names: Sequence[str]) -> None:
-    """Documents of a published memory that were left out."""
-    if names:
-        say(f"  could not be read, and was left out: {', '.join(names)}")
 
 
 def read_lines(prompt: str = "") -> Iterator[str]:

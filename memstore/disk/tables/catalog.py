@@ -24,9 +24,8 @@ import msgpack
 
 from memstore.decode import typed
 from memstore.disk.format.codec import codec_for_new
-from memstore.disk.format.document import Write
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.keys import document_key, document_range
+from memstore.disk.format.keys import document_range
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
@@ -37,17 +36,7 @@ from memstore.disk.tables.passage_records import PassageRecords
 from memstore.disk.tables.passage_rows import Digest
 from memstore.disk.tables.passage_table import PassageTable
 from memstore.disk.tables.run_table import CURRENT, NEXT, RunTable
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidConfig,
-    MissingBlock,
-    NewerFormat,
-    OlderFormat,
-    WrongModel,
-)
-
-_MOST = 4096  # documents whose writes are remembered
+from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat, WrongModel
 
 
 class Catalog(DocumentPassages):
@@ -91,8 +80,7 @@ class Catalog(DocumentPassages):
             raise CorruptMemory(
                 f"{database.path} lacks what it says of its selector; restore it from a copy"
             )
-        # of each document: its row as it was read last, and the writes that it tells of
-        self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
+        self._writes = {}
         self.created = known.created
         database.limit = known.quota
 
@@ -210,32 +198,6 @@ class Catalog(DocumentPassages):
             return RunTable.read(txn, self.signature.geometry, which)
 
     # Documents
-
-    def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
-        """The writes that a document was made by; of a passage's number its digest, as one. Raises
-        DocumentNotFound, MissingBlock (a passage of which no records are stored).
-
-        Told anew only when the row is another: readers ask at every batch.
-        """
-        value = txn.get("documents", document_key(document)) if document > 0 else None
-        if value is None and document > 0:
-            passage = self.passages.row(txn, document)
-            if passage is not None and passage.bytes:
-                return (Write(0, passage.digest),)
-            if passage is not None:
-                raise MissingBlock(f"no keys and values of passage {document} are stored")
-        if value is None:
-            raise DocumentNotFound(
-                f"document {document} is not in {self.database.path}: it was forgotten"
-            )
-        row, writes = self._writes.get(document, (None, ()))
-        if row != value:
-            known = self.row(txn, document)
-            writes = () if known is None else known.writes
-            if len(self._writes) >= _MOST:
-                self._writes.clear()  # documents that are gone, too
-            self._writes[document] = value, writes
-        return writes
 
     def delete_document(self, txn: Transaction, document: int) -> int:
         """Delete a document's blocks, landmark keys, tokens and row, and its references to

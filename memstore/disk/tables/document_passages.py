@@ -1,9 +1,12 @@
-"""The passages that documents refer to: by what each is known, and where its records lie."""
+"""The passages that documents refer to: by what each is known, and where its records lie; and the
+writes that records were made by.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from memstore.disk.format.document import Document
+from memstore.disk.format.document import Document, Write
+from memstore.disk.format.keys import document_key
 from memstore.disk.format.passage_parts import Passage
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
@@ -11,7 +14,9 @@ from memstore.disk.tables.document_table import DocumentTable
 from memstore.disk.tables.passage_rows import Digest, StoredPassage, digest_of
 from memstore.disk.tables.passage_table import PassageCounts, PassageTable
 from memstore.disk.tables.text_table import TextTable
-from memstore.errors import CorruptMemory
+from memstore.errors import CorruptMemory, DocumentNotFound, MissingBlock
+
+_MOST = 4096  # documents whose writes are remembered
 
 
 class StoredAt(NamedTuple):
@@ -28,6 +33,34 @@ class DocumentPassages(DocumentTable, TextTable):
 
     blocks: BlockTable
     passages: PassageTable
+    # of each document: its row as it was read last, and the writes that it tells of
+    _writes: dict[int, tuple[bytes, tuple[Write, ...]]]
+
+    def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
+        """The writes that a document was made by; of a passage's number its digest, as one. Raises
+        DocumentNotFound, MissingBlock (a passage of which no records are stored).
+
+        Told anew only when the row is another: readers ask at every batch.
+        """
+        value = txn.get("documents", document_key(document)) if document > 0 else None
+        if value is None and document > 0:
+            passage = self.passages.row(txn, document)
+            if passage is not None and passage.bytes:
+                return (Write(0, passage.digest),)
+            if passage is not None:
+                raise MissingBlock(f"no keys and values of passage {document} are stored")
+        if value is None:
+            raise DocumentNotFound(
+                f"document {document} is not in {self.database.path}: it was forgotten"
+            )
+        row, writes = self._writes.get(document, (None, ()))
+        if row != value:
+            known = self.row(txn, document)
+            writes = () if known is None else known.writes
+            if len(self._writes) >= _MOST:
+                self._writes.clear()  # documents that are gone, too
+            self._writes[document] = value, writes
+        return writes
 
     def digests(self, document: Document | None, passages: Iterable[Passage]) -> list[Digest]:
         """By what passages of a document are known; None: of one that comes."""

@@ -79,6 +79,10 @@ class RunTable(NamedTuple):
         """The part of a kind that a selector keeps."""
         return 2 * self.generation + _KINDS.index(kind)
 
+    def of_first_generation(self, part: int) -> int:
+        """A part, as it is called where a document stands by itself."""
+        return part if self.spec is None else part % len(_KINDS)
+
     def kind(self, part: int) -> Kind:
         """The kind of a part's runs."""
         return "landmark" if self.spec is None else _KINDS[part % len(_KINDS)]
@@ -164,18 +168,22 @@ class RunTable(NamedTuple):
         self, txn: Transaction, document: int, first_blocks: Mapping[int, int], lengths: np.ndarray
     ) -> None:
         """Read all of a document's runs; first_blocks: of each of its layers; lengths: tokens of
-        each of its blocks. Raises CorruptMemory where they are not all there, in the way from one
-        to the next as in that by key.
+        each of its blocks. Raises CorruptMemory where they are not all there.
         """
         coverage = Coverage(self.covered(first_blocks), lengths)
         try:
             for part, run in self.runs(txn, document):
                 coverage.add(part, run)
-                if txn.view(_TABLE, self._key(document, part, run.first_block)) is None:
-                    raise ValueError(f"block {run.first_block} is not found")
             coverage.end()
         except ValueError as error:
             raise CorruptMemory(f"document {document}: {error}") from error
+
+    def has(self, txn: Transaction, document: int, part: int, first_block: int) -> bool:
+        """Is the run of a part that begins with a block found by its key?"""
+        return txn.view(_TABLE, self._key(document, part, first_block)) is not None
+
+    def check_generations(self, txn: Transaction, document: int) -> None:
+        """Raises CorruptMemory where a document has runs that no selector wrote."""
         for key, _ in txn.scan(_TABLE, *document_range(document)) if self.spec else ():
             # what a replacement of the selector has begun with is nobody's loss
             if read_run_key(key, of_selector=True)[1] >= 2 * len(_KINDS):

@@ -32,6 +32,8 @@ class ChunkSession(GeneratingSession):
     `feed` takes content tokens; landmarks are inserted after every block_size of them.
     """
 
+    reader: LandmarkAdapter
+
     def __init__(
         self,
         reader: LandmarkAdapter,

@@ -39,7 +39,7 @@ class PassageAPI(ModelAPI, PassageModel):
     @property
     def keeps(self) -> IndexSpec:
         """What its selector needs."""
-        return self.selector.form
+        return self.selector.spec
 
     def ingesting(
         self,
@@ -117,9 +117,9 @@ class PassageAPI(ModelAPI, PassageModel):
         found = store.selector
         if found != self.keeps:
             name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
-            how = "`memstore index` with this model changes it"
+            how = "`memstore reindex` with this model changes it"
             if store.path is None:
-                how = "where it is published from, `memstore index` changes it; publish it again"
+                how = "where it is published from, `memstore reindex` changes it; publish it again"
             raise WrongModel(
                 f"{store.place} is found by {name}, this model's selector is {self.keeps.name} "
                 f"{self.keeps.digest[:12]}; {how}"

@@ -196,13 +196,13 @@ class _Pass:
 
     def _attended(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], rotated; k and v [1, Hkv, S, D]: what each passage sees."""
-        form, end = self._reader.forms[layer_idx], 0
+        spec, end = self._reader.forms[layer_idx], 0
         attended = torch.zeros_like(q.transpose(1, 2)).transpose(1, 2)
         for at in self.spans:
             rows = at.stop - at.start
             start, end = end, end + self._first + rows
-            own, mask = slice(start, end), self._mask(rows, form.window)
-            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], form, mask)
+            own, mask = slice(start, end), self._mask(rows, spec.window)
+            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], spec, mask)
         return attended
 
     def _mask(self, rows: int, window: int | None) -> Tensor:

@@ -89,24 +89,37 @@ def ingest_passages(
             lacking = partial(_lacking, reader, store, keep)
             computed = workers.compute(missing, text, layers=through, lacking=lacking)
         while pairs := list(islice(coming, _AT_ONCE)):
-            some = [one for one, _ in pairs]
-            new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
-            found = list(islice(computed, len(new)))
-            given = new if keep == "kv" else []
-            writer.add_passages(
-                some,
-                padded(reader, found) if given else {},
-                given=given,
-                landmarks=_landmarks(pairs, new, found),
-                words=words_of(reader, some),
-            )
+            _add(writer, reader, pairs, computed, keep)
             return_freed_memory()
             size.look_again(writer.document.tokens > resumed)
             seconds = time.perf_counter() - began
-            done, total = some[-1].end, before + text.characters
+            done, total = pairs[-1][0].end, before + text.characters
             left = seconds * (total - done) / max(1, done - first)
             yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
         return writer.finish(cutting.tail)
+
+
+def _add(
+    writer: DocumentWriter,
+    reader: PassageModel,
+    pairs: Sequence[tuple[Passage, Known | None]],
+    computed: Iterator[Computed],
+    keep: Keep,
+) -> None:
+    """Give the next passages to the writer. computed: what those that are missing hold comes next
+    of it.
+    """
+    some = [one for one, _ in pairs]
+    new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
+    found = list(islice(computed, len(new)))
+    given = new if keep == "kv" else []
+    writer.add_passages(
+        some,
+        padded(reader, found) if given else {},
+        given=given,
+        landmarks=_landmarks(pairs, new, found),
+        words=words_of(reader, some),
+    )
 
 
 def _looked_up(

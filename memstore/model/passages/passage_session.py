@@ -56,7 +56,8 @@ class PassageSession(GeneratingSession, Closing):
         Raises InvalidConfig if the memory's blocks are on another device.
         """
         check_device(reader.device, store)
-        self.reader, self.settings, self.store = reader, settings, store
+        self.reader: PassageModel = reader
+        self.settings, self.store = settings, store
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.answered = True  # False: nothing in the memory answers the last question
@@ -194,8 +195,11 @@ class PassageSession(GeneratingSession, Closing):
         adds = partial(selector.adds, captured, self.store)
         best = Candidates(scores, scope, self.settings.top_k, adds, self._fetch.content)
         self.candidates = best
-        alone = gate is None or gate.answers(scores)
-        answers = alone or (gate is not None and gate.answer_together(scores, best.together))
+        caution = self.settings.caution
+        alone = gate is None or gate.answers(scores, caution)
+        answers = alone or (
+            gate is not None and gate.answer_together(scores, best.together, caution)
+        )
         self.lookups.done += answers
         self.lookups.skipped += not answers
         return best.meant(self.settings, parts=not alone) if answers else None

@@ -64,13 +64,13 @@ class RepositionedAttention:
         layer.v = _put(layer.v, start, v)
         layer.length += rows
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
-        form = self.reader.forms[layer_idx]
-        mask = self._mask(rows, layer.length, form.window, q.device)
+        spec = self.reader.forms[layer_idx]
+        mask = self._mask(rows, layer.length, spec.window, q.device)
         if self.observe is not None and layer.remembered:
-            weights = _weights(q[:, :, -1:], keys, form, None if mask is None else mask[-1:])
+            weights = _weights(q[:, :, -1:], keys, spec, None if mask is None else mask[-1:])
             remembered = slice(self._first, self._first + layer.remembered)
             self.observe(layer_idx, weights[0, :, 0, remembered])
-        return attention(q, keys, values, form, mask)
+        return attention(q, keys, values, spec, mask)
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
         """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
@@ -182,25 +182,25 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
     return held
 
 
-def _weights(q: Tensor, k: Tensor, form: AttentionSpec, mask: Tensor | None) -> Tensor:
+def _weights(q: Tensor, k: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
     """Attention [B, H, T, S] of q [B, H, T, D] to k [B, Hkv, S, D]."""
     batch, heads, rows, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, dim)
-    scores = (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, -1) * form.scale
-    if form.softcap is not None:
-        scores = form.softcap * (scores / form.softcap).tanh()
+    scores = (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, -1) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * (scores / spec.softcap).tanh()
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.float().softmax(-1).to(q.dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: AttentionSpec, mask: Tensor | None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
     """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask:
     bool [T, S], what each row sees; None = everything.
     """
-    if form.softcap is not None:
-        return _weights(q, k, form, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=form.scale, enable_gqa=True)
+    if spec.softcap is not None:
+        return _weights(q, k, spec, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
 
 
 class _Known(NamedTuple):

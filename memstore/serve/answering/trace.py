@@ -16,8 +16,10 @@ OF_TOKEN = 6  # blocks that are told of a token, the ones most read
 BLOCKS = 4096  # that are kept of an answer, the ones most read
 SKIPPED = math.nan  # in the place of a head's mass
 
-Place = tuple[int, int]
-"""A block: (document id, block)."""
+BlockId = tuple[int, int]
+"""(document id, block)."""
+BlockOfHead = tuple[BlockId, int, int]
+"""What is read of a block at once: (block, layer, KV head)."""
 Counts = Mapping[str, Mapping[str, int | float]]
 """The fields of TierStats by tier."""
 
@@ -31,7 +33,7 @@ class TokenRead:
 
     token: int
     heads: "array[float]"
-    blocks: list[tuple[Place, float]]
+    blocks: list[tuple[BlockId, float]]
     own: float
 
 
@@ -69,14 +71,14 @@ class Trace:
 
     def _clear(self) -> None:
         self.tokens: list[TokenRead] = []
-        self.blocks: dict[Place, BlockRead] = {}
+        self.blocks: dict[BlockId, BlockRead] = {}
         self.tiers: dict[str, dict[str, int | float]] = {}
         self.lookups = {"done": 0, "skipped": 0}
         self.seconds = 0.0  # from the question to the last token
         self.model_seconds = 0.0  # of them, those that the model and the memory worked for it
         self.first_token_seconds = 0.0
         self._choice: object = None
-        self._fetched: set[tuple[Place, int, int]] = set()  # units told already: once for a choice
+        self._fetched: set[BlockOfHead] = set()  # told already: once for a choice
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -159,34 +161,34 @@ class Trace:
         skips = not self.once
         size = len(self.layers) * self.num_heads
         heads = array("f", [SKIPPED if skips else 0.0]) * size
-        masses: dict[Place, float] = {}
-        own, units = 0.0, set[tuple[Place, int, int]]()
+        masses: dict[BlockId, float] = {}
+        own, blocks_of_heads = 0.0, set[BlockOfHead]()
         for read in self._reads:
             row = self._row.get(read.layer)
             if row is None:  # a layer that sees the session's latest blocks, and looks nothing up
                 continue
-            place, at = (read.document, read.block), row + read.head
+            block_id, at = (read.document, read.block), row + read.head
             heads[at] = read.mass if math.isnan(heads[at]) else heads[at] + read.mass
             if read.document < 0:
                 own += read.mass
                 continue
-            masses[place] = masses.get(place, 0.0) + read.mass
-            block = self.blocks.get(place)
+            masses[block_id] = masses.get(block_id, 0.0) + read.mass
+            block = self.blocks.get(block_id)
             if block is None:
-                block = self.blocks[place] = BlockRead(array("f", [0.0]) * size)
+                block = self.blocks[block_id] = BlockRead(array("f", [0.0]) * size)
             block.heads[at] += read.mass
-            unit = (place, read.layer, read.head // self._group)
-            if unit not in units and unit not in self._fetched:
-                units.add(unit)
+            of_head = (block_id, read.layer, read.head // self._group)
+            if of_head not in blocks_of_heads and of_head not in self._fetched:
+                blocks_of_heads.add(of_head)
                 block.units[read.tier] = block.units.get(read.tier, 0) + 1
         if self.once:
-            self._fetched |= units
+            self._fetched |= blocks_of_heads
         best = sorted(masses.items(), key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
         self.tokens.append(TokenRead(token, heads, best, own))
         if len(self.blocks) > 2 * BLOCKS:
             self.blocks = dict(self.ranked(BLOCKS))
         self._forget_step()
 
-    def ranked(self, most: int) -> list[tuple[Place, BlockRead]]:
+    def ranked(self, most: int) -> list[tuple[BlockId, BlockRead]]:
         """The blocks of documents that were read most, at most so many, best first."""
         return sorted(self.blocks.items(), key=lambda item: (-item[1].mass, item[0]))[:most]

@@ -17,7 +17,7 @@ from memstore.model.answer import Source
 from memstore.model.ask_session import AskSession
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.texts.document_text import block_texts
-from memstore.serve.answering.trace import BlockRead, Place, TokenRead, Trace
+from memstore.serve.answering.trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 
 _CUT = 3  # tokens at most in which a character ends that began before them
@@ -42,24 +42,26 @@ def report(
     """
     reader, store = trace.reader, session.store
     known = _Known(reader, store, may_read)
-    ranked = [(place, known.source(place, block.mass)) for place, block in trace.ranked(most)]
-    shown = [(place, source) for place, source in ranked if source is not None]
-    number = {place: index for index, (place, _) in enumerate(shown)}
+    ranked = [
+        (block_id, known.source(block_id, block.mass)) for block_id, block in trace.ranked(most)
+    ]
+    shown = [(block_id, source) for block_id, source in ranked if source is not None]
+    number = {block_id: index for index, (block_id, _) in enumerate(shown)}
     tokens = _tokens_of(text, trace)
     return {
         "reader": "choosing" if trace.once else "landmarks",
         "answered": session.answered,
         "absent": absent(session, may_read),
-        "sources": [_source(source, trace.blocks[place], trace) for place, source in shown],
+        "sources": [_source(source, trace.blocks[block_id], trace) for block_id, source in shown],
         "attention": _attention(trace, [read for _, read in tokens]),
         "choice": _choice(trace, session, known),
         "tokens": [
             {
                 "text": piece,
                 "sources": [
-                    [number[place], round(mass, 4)]
-                    for place, mass in read.blocks
-                    if place in number
+                    [number[block_id], round(mass, 4)]
+                    for block_id, mass in read.blocks
+                    if block_id in number
                 ],
                 "own": round(read.own, 4),
                 "heads": _rows(read.heads, trace),
@@ -86,7 +88,7 @@ def absent(session: AskSession, may_read: MayRead) -> list[str]:
 def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
     """The blocks of documents that were read most, best first."""
     known = _Known(trace.reader, store, lambda name: True)
-    ranked = (known.source(place, block.mass) for place, block in trace.ranked(most))
+    ranked = (known.source(block_id, block.mass) for block_id, block in trace.ranked(most))
     return [source for source in ranked if source is not None]
 
 
@@ -131,9 +133,9 @@ class _Known:
             document.id: document for document in store.documents() if may_read(document.name)
         }
 
-    def source(self, place: Place, weight: float) -> Source | None:
+    def source(self, block_id: BlockId, weight: float) -> Source | None:
         """A block with its text; None where it may not be shown, or was forgotten."""
-        document, block = self._documents.get(place[0]), place[1]
+        document, block = self._documents.get(block_id[0]), block_id[1]
         if document is None:
             return None
         try:
@@ -215,16 +217,16 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
     best = {(block.document, block.block): block for block in candidates.best(CANDIDATES)}
     ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
     rows = []
-    for place, block in ranked:
-        source = known.source(place, block.score)
+    for block_id, block in ranked:
+        source = known.source(block_id, block.score)
         if source is None:  # also a block of the conversation itself
             continue
-        read = trace.blocks.get(place)
+        read = trace.blocks.get(block_id)
         rows.append(
             _citation(source)
             | {
                 "score": source.weight,
-                "chosen": place in chosen,
+                "chosen": block_id in chosen,
                 "layers": [
                     round(sum(mass or 0.0 for mass in of_layer), 4)
                     for of_layer in _rows(read.heads, trace)
@@ -233,10 +235,10 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
                 else None,
             }
         )
-    scores = candidates.scores
+    scores, caution = candidates.scores, session.settings.caution
     return {
         "blocks": len(scores),
         "confidence": round(float(scores.max()), 4) if len(scores) else None,
-        "threshold": None if gate is None else round(gate.threshold(len(scores)), 4),
+        "threshold": None if gate is None else round(gate.threshold(len(scores), caution), 4),
         "candidates": rows,
     }

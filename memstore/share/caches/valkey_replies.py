@@ -78,11 +78,8 @@ class Replies:
         at, expected = 0, b"$%d\r\n" % size
         while at < len(wanted):
             held = self._held[self._at : self._at + len(expected)]
-            if wanted[at] is not None and expected.startswith(held) and not self._ended:
-                end = at + 1
-                while end < min(len(wanted), at + _TOGETHER) and wanted[end] is not None:
-                    end += 1
-                some: Sequence[Parts] = wanted[at:end]  # type: ignore[assignment]
+            some = _before_none(wanted[at : at + _TOGETHER])
+            if some and expected.startswith(held) and not self._ended:
                 for run in self._receive_there(some, size, expected):
                     yield range(at, at + len(run)), run
                     at += len(run)
@@ -251,3 +248,13 @@ def is_idle(stream: socket.socket) -> bool:
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     return not poll.poll(0)
+
+
+def _before_none(wanted: Sequence[Parts | None]) -> list[Parts]:
+    """The first of these, up to one that may go anywhere."""
+    some: list[Parts] = []
+    for parts in wanted:
+        if parts is None:
+            break
+        some.append(parts)
+    return some

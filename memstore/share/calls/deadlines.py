@@ -1,5 +1,5 @@
-"""Calls to another machine: side by side, tried again with growing pauses, and never later than a
-deadline.
+"""Calls to another machine: side by side, tried again with growing pauses, never later than a
+deadline, and not at all for a while where it did not answer.
 """
 
 import random
@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from memstore.share.calls.failures import ANSWERED, PASSING, Failure
+from memstore.share.calls.rest import Rest
 from memstore.share.objects.daemon_threads import begin
 from memstore.tiers.stats import TierCounter
 
@@ -28,7 +29,7 @@ class Calls:
         """counter: told of every failure. threads: of one `gather` at most; name: what theirs begin
         with.
         """
-        self.counter = counter
+        self.counter, self.rest = counter, Rest()
         self._threads, self._name = threads, name
         self._closed = False
 
@@ -44,20 +45,30 @@ class Calls:
         later than `until` (time.monotonic), whatever the other side does.
 
         A work is told the seconds that are left; it may be called more than once, and raises
-        Failure.
+        Failure. After calls none of which was answered no other is made for some seconds.
         """
+        if self.rest.over:
+            results = self._gathered(works, until)
+        else:
+            at_rest = "it did not answer, and is asked again in a few seconds"
+            results = [Failure("closed", at_rest) for _ in works]
+        failures = [self._counted(one) for one in results if isinstance(one, Failure)]
+        reasons = {failure.reason for failure in failures}
+        if len(failures) == len(works) and not reasons & ANSWERED:
+            for reason in reasons:
+                self.rest.told(reason)
+        return results
+
+    def _gathered(self, works: Sequence[Callable[[float], T]], until: float) -> "list[T | Failure]":
         trying = partial(self._tried, until=until)
         try:
             futures = begin(trying, works, most=self._threads, name=self._name)
         except RuntimeError:  # the system gives no threads, or the interpreter ends
-            none = Failure("closed", "there are no threads to ask with")
-            return [self._counted(none) for _ in works]
+            return [Failure("closed", "there are no threads to ask with") for _ in works]
         try:
             wait(futures, max(0.0, until - time.monotonic()), FIRST_EXCEPTION)
             return [
-                future.result()
-                if future.done()
-                else self._counted(Failure("late", "no answer in time"))
+                future.result() if future.done() else Failure("late", "no answer in time")
                 for future in futures
             ]
         finally:
@@ -65,17 +76,19 @@ class Calls:
                 future.cancel()
 
     def _tried(self, work: Callable[[float], T], until: float) -> T | Failure:
+        """The result of a call, or why it failed at last, which is for `gather` to count: it may
+        have given the call up.
+        """
         tries = 0
         while True:
             left = until - time.monotonic()
             if self._closed:
-                return self._counted(Failure("closed", "the memory was closed"))
+                return Failure("closed", "the memory was closed")
             if left <= 0:
-                return self._counted(Failure("late", "no answer in time"))
+                return Failure("late", "no answer in time")
             try:
                 return work(left)
             except Failure as failure:
-                self._counted(failure)
                 tries += 1
                 pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1))
                 pause *= random.uniform(0.5, 1.5)
@@ -85,6 +98,7 @@ class Calls:
                     or time.monotonic() + pause >= until
                 ):
                     return failure
+                self._counted(failure)
             time.sleep(pause)
 
     def _counted(self, failure: Failure) -> Failure:

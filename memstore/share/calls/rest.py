@@ -1,5 +1,5 @@
-"""A server that did not answer is left alone for a while, so that it does not cost every read its
-timeout.
+"""A store or a server that did not answer is left alone for a while, so that it does not cost every
+read its timeout.
 """
 
 import time
@@ -11,7 +11,7 @@ _NO_ANSWER: frozenset[Reason] = frozenset({"late", "unreachable"})
 
 
 class Rest:
-    """Whether a server is asked. Safe for several threads."""
+    """Whether it is asked. Safe for several threads."""
 
     def __init__(self) -> None:
         self.until = 0.0  # time.monotonic

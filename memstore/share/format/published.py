@@ -39,7 +39,7 @@ class Published:
         found = cls.newest(objects, cache=cache, at_least=at_least)
         if found is None:
             raise MemoryNotFound(
-                f"{objects.url} holds no published memory; memstore publish makes one"
+                f"{objects.url} holds no published memory; memstore share push makes one"
             )
         return found
 

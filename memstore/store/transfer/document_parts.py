@@ -1,5 +1,5 @@
-"""What a ready document consists of, as files and published segments hold it: tokens, landmark keys
-and records, in order, and whether they are all of it.
+"""What a document consists of, as memories, files and published segments hold it: tokens, landmark
+keys and records, in order, and whether they are all of it.
 """
 
 from collections.abc import Iterable
@@ -70,20 +70,22 @@ def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[
 class PartOrder:
     """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
 
-    def __init__(self, head: Head, blocks: BlockTable) -> None:
-        signature, document, form = head
-        self._signature, self._runs = signature, RunTable(signature.geometry, form)
+    def __init__(self, head: Head, blocks: BlockTable, *, unfinished: bool = False) -> None:
+        """unfinished: a document that is still being read in may be whole as far as it goes."""
+        signature, document, spec = head
+        self._signature, self._runs = signature, RunTable(signature.geometry, spec)
         self._document, self._blocks, self._size = document, blocks, signature.block_size
         layers = {*document.layers_of(signature)}
-        _expect(document.state == "ready" and document.id > 0, "it is not ready")
+        ready = document.state == "ready" or unfinished
+        _expect(ready and document.id > 0, "it is not ready")
         self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
         self._passages: PassageOrder | None = None
         self._digests: list[Digest] = []  # of its passages
         if document.of_passages:
-            _expect(form is not None, "passages are found by a selector")
+            _expect(spec is not None, "passages are found by a selector")
             self._passages = PassageOrder()
         else:
-            _expect(form is None, "a selector finds passages")
+            _expect(spec is None, "a selector finds passages")
             blocks_ = -(-document.tokens // self._size)
             _expect(document.blocks == blocks_, "its blocks are not counted")
             _expect(document.appended_to <= document.tokens, "more was appended to than there is")
@@ -111,7 +113,7 @@ class PartOrder:
             _expect(self._lengths is None, "tokens behind what they are found by")
             self._add_tokens(part)
             return
-        lengths = self._all_lengths()
+        lengths = self.lengths()
         if isinstance(part, IndexRun):
             assert self._coverage is not None
             number, first, value = part
@@ -170,7 +172,7 @@ class PartOrder:
         self._characters = tokens.char_start
         _expect(self._tokens <= self._document.tokens, "there are more tokens than its row says")
 
-    def _all_lengths(self) -> np.ndarray:
+    def lengths(self) -> np.ndarray:
         """Tokens of each block, once all parts with tokens are there."""
         document = self._document
         if self._lengths is None:
@@ -186,7 +188,7 @@ class PartOrder:
     def end(self) -> None:
         """Nothing follows."""
         document = self._document
-        self._all_lengths()
+        self.lengths()
         if self._coverage is not None:
             self._coverage.end()
         _expect(self._next_record(document.blocks) is None, "it does not hold all of its records")

@@ -87,7 +87,7 @@ def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Pa
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    signature, document, form = head
+    signature, document, spec = head
     try:
         with replacement(file) as out:
             if file.is_file():  # as private as the file whose place it takes
@@ -100,8 +100,8 @@ def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Pa
                 "signature": signature.to_dict(),
                 "document": asdict(row),
             }
-            if form is not None:
-                told["selector"] = form.to_dict()
+            if spec is not None:
+                told["selector"] = spec.to_dict()
             out.write(_pack(0, "head", told))
             number = 0
             for number, part_of in enumerate(parts, 1):
@@ -140,8 +140,8 @@ def read_head(file: Path) -> Head:
                     "ingest)"
                 )
             head = unpack(payload, _Head)
-            form = None if head.selector is None else IndexSpec.decode(head.selector)
-            return Head(Signature.from_dict(head.signature), Document.decode(head.document), form)
+            spec = None if head.selector is None else IndexSpec.decode(head.selector)
+            return Head(Signature.from_dict(head.signature), Document.decode(head.document), spec)
         except (ValueError, InvalidConfig) as error:
             raise _damaged(file, f"its head is not understood: {error}") from error
     raise _damaged(file, "it does not begin like one")

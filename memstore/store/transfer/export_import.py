@@ -36,11 +36,8 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
         for number, value in catalog.parts(txn, document.id):
             yield Tokens(number, bytes(value))
         catalog.check_selector(txn)
-        first = catalog.runs._replace(generation=0)
         for part, first_block, run in catalog.runs.values(txn, document.id):
-            if catalog.selector is not None:
-                part = first.part(catalog.selector.kind(part))
-            yield IndexRun(part, first_block, run)
+            yield IndexRun(catalog.runs.of_first_generation(part), first_block, run)
         if document.of_passages:
             for block, passage in catalog.passages_of(txn, document):
                 for key, data in catalog.blocks.walk(txn, passage.number):
@@ -58,14 +55,14 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """
     database = catalog.database
     head = read_head(file)
-    signature, original, form = head
+    signature, original, spec = head
     catalog.signature.check_same(
         signature,
         str(file),
         f"only a memory of that model can import it, and {database.path} is not",
     )
-    if form != catalog.index_spec:
-        here, there = (f.name if f is not None else "none" for f in (catalog.index_spec, form))
+    if spec != catalog.index_spec:
+        here, there = (s.name if s is not None else "none" for s in (catalog.index_spec, spec))
         raise WrongModel(
             f"{file} was written for selector {there}, {database.path} has {here}, or another "
             "state of it; import it into a memory with the same one"

@@ -43,7 +43,7 @@ def no_published(published: Published, name: str) -> DocumentNotFound:
     """The error for a name that no published document has."""
     url = published.objects.url
     return DocumentNotFound(
-        f"no document {name!r} is published at {url}; memstore docs --store {url} lists them"
+        f"no document {name!r} is published at {url}; memstore ls --store {url} lists them"
     )
 
 

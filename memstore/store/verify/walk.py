@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from memstore.disk.salvage import is_sound, salvage
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import NEXT
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
+from memstore.store.transfer.document_parts import Head, IndexRun, PartOrder, Record, Tokens
 from memstore.store.verify.walk_passages import PassageWalk, recount
 
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
@@ -169,57 +170,46 @@ def _check_document(
     """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
     first thing that is wrong.
     """
-    number, blocks = document.id, document.blocks
+    try:
+        return _read_all(txn, catalog, document, passages)
+    except ValueError as error:
+        raise CorruptMemory(f"document {document.name!r}: {error}") from error
 
-    def expect(right: bool, what: str) -> None:
-        if not right:
-            raise CorruptMemory(f"document {document.name!r}: {what}")
 
+def _read_all(
+    txn: Transaction, catalog: Catalog, document: Document, passages: PassageWalk
+) -> tuple[int, int]:
+    """The same. Raises ValueError too. What is met on the way from one entry to the next has to be
+    found by its key as well, as readers look it up: that takes another way through the file.
+    """
+    number, runs, blocks = document.id, catalog.runs, catalog.blocks
+    head = Head(catalog.signature, document, catalog.index_spec)
+    order = PartOrder(head, blocks, unfinished=True)
+    for first, value in catalog.parts(txn, number):
+        _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
+        order.add(Tokens(first, bytes(value)))
+    for part, first, value in runs.values(txn, number):
+        _expect(runs.has(txn, number, part, first), f"landmarks from block {first} on")
+        order.add(IndexRun(runs.of_first_generation(part), first, value))
+    runs.check_generations(txn, number)
     if document.of_passages:
-        expect(catalog.selector is not None, "passages in a memory without a selector")
-    else:
-        expect(catalog.selector is None, "chunks in a memory with a selector")
-        _check_tokens(txn, catalog, document, expect)
-    lengths = catalog.block_lengths(txn, document)
-    expect(blocks == len(lengths), f"{document.tokens} tokens in {blocks} blocks")
-    for first_number, _ in catalog.parts(txn, number):
-        # Readers look up by key, which takes another way through the file than walking from one
-        # entry to the next.
-        found = txn.view("tokens", tokens_key(number, first_number))
-        expect(found is not None, f"tokens from {first_number} on are not found")
-
-    first = document.first_blocks(catalog.signature)
-    catalog.runs.check(txn, number, first, lengths)
-    if document.of_passages:
-        return passages.check(txn, document, lengths)
-    expected = (
-        (block, layer) for block in range(blocks) for layer in first if block >= first[layer]
-    )
+        order.end()
+        return passages.check(txn, document, order.lengths())
     records = size = 0
-    for key, data in catalog.blocks.walk(txn, number):
-        expect(
-            (key.block, key.layer) == next(expected, None),
-            f"a record before block {key.block} is missing or extra",
-        )
+    for key, data in blocks.walk(txn, number):
         found = txn.view("blocks", record_key(key))
-        expect(found is not None, f"block {key.block}, layer {key.layer} is not found")
-        length = catalog.blocks.check(found or b"", key, document.write_of(key.block))
-        right = lengths[key.block]
-        expect(length == right, f"block {key.block} has {length} tokens instead of {right}")
+        _expect(found, f"block {key.block}, layer {key.layer}")
+        order.add(Record(key.block, key.layer, bytes(found or b"")))
         records, size = records + 1, size + len(data)
-    expect(next(expected, None) is None, f"records after the first {records} are missing")
-    expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
+    order.end()
+    if size != document.bytes:
+        raise ValueError(f"{size} bytes of records instead of {document.bytes}")
     return records, size
 
 
-def _check_tokens(
-    txn: Transaction, catalog: Catalog, document: Document, expect: Callable[[bool, str], None]
-) -> None:
-    tokens = 0
-    for part in catalog.token_parts(txn, document.id):
-        expect(part.first == tokens, f"tokens {tokens}..{part.first} are missing")
-        tokens += len(part.ids)
-    expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
+def _expect(found: object, what: str) -> None:
+    if not found:
+        raise ValueError(f"{what}: not found")
 
 
 def _drop(path: Path, numbers: set[int]) -> None:

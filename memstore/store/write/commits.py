@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from memstore.block import RecordKey
@@ -13,6 +14,7 @@ from memstore.disk.format.document import Document, State
 from memstore.disk.format.runs import RUN_BLOCKS, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.errors import StorageFull
 from memstore.store.write.chunk import Chunk
 from memstore.store.write.encode import Encoder
 from memstore.store.write.latest_runs import LatestRuns
@@ -94,6 +96,20 @@ class Commits:
             self.wait_for_one()
         if self.error is not None:
             raise self.error
+
+    def leave_nothing(self) -> None:
+        """Of a document that there was no room for: its row would be taken for a beginning."""
+        document, catalog = self.row.id, self._catalog
+
+        def work(txn: Transaction) -> None:
+            # As it is stored: a commit may stand whose room could not be given back behind it.
+            row = catalog.row(txn, document)
+            if row is not None and not row.blocks and row.state != "ready":
+                catalog.delete_document(txn, document)
+
+        if isinstance(self.error, StorageFull):
+            with suppress(StorageFull):
+                catalog.database.write(work, beyond_limit=True)
 
     def close(self) -> None:
         """Wait for what was submitted, and end the threads."""

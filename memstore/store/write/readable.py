@@ -13,7 +13,8 @@ from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Geometry
 from memstore.errors import BudgetExceeded
 from memstore.store.retrieve.retrieval import Retrieval
-from memstore.store.write.chunk import Chunk
+from memstore.store.write.chunk import Chunk, RecentBlocks
+from memstore.store.write.latest_runs import LatestRuns
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 
@@ -67,6 +68,20 @@ class Readable:
         scope = [(self._document, blocks.start, blocks.stop)]
         keys = self._index.keys(layer, scope).transpose(0, 1)
         return keys.to(torch_dtype(self._geometry.dtype))
+
+    def recent(self, layer: int, blocks: range, runs: LatestRuns) -> RecentBlocks:
+        """Consecutive blocks as they are stored; of a layer without memory, whose landmarks no
+        index has, runs: the latest. Raises CorruptBlock.
+        """
+        k, v = self.blocks(layer, blocks)
+        if layer in self._memory_layers:
+            landmarks = self.landmarks(layer, blocks)
+        else:
+            run = runs.latest(layer, blocks.start, blocks.stop)
+            landmarks = k.new_empty(0, *k.shape[1::2])
+            if isinstance(run, KeyRun):
+                landmarks = from_raw(run.keys, self._geometry.dtype)
+        return RecentBlocks(k, v, landmarks, blocks)
 
     def committed(self, chunks: Sequence[Chunk], latest: int) -> None:
         """Committed units need no pin, but the blocks from `latest` on are about to be read and

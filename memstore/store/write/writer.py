@@ -8,8 +8,7 @@ instant, the memory holds what the last transaction held: a prefix of whole chun
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -19,20 +18,17 @@ from torch import Tensor
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
-from memstore.disk.format.runs import KeyRun
-from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidInput, StorageFull
+from memstore.errors import InvalidInput
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_passages import Continued
-from memstore.store.stored_tokens import TokenSpan, read_tokens
 from memstore.store.write.checked_chunks import CheckedChunks
 from memstore.store.write.chunk import Chunk, LayerBlocks, Position, RecentBlocks
 from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
+from memstore.store.write.progress import Progress
 from memstore.store.write.readable import Readable
 from memstore.store.write.staged import Staged
-from memstore.tiers.raw_bits import from_raw
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 
@@ -45,7 +41,7 @@ class InStore(NamedTuple):
     on_close: Callable[["DocumentWriter"], None]
 
 
-class DocumentWriter:
+class DocumentWriter(Progress):
     """One document being read; a context manager. Use MemoryStore.write_document.
 
     Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
@@ -108,67 +104,6 @@ class DocumentWriter:
         self._ended = False  # by a chunk that is not whole
         self._finished = False
         self._closed = False
-
-    @property
-    def document(self) -> Document:
-        """The document as committed so far; where it is appended to, before the first commit,
-        without what will be replaced.
-        """
-        row, base = self._commits.row, self._commits.base
-        if self._commits.cut:
-            return replace(row, blocks=base, tokens=self._commits.base_tokens)
-        return row
-
-    @property
-    def blocks(self) -> int:
-        """Blocks so far, staged ones included: the number of the next block."""
-        return self._blocks
-
-    @property
-    def tokens(self) -> int:
-        """Content tokens so far, staged ones included: continue reading from here."""
-        return self._tokens
-
-    @property
-    def base_tokens(self) -> int:
-        """Tokens that the document had before it was appended to; 0 otherwise."""
-        return self._commits.row.appended_to
-
-    @property
-    def characters(self) -> int:
-        """Of a document of passages, its characters up to the end of the last one so far, staged
-        ones included: continue reading from here.
-        """
-        return self._characters
-
-    @property
-    def base_characters(self) -> int:
-        """Of a document of passages, its characters before it was appended to, tail and all: where
-        what is appended begins; 0 otherwise.
-        """
-        return self._commits.row.appended_at
-
-    def replaced_passages(self) -> list[Passage]:
-        """The last passage of a document that is appended to, to be read again in front of what is
-        appended, after which the writer has not committed yet; its gap begins at `characters`.
-        """
-        return [] if self._before is None or not self._commits.cut else self._before.replaced
-
-    def replaced_tail(self) -> str:
-        """The text that stood behind that passage, in front of what is appended."""
-        return "" if self._before is None else self._before.tail
-
-    def replaced_tokens(self) -> TokenSpan:
-        """Stored tokens behind `tokens`, and where their characters begin: to be read again with
-        what is appended.
-
-        There are none but in an append that has not committed yet, where the document ended within
-        a chunk; where the characters begin is told even so.
-        """
-        with self._catalog.database.read() as txn:
-            return read_tokens(self._catalog, txn, self._commits.row, self._tokens)
-
-    # Staging
 
     def add_chunk(
         self,
@@ -244,7 +179,7 @@ class DocumentWriter:
         the offset in the block), of which the rows behind a passage's tokens are anything finite,
         and are not stored. given: which m of the n these are of, in order (None: all of them); of
         the others none are stored, but those that are already (`known`). landmarks: [tokens of all
-        n, heads, width] in the dtype of the selector's form; words: of each passage its distinct
+        n, heads, width] in the dtype of the index spec; words: of each passage its distinct
         words (hash, count). They are found and read once the document is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
@@ -274,15 +209,7 @@ class DocumentWriter:
         if layer not in self._memory_layers:
             first = max(first, self._commits.keep_from(self._boundary))
         blocks = range(first, self._blocks)
-        k, v = self._readable.blocks(layer, blocks)
-        if layer in self._memory_layers:
-            landmarks = self._readable.landmarks(layer, blocks)
-        else:
-            run = self._commits.runs.latest(layer, first, self._blocks)
-            landmarks = k.new_empty(0, *k.shape[1::2])
-            if isinstance(run, KeyRun):
-                landmarks = from_raw(run.keys, self._geometry.dtype)
-        return RecentBlocks(k, v, landmarks, blocks)
+        return self._readable.recent(layer, blocks, self._commits.runs)
 
     def store_staged(self) -> None:
         """Commit every whole staged chunk, and wait until that is done or has failed; another
@@ -330,27 +257,13 @@ class DocumentWriter:
             self._readable.close()
             try:
                 self._in_store.on_close(self)
-                self._leave_nothing()
+                self._commits.leave_nothing()
                 self._holding.close()
                 self._catalog.sweep()
             finally:
                 self._holding.close()
                 self._in_store.locks.close()
         self._commits.check()
-
-    def _leave_nothing(self) -> None:
-        """Of a document that there was no room for: its row would be taken for a beginning."""
-        document, catalog = self._commits.row.id, self._catalog
-
-        def work(txn: Transaction) -> None:
-            # As it is stored: a commit may stand whose room could not be given back behind it.
-            row = catalog.row(txn, document)
-            if row is not None and not row.blocks and row.state != "ready":
-                catalog.delete_document(txn, document)
-
-        if isinstance(self._commits.error, StorageFull):
-            with suppress(StorageFull):
-                catalog.database.write(work, beyond_limit=True)
 
     def __enter__(self) -> Self:
         return self

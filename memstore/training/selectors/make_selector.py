@@ -137,7 +137,7 @@ class _Making:
             _counted(self.report, "read held-out"),
         )
         both = Sum([(selector, 1.0), (Words(), 0.0)])
-        haystack = Haystack(both.form)
+        haystack = Haystack(both.spec)
         for some in (unseen, states):  # windows of self.training are hay here
             wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
             add(haystack, both, self.model.tokenizer, [some.shown(at) for at in range(wanted)])
@@ -176,7 +176,7 @@ class _Making:
             heads = [(head.layer, head.head) for head in best[:count]]
             selector = PointerHeads(heads, shape, self.model.rotate)
             both = Sum([(selector, 1.0), (Words(), 0.0)])
-            haystack = Haystack(both.form)
+            haystack = Haystack(both.spec)
             add(haystack, both, self.model.tokenizer, shown)
             outcomes = measure(selector, haystack, asked)
             tried.append((_mean(outcomes), -count, selector, haystack))

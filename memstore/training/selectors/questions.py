@@ -9,32 +9,38 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
 from memstore.training.selectors import question_forms as forms
-from memstore.training.selectors import word_pools as words
 from memstore.training.selectors.relations import RELATIONS
+from memstore.training.selectors.word_pools import word_pools
 
 Split = Literal["train", "validation", "held-out"]
 Kind = Literal["literal", "key", "passage", "reworded", "synonyms"]
 T = TypeVar("T")
 
 _VALIDATION, _HELD_OUT = 12, 22  # percent of the names
-_KINDS = {"t": words.THINGS, "p": words.PLACES, "b": words.BEINGS}
-_FIRST = {word: pair[0] for pair in words.PAIRS for word in pair}
-_SYNONYM = {word: other for pair in words.PAIRS for word, other in (pair, pair[::-1])}
-
-
 _ONLY_IN_TESTS = frozenset({"pass key", "passkey", "special magic number", "magic number"})
+
+
+@cache
+def _synonyms() -> dict[str, str]:
+    return {word: other for pair in word_pools().pairs for word, other in (pair, pair[::-1])}
+
+
+@cache
+def _first_of_pair() -> dict[str, str]:
+    return {word: pair[0] for pair in word_pools().pairs for word in pair}
 
 
 def split(name: str) -> Split:
     """The split of a word, attribute, relation or form: the same in every program that asks."""
     if name in _ONLY_IN_TESTS:
         return "held-out"
-    digest = hashlib.blake2b(_FIRST.get(name, name).encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(_first_of_pair().get(name, name).encode(), digest_size=4).digest()
     share = int.from_bytes(digest, "big") % 100
     if share < _HELD_OUT:
         return "held-out"
@@ -76,13 +82,15 @@ class Facts:
     def __init__(self, wanted: Split, rng: Random) -> None:
         self.rng = rng
         self._split: Split = wanted
-        self._nouns = {kind: of_split(pairs, wanted) for kind, pairs in _KINDS.items()}
-        self._qualities = of_split(words.QUALITIES, wanted)
-        self._first = of_split(words.FIRST_NAMES, wanted)
-        self._last = of_split(words.LAST_NAMES, wanted)
-        self._numbers = of_split(words.NUMBER_ATTRIBUTES, wanted)
-        self._worded = of_split(words.WORD_ATTRIBUTES, wanted)
-        self._keys = of_split(words.KEYS, wanted)
+        words = word_pools()
+        kinds = {"t": words.things, "p": words.places, "b": words.beings}
+        self._nouns = {kind: of_split(pairs, wanted) for kind, pairs in kinds.items()}
+        self._qualities = of_split(words.qualities, wanted)
+        self._first = of_split(words.first_names, wanted)
+        self._last = of_split(words.last_names, wanted)
+        self._numbers = of_split(words.number_attributes, wanted)
+        self._worded = of_split(words.word_attributes, wanted)
+        self._keys = of_split(words.keys, wanted)
         self._relations = of_split(RELATIONS, wanted)
         self._used: set[str] = set()
 
@@ -130,15 +138,16 @@ class Facts:
             return str(rng.randrange(1450, 1990))
         if kind == "time":
             return f"{rng.randrange(1, 12)}:{rng.choice(('00', '10', '15', '30', '40', '45'))}"
+        words = word_pools()
         named = {
-            "colour": words.COLOURS,
-            "town": words.TOWNS,
-            "material": words.MATERIALS,
-            "good": words.GOODS,
-            "language": words.LANGUAGES,
-            "music": words.MUSIC,
-            "role": words.ROLES,
-            "month": words.MONTHS,
+            "colour": words.colours,
+            "town": words.towns,
+            "material": words.materials,
+            "good": words.goods,
+            "language": words.languages,
+            "music": words.music,
+            "role": words.roles,
+            "month": words.months,
         }[kind]
         return rng.choice(of_split(named, self._split) or named)
 
@@ -146,7 +155,7 @@ class Facts:
         """A fact asked for in its own words; otherwise: its subject by synonyms."""
         rng = self.rng
         attribute = attribute or rng.choice((*self._numbers, *self._worded))
-        value = self._word() if attribute in words.WORD_ATTRIBUTES else self._number()
+        value = self._word() if attribute in word_pools().word_attributes else self._number()
         subject = self.subject(named=0.0 if otherwise else 0.15)
         stated = {"a": attribute, "e": subject.name, "v": value}
         asked = stated | ({"e": subject.otherwise} if otherwise else {})
@@ -233,7 +242,7 @@ class Facts:
         )
 
     def _synonym(self, word: str) -> str:
-        other = _SYNONYM.get(word)
+        other = _synonyms().get(word)
         return other if other is not None and split(word) == self._split else word
 
     def _number(self, length: int | None = None) -> str:

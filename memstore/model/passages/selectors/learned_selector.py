@@ -67,7 +67,7 @@ class Learned:
         return digest.hexdigest()
 
     @property
-    def form(self) -> IndexSpec:
+    def spec(self) -> IndexSpec:
         return self._form
 
     @property

@@ -49,7 +49,7 @@ class PointerHeads:
         )
 
     @property
-    def form(self) -> IndexSpec:
+    def spec(self) -> IndexSpec:
         return self._form
 
     @property

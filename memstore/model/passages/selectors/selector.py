@@ -40,7 +40,7 @@ class Selector(Protocol):
     """Says which blocks a question should read; all layers then read the same."""
 
     @property
-    def form(self) -> IndexSpec:
+    def spec(self) -> IndexSpec:
         """What a memory keeps for it."""
 
     @property
@@ -48,7 +48,7 @@ class Selector(Protocol):
         """What forward passes have to capture."""
 
     def landmarks(self, captured: Captured) -> Tensor | None:
-        """Of a passage [T, heads, width] in the form's dtype, or None where it keeps none."""
+        """Of a passage [T, heads, width] in the spec's dtype, or None where it keeps none."""
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it, or None where it needs none."""
@@ -100,21 +100,22 @@ class Gate:
     growth: float = 0.0
     together: float | None = None
 
-    def threshold(self, blocks: int) -> float:
-        """The confidence that it takes among so many blocks."""
-        return self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+    def threshold(self, blocks: int, caution: float = 1.0) -> float:
+        """The confidence that it takes among so many blocks. caution: see LookupSettings."""
+        least = self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+        return least * caution if least > 0 else least
 
-    def answers(self, scores: Tensor) -> bool:
+    def answers(self, scores: Tensor, caution: float = 1.0) -> bool:
         """Does any block of these scores [blocks] answer?"""
-        return confidence(scores) >= self.threshold(len(scores))
+        return confidence(scores) >= self.threshold(len(scores), caution)
 
-    def answer_together(self, scores: Tensor, together: float | None) -> bool:
+    def answer_together(self, scores: Tensor, together: float | None, caution: float = 1.0) -> bool:
         """Do some of these blocks answer a question of several parts together? together: what the
         GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
         """
         if together is None or self.together is None:
             return False
-        return together >= self.threshold(len(scores)) + self.together
+        return together >= self.threshold(len(scores), caution) + self.together
 
 
 def confidence(scores: Tensor) -> float:

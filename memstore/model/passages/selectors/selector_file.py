@@ -70,7 +70,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     tensors: dict[str, Tensor] = {}
     parts = []
     for selector, weight in _parts(adaptation.selector):
-        part: dict[str, Any] = {"kind": selector.form.name, "weight": weight}
+        part: dict[str, Any] = {"kind": selector.spec.name, "weight": weight}
         if isinstance(selector, Learned):
             part["layer"] = selector.layer
             tensors = {

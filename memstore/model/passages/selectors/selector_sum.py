@@ -18,7 +18,7 @@ from memstore.model.passages.selectors.selector import Found, Selector, standard
 class Words:
     """BM25: the blocks that share rare words with the question."""
 
-    form = IndexSpec("words", "bm25", 0, 0, "int8", words=True)
+    spec = IndexSpec("words", "bm25", 0, 0, "int8", words=True)
     captures = Captures()
 
     def landmarks(self, captured: Captured) -> None:
@@ -45,29 +45,29 @@ class Sum:
 
     def __init__(self, parts: Sequence[tuple[Selector, float]]) -> None:
         self.parts = tuple(parts)
-        keeping = [selector for selector, _ in parts if selector.form.heads]
+        keeping = [selector for selector, _ in parts if selector.spec.heads]
         if not parts or len(keeping) > 1:
             raise InvalidConfig(
                 f"one selector of a sum at most keeps token landmarks, not {len(keeping)}; "
                 "leave the others out"
             )
         self._keeping = keeping[0] if keeping else parts[0][0]
-        form = self._keeping.form
-        named = " + ".join(selector.form.name for selector, _ in parts)
+        spec = self._keeping.spec
+        named = " + ".join(selector.spec.name for selector, _ in parts)
         digest = hashlib.blake2b(
-            "|".join(selector.form.digest for selector, _ in parts).encode(), digest_size=16
+            "|".join(selector.spec.digest for selector, _ in parts).encode(), digest_size=16
         ).hexdigest()
         self._form = IndexSpec(
             named,
             digest,
-            form.heads,
-            form.width,
-            form.dtype,
-            words=any(selector.form.words for selector, _ in parts),
+            spec.heads,
+            spec.width,
+            spec.dtype,
+            words=any(selector.spec.words for selector, _ in parts),
         )
 
     @property
-    def form(self) -> IndexSpec:
+    def spec(self) -> IndexSpec:
         return self._form
 
     @property
@@ -83,7 +83,7 @@ class Sum:
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         for selector, _ in self.parts:
-            if selector.form.words:
+            if selector.spec.words:
                 return selector.words(text_of_block)
         return None
 

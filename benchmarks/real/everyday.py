@@ -1,0 +1,94 @@
+"""How does a real model's memory do on questions that people ask about a real book?
+
+The book and its 30 questions are those of `memstore demo` (memstore/cli/demo/real_book.py); they
+were written by somebody who had not seen an answer of the system. Methods as for real.recall, with
+the K and the threshold that --tuned found on other books; the memory refuses as it does for its
+users, and with --caution 1 as for real.recall. Right is an answer in which one of the accepted
+strings occurs. Intervals are Wilson's, 95%; "less" is the
+memory's share less the method's over the same questions, with Student's.
+
+    python -m benchmarks.real.everyday --model smollm2/ --tuned tuned.json --work w/
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from benchmarks.common.intervals import paired_interval, wilson
+from benchmarks.common.results import write
+from benchmarks.common.tables import table
+from benchmarks.real.plan import Plan, Question, Stated
+from benchmarks.real.recall_tables import counts
+from benchmarks.real.results import Row
+from benchmarks.real.running import parser, run
+from memstore.cli.demo.real_book import TEXT, chapters, questions
+from memstore.model.lookup_settings import CAUTION
+
+METHODS = [
+    "memory", "memory-text", "right", "bm25", "bm25@1", "bm25@4", "minilm", "minilm@4", "rrf",
+    "rrf@4", "none",
+]  # fmt: skip
+TASK = "everyday"
+
+
+def main() -> None:
+    options = read_options()
+    rows = run("everyday", options, plan)
+    print("\n" + marks(rows, options.methods))
+    write(options, {"answers": counts(rows), "rows": rows})
+
+
+def read_options() -> argparse.Namespace:
+    options = parser(__doc__, lengths=[], own_text=True)
+    options.set_defaults(text=[str(TEXT)], methods=METHODS, caution=CAUTION)
+    given = options.parse_args()
+    given.tasks, given.lengths = [TASK], [0]
+    return given
+
+
+def plan() -> Plan:
+    """The chapters, and the questions about all of them."""
+    texts = dict(chapters())
+    made = Plan(documents=texts)
+    for number, one in enumerate(questions()):
+        start = texts[one.chapter].index(one.passage)
+        stated = Stated(one.chapter, start, start + len(one.passage), None)
+        made.questions.append(
+            Question(
+                name=f"{TASK} {number}",
+                task=TASK,
+                length=0,
+                documents=tuple(texts),
+                text=one.question,
+                primed="",
+                answers=tuple(one.answers),
+                rule="any",
+                stated=(stated,),
+            )
+        )
+    return made
+
+
+def marks(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    """Right answers by method, how many were answered, and the memory's less the method's."""
+    by = {m: {row["question"]: row for row in rows if row["method"] == m} for m in methods}
+    ours = by.get("memory", {})
+    lines = []
+    for method, found in by.items():
+        right = sum(row["right"] > 0 for row in found.values())
+        low, high = wilson(right, len(found))
+        read = [row for row in found.values() if row.get("answered")]
+        less = ""
+        if ours and method != "memory":
+            each = [ours[name]["right"] - row["right"] for name, row in found.items()]
+            first, last = paired_interval(each)
+            less = f"{sum(each) / len(each):+.2f} ({first:+.2f} to {last:+.2f})"
+        said = f"{right} of {len(found)} ({low:.2f}-{high:.2f})"
+        lines.append([method, said, len(read) if read else "", less])
+    return table(["method", "right", "answered", "memory less this"], lines)
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - began:.0f} s")

@@ -1,0 +1,98 @@
+"""The commands that change how a memory is found: index, reindex."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memstore.cli.command import command
+from memstore.cli.options.command_options import IndexKind, Json, Store
+from memstore.cli.options.model_options import ModelOptions
+from memstore.cli.readers import opened
+from memstore.cli.terminal import console
+from memstore.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from memstore.model.model_api import ModelAPI
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import OpenOptions
+
+
+@command("index", "memstore index", "memstore index --index faiss-ivf-sq8 --recall 0.99")
+def index(
+    store: Store,
+    kind: IndexKind = None,
+    recall: Annotated[
+        float | None,
+        typer.Option(
+            "--recall", metavar="R", help="Share of the true top blocks to find; default 0.95."
+        ),
+    ] = None,
+    *,
+    by: ModelOptions,
+    as_json: Json = False,
+) -> None:
+    """Build an approximate index over landmarks.
+
+    For memories too large to search exactly. It is kept beside the memory and used by every later
+    command; documents read after it are searched exactly until there are enough of them to join it.
+    Build it again after much has changed.
+    """
+    options: OpenOptions = {}
+    if kind is not None:
+        options["index"] = kind
+    if recall is not None:
+        options["index_recall"] = recall
+    with opened(store, by, options, read_only=False) as (reader, memory):
+        if reader.keeps is not None:
+            raise InvalidInput(
+                f"this model finds passages by {reader.keeps.name}, which has no landmarks to "
+                "index; `memstore reindex` has a memory found by its present selector"
+            )
+        built = _built(reader, memory, "layers")
+    if as_json:
+        console.emit({"store": str(store), "index": built})
+        return
+    for layer, engine in built["engines"].items():
+        efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
+        held = f"{engine['family']} over {engine['landmarks']:,} landmarks"
+        console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
+    console.say(
+        f"{built['seconds']:.1f} s"
+        if built["engines"]
+        else "too few landmarks to index; they are searched exactly"
+    )
+
+
+@command("reindex", "memstore reindex --model smollm2")
+def reindex(store: Store, *, by: ModelOptions, as_json: Json = False) -> None:
+    """Have passages be found by the model's present selector.
+
+    For a memory that an older selector wrote: its texts are read again, through the layers that the
+    present one needs.
+    """
+    with opened(store, by, {}, read_only=False) as (reader, memory):
+        if reader.keeps is None:
+            raise InvalidInput(
+                "this model finds blocks by the landmarks it was trained for, and has no selector; "
+                "`memstore index` builds an approximate index over them"
+            )
+        selector = reader.keeps.name
+        built = _built(reader, memory, "documents")
+    if as_json:
+        told = {"replaced": built["replaced"], "seconds": built["seconds"]}
+        console.emit({"store": str(store), "selector": selector, **told})
+        return
+    how = "is now found" if built["replaced"] else "was found already"
+    console.say(f"the memory {how} by {selector}; {built['seconds']:.1f} s")
+
+
+def _built(reader: "ModelAPI", memory: "MemoryStore", parts: str) -> dict[str, Any]:
+    """What the model's build_index says of it, and the seconds that it took."""
+    began = time.monotonic()
+    with console.working("index", parts) as show:
+        built = reader.build_index(memory, show)
+    return built | {"seconds": round(time.monotonic() - began, 3)}
+
+
+COMMANDS = (index, reindex)

@@ -1,0 +1,46 @@
+"""Wrong usage is one line that names the help of the command meant, and what was meant."""
+
+import pytest
+
+from support.commands import refused, run
+
+
+@pytest.mark.parametrize(
+    ("line", "of", "said"),
+    [
+        ("ask", "ask", "question"),
+        ("ask Who? --tok-k 3", "ask", "--top-k"),
+        ("ask Who? --seed many", "ask", "'many'"),
+        ("ingest", "ingest", "PATH"),
+        ("ingest a.txt --append --replace", "ingest", "exclude"),  # said by the command itself
+        ("share push", "share push", "URL"),
+        ("share psuh s3://x", "share", "'push'"),
+        ("share", "share", "command"),
+        ("bench tiers --budgets much", "bench tiers", "2%"),
+        ("bench tires", "bench", "'tiers'"),
+        ("serch x", "", "'search'"),
+        ("--verison", "", "--version"),
+        ("remember", "", "remember"),
+    ],
+)
+def test_wrong_usage_names_the_help_of_the_command_that_was_meant(
+    line: str, of: str, said: str
+) -> None:
+    help_of = f"(see memstore {of} --help)\n".replace("  ", " ")
+    result = run(*line.split())
+    refused(result, said, status=2)
+    assert result.err.endswith(help_of)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("docs", "ls"),
+        ("forget", "rm"),
+        ("publish", "share push"),
+        ("pull", "share pull"),
+        ("unpublish", "share rm"),
+    ],
+)
+def test_a_name_of_before_says_what_it_is_now(before: str, now: str) -> None:
+    refused(run(before, "x"), f"memstore {before} is now memstore {now} (see", status=2)
