@@ -86,7 +86,8 @@ def _plain(hint: object) -> str:
 
 def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
     """Comments by line: behind code, and alone in their line."""
-    behind, alone = {}, {}
+    behind: dict[int, str] = {}
+    alone: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             kind = alone if token.line.lstrip().startswith("#") else behind
