@@ -6,6 +6,7 @@ its page of the site; one to what the site does not have is shown as its text al
 
 import posixpath
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+_ELSEWHERE = re.compile(r"[a-z]+:")
+_PICTURE = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)(\))")
+_TAG = re.compile(r"""(\b(?:src|srcset)=["'])([^"'\s]+)(["'])""")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
 
@@ -40,33 +44,34 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     )
 
 
-def relinked(markdown: str, source: str, shown: str, has: Any) -> str:
-    """The text of a page with its links as the site has them.
+def relinked(markdown: str, source: str, shown: str, has: Callable[[str], bool]) -> str:
+    """The text of a page with its links as the site has them; what leads nowhere stays as it is,
+    and mkdocs says so.
 
     source, shown: the page's path in the repository, and in the site. has: is a path in the site?
     """
 
     def led(target: str) -> str | None:
-        """The path from the page to what a link names, or None where the site has no such thing."""
+        """The path from the page to what a link names; None where only the repository has it."""
         at = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        page = OUTSIDE.get(at, at.removeprefix("docs/") if at.startswith("docs/") else None)
-        if page is None or not has(page):
-            return None
-        return posixpath.relpath(page, posixpath.dirname(shown) or ".")
+        page = OUTSIDE.get(at, at.removeprefix("docs/"))
+        if has(page):
+            return posixpath.relpath(page, posixpath.dirname(shown) or ".")
+        return None if (ROOT / at).exists() else target
 
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found[1], found[2], found[3] or ""
-        if not target or "://" in target or target.startswith("mailto:"):
+        if not target or _ELSEWHERE.match(target):
             return found[0]
         new = led(target)
         return text if new is None else f"[{text}]({new}{anchor})"
 
-    def image(found: re.Match[str]) -> str:
-        new = None if "://" in found[2] else led(found[2])
-        return found[0] if new is None else f"![{found[1]}]({new})"
+    def picture(found: re.Match[str]) -> str:
+        before, target, after = found.groups()
+        return f"{before}{target if _ELSEWHERE.match(target) else led(target) or target}{after}"
 
     parts = re.split(r"(```.*?```)", markdown, flags=re.DOTALL)
     for number in range(0, len(parts), 2):
-        text = re.sub(r"!\[([^\]]*)\]\(([^)\s]+)\)", image, parts[number])
+        text = _PICTURE.sub(picture, _TAG.sub(picture, parts[number]))
         parts[number] = _LINK.sub(link, text)
     return "".join(parts)

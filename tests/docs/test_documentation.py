@@ -196,6 +196,11 @@ def test_links_out_of_the_pages_lead_to_the_site_or_are_text() -> None:
     assert relinked(text, "README.md", "index.md", pages.__contains__) == (
         "[a](results.md#x) [b](benchmarks.md) c [d](https://e.org)"
     )
+    assert relinked("[a](none.md)", "README.md", "index.md", pages.__contains__) == "[a](none.md)"
+    tag = '<img src="docs/a.svg"> ![a](docs/a.svg)'
+    assert relinked(tag, "README.md", "index.md", {"a.svg"}.__contains__) == (
+        '<img src="a.svg"> ![a](a.svg)'
+    )
     up = "[a](../results.md) [b](../../README.md)"
     assert relinked(up, "docs/appendix/method.md", "appendix/method.md", pages.__contains__) == (
         "[a](../results.md) [b](../index.md)"
