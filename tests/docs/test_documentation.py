@@ -134,7 +134,10 @@ def slugs(page: Path) -> set[str]:
     return found
 
 
-LINKED = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "benchmarks/README.md"))]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=named)
