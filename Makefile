@@ -12,7 +12,7 @@ WORKERS ?= 2
 CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
 SYSTEM := chromium redis-server
 
-.PHONY: demo test smollm2 models test-models services test-services soak lint setup clean
+.PHONY: demo docs test smollm2 models test-models services test-services soak lint setup clean
 
 # A real book and a real model. TEXT=book.txt: your text, and your questions. MODEL=: another model.
 # ARGS=--landmarks: the model of the paper's kind that ships, and facts hidden in 128K tokens.
@@ -44,6 +44,13 @@ services: setup
 
 test-services: services
 	$(TEST) -m services -n $(WORKERS) $(ARGS)
+
+# Pages that are written from the code, then the site of all pages in build/site; a dead link fails.
+docs: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m docs_build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
 
 soak: setup
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_CALLS=$${MEMSTORE_CALLS:-1000000} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \

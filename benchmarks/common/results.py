@@ -101,8 +101,12 @@ def plot(
     options: argparse.Namespace, draw: Callable[[Any], None], size: tuple[float, float] = (7, 4)
 ) -> None:
     """Draw a figure beside --out as PNG, where matplotlib is installed."""
-    if options.out is None:
-        return
+    if options.out is not None:
+        save_figure(options.out.with_suffix(".png"), draw, size)
+
+
+def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
+    """Draw a figure into a PNG, where matplotlib is installed; size in inches."""
     try:
         import matplotlib
     except ImportError:
@@ -113,7 +117,6 @@ def plot(
 
     figure = pyplot.figure(figsize=size, layout="constrained")
     draw(figure)
-    path = options.out.with_suffix(".png")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     print(f"written: {path}")

@@ -44,7 +44,7 @@ SUBJECTS = {
     "counting": ["memstore/disk/tables/passage_table.py", "memstore/disk/tables/changes.py"],
 }
 TESTS = ("tests/disk", "tests/store", "tests/tiers", "tests/share")
-_COPIED = ("memstore", "benchmarks", "tests", "docs", "pyproject.toml", "README.md")
+_COPIED = ("memstore", "benchmarks", "tests", "docs", "docs_build", "pyproject.toml", "README.md")
 _OTHER: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,

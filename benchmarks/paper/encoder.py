@@ -19,7 +19,7 @@ def both_sides_attention(
     q: Tensor, k: Tensor, v: Tensor, block_size: int, top_k: int | None = None
 ) -> Tensor:
     """Grouped softmax over whole blocks in both directions, in the adjusted-logit form of
-    docs/method.md section 2.
+    docs/appendix/method.md section 2.
 
     q: [B, H, T, D] rotated and scaled; k, v: [B, Hkv, T, D]; T a multiple of block_size + 1, a
     landmark behind every block_size positions. A row's own section is all content of its block;

@@ -86,7 +86,8 @@ class LandmarkDecoder(nn.Module):
 
     def cmt_keys(self) -> list[Tensor] | None:
         """The context miss token's key of every layer, [Hkv, D], at position -1; None without a
-        gate. It passes through the layers with zero attention output (docs/method.md section 3).
+        gate. It passes through the layers with zero attention output (docs/appendix/method.md
+        section 3).
         """
         if not self.spec.cmt:
             return None

@@ -1,5 +1,5 @@
-"""The landmark index: packed exact search, and FAISS engines over the same keys. docs/index.md says
-which to choose. FAISS is imported where an engine is used.
+"""The landmark index: packed exact search, and FAISS engines over the same keys.
+docs/appendix/index.md says which to choose. FAISS is imported where an engine is used.
 """
 
 import torch

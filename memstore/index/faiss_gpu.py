@@ -4,7 +4,7 @@ device.
 Written against FAISS's documented interface. FAISS's GPU resources are for one thread each, so
 every thread that searches has its own, and its own copies. FAISS's torch wrappers are not used:
 importing them takes the search parameters from every other index. What of this has run, and where,
-is said in docs/index.md.
+is said in docs/appendix/index.md.
 """
 
 import threading

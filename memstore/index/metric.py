@@ -5,7 +5,7 @@ queries do not: they share a mean and differ along few directions, while the key
 mean that no query tells apart. Since q.k = q.m + (C^-1/2 q).(C^1/2 (k - m)), keys may be centred on
 their mean m and scaled by the root of the queries' second moment C = E[q q^T] without changing any
 ranking; an error e of a key then costs E[(q.e)^2] = |C^1/2 e|^2, its plain squared length.
-docs/index.md has what that is worth.
+docs/appendix/index.md has what that is worth.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ class MemstoreRetriever(BaseRetriever):
     (None: the model that ships). documents: to search; None for all. k: how many passages; an
     `invoke(query, k=..)` may differ. The metadata of a passage are "document", "span" (characters
     of it), "place" (its page or headings, or None), "block" and "weight" (how like the
-    query it is: docs/method.md section 9).
+    query it is: docs/appendix/method.md section 9).
     """
 
     store: Any

@@ -52,8 +52,8 @@ def grouped_softmax_attention(
     cu_seqlens: Tensor | None = None,
     triton: bool | None = None,
 ) -> Tensor:
-    """Grouped softmax of whole windows, differentiable in q, k, v and k_cmt (docs/method.md
-    sections 2, 3 and 7).
+    """Grouped softmax of whole windows, differentiable in q, k, v and k_cmt
+    (docs/appendix/method.md sections 2, 3 and 7).
 
     q: [B, H, T, D] rotated and scaled; k, v: [B, Hkv, T, D]; k_cmt: [Hkv, D]; block_size as for
     `local_attention`.

@@ -1,5 +1,5 @@
-"""Grouped-softmax attention in plain torch, in the adjusted-logit form of docs/method.md: any
-dtype, differentiable by autograd.
+"""Grouped-softmax attention in plain torch, in the adjusted-logit form of docs/appendix/method.md:
+any dtype, differentiable by autograd.
 
 Softmaxes and logsumexps run in float32 at least, whatever the input dtype; float64 stays float64.
 """
@@ -69,8 +69,8 @@ def local_attention(
     controlled: Tensor | None = None,
     last_length: int | None = None,
 ) -> LocalAttention:
-    """Grouped softmax of the last T positions of a run of blocks over that run (docs/method.md
-    sections 2 and 3).
+    """Grouped softmax of the last T positions of a run of blocks over that run
+    (docs/appendix/method.md sections 2 and 3).
 
     q: [B, H, T, D] rotated and scaled; the rows are the last T of the S positions. k, v: [B, Hkv,
     S, D]; position s is the landmark of its block where s % (block_size + 1) == block_size; a
@@ -105,8 +105,8 @@ def adjusted_logits(
     """Adjusted logits over content [B, H, T, nb, l]; with a CMT its score c and its own logit (both
     [B, H, T]).
 
-    The CMT's own logit is NEG where controlled blocks take its mass. docs/method.md sections 2 and
-    3.
+    The CMT's own logit is NEG where controlled blocks take its mass. docs/appendix/method.md
+    sections 2 and 3.
     """
     rows, positions, b = q.shape[2], k.shape[2], block_size + 1
     num_blocks = -(-positions // b)

@@ -23,7 +23,8 @@ def memory_attention(
     gated: bool,
     return_mass: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Add the retrieved blocks to a chunk's local attention (docs/method.md sections 2 to 4).
+    """Add the retrieved blocks to a chunk's local attention (docs/appendix/method.md sections 2 to
+    4).
 
     q: [R, B, H, T, D], the scaled queries under R rotations: one a slot position, or one for all
     old blocks.

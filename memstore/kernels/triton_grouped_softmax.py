@@ -1,5 +1,5 @@
-"""Grouped-softmax flash attention in Triton (docs/method.md sections 2, 3 and 7): forward kernel,
-launcher, custom op.
+"""Grouped-softmax flash attention in Triton (docs/appendix/method.md sections 2, 3 and 7): forward
+kernel, launcher, custom op.
 
 Memory is linear in the length: beside the output two numbers a row. Every block's tile is read
 once; before that, where blocks are controlled, their landmark keys alone, for Y.

@@ -14,7 +14,8 @@ gives no NaN.
 
 @dataclass(frozen=True)
 class LocalAttention:
-    """Attention over the chunk alone, before any memory is read (docs/method.md sections 2 and 3).
+    """Attention over the chunk alone, before any memory is read (docs/appendix/method.md sections 2
+    and 3).
 
     output: [B, H, T, D], weights times values; the weights of a row sum to 1 - gate. gate: [B, H,
     T], the context miss token's share g, or zeros where there is none. lse: [B, H, T], log of the

@@ -38,7 +38,7 @@ class Shape:
     head_dim: int
     block_size: int  # content tokens in a block; its landmark is one more position
     # the distance in positions at which a query sees every old block; None = the slots of the
-    # paper's stingy mapping (docs/method.md section 4)
+    # paper's stingy mapping (docs/appendix/method.md section 4)
     old_block_distance: int | None
     kv_dtype: torch.dtype  # of stored keys and values
 

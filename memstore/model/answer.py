@@ -25,9 +25,9 @@ class Source:
     span: (first, end) characters of the document, those of the whole sentences that the block is
     part of (memstore.model.texts.excerpts); text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
-    phrase it is (docs/method.md section 9). reads: one entry a (layer, head, tier): the part read
-    there. place: "page 12", or the headings that it stands under; None where the document has none.
-    also: where the same text stands besides, each a document and its characters.
+    phrase it is (docs/appendix/method.md section 9). reads: one entry a (layer, head, tier): the
+    part read there. place: "page 12", or the headings that it stands under; None where the document
+    has none. also: where the same text stands besides, each a document and its characters.
     """
 
     document: str

@@ -28,7 +28,8 @@ _SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """How a lookup is made; nothing of it changes what is trained or stored (docs/method.md 5).
+    """How a lookup is made; nothing of it changes what is trained or stored
+    (docs/appendix/method.md 5).
 
     Raises InvalidInput, which names what is out of range.
     """
@@ -174,11 +175,11 @@ class AnswerSettings:
     Raises InvalidInput, which names what is out of range.
     """
 
-    max_new_tokens: int = 24
+    max_new_tokens: int = 24  # the longest answer
     temperature: float = 0.0  # 0 takes the likeliest token; above samples
     seed: int | None = None  # makes samples repeatable
     until_sentence: bool = True  # stop at the end of a sentence or line
-    max_sources: int = 5
+    max_sources: int = 5  # places in documents that it names
     # say nothing where a reader that can tell finds that nothing in the memory answers; otherwise
     # the model answers by itself
     from_memory: bool = False

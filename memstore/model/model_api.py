@@ -191,7 +191,8 @@ class ModelAPI(ModelAdapter):
         top_k: int = 5,
         shortlist: int = SHORTLIST,
     ) -> Matches[Source]:
-        """The blocks where most of the phrase is found, best first: docs/method.md section 9.
+        """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
+        9.
 
         shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready

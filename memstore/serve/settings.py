@@ -21,7 +21,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 class ServeSettings:
     """How a server behaves. Raises InvalidInput, which names what is out of range."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # the address that it listens at
     port: Annotated[int, Meta(ge=0, le=65535)] = PORT  # 0 = any that is free
     # limits
     active: Some = 8  # questions answered at once, a token each in turn
@@ -38,9 +38,8 @@ class ServeSettings:
     files: Count = 10_000  # uploaded, and read for an agent
     files_bytes: Count = 4 << 30  # of them together
     conversations: Some = 10_000  # stored; beyond it the longest unused are forgotten
-    conversations_bytes: Count = 4 << 30  # of turns and of the documents that hold them; as well
-    # conversations
-    # of a prompt, beyond which it is a document; None = the model's
+    conversations_bytes: Count = 4 << 30  # of their turns and documents; likewise
+    # tokens of a prompt, beyond which it is a document; None = the model's
     window_tokens: Annotated[int, Meta(ge=8)] | None = None
     warm_sessions: Count = 16  # kept in memory
     warm_seconds: Seconds = 600.0  # since they were last used

@@ -83,7 +83,7 @@ class MemoryStore(WrittenDocuments):
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
         """Publish the named documents, or every ready one, where a URL says (s3://, gs://, az://,
-        file:///, memory://): see docs/share.md. What is there already is not sent again.
+        file:///, memory://): see docs/sharing.md. What is there already is not sent again.
 
         keep: "text" for no keys and values of passages, which readers compute as they need them.
         replace: also in place of published documents of these names that hold other content.

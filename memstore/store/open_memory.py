@@ -91,7 +91,7 @@ class OpenMemory(Closing):
 
         path: its directory, or the URL of a published memory (s3://, gs://, az://, file:///,
         memory://), which is only read, and whose blocks are read when they are asked for: see
-        ShareOptions, and docs/share.md. wait_for_writer: writing waits while another process
+        ShareOptions, and docs/sharing.md. wait_for_writer: writing waits while another process
         writes, instead of raising MemoryLocked. options: see OpenOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,

@@ -25,7 +25,7 @@ _SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
 # records at least, or bytes, that are read before it is seen that the disk had to
 _FEW, _FEW_BYTES = 8, 1 << 20
 # Of a batch that threads share: bytes that one takes together, of records that are copied and of
-# those that are decoded; and bytes of the records that are worth it (docs/storage.md).
+# those that are decoded; and bytes of the records that are worth it (docs/appendix/storage.md).
 _TOGETHER, _DECODED_TOGETHER = 1 << 20, 128 << 10
 _SHARED = 512 << 10
 

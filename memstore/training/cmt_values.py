@@ -2,8 +2,9 @@
 
 A row whose gate is below the cutoff gives a small share g of its attention to memory and does not
 look it up. The share is known and what it would have read is not; but most of that is the same
-for all such rows of a head (docs/method.md section 3), and a value v of the head stands for it:
-the row takes g v. The best v is the mean of what rows with a low gate read, weighed by g squared.
+for all such rows of a head (docs/appendix/method.md section 3), and a value v of the head stands
+for it: the row takes g v. The best v is the mean of what rows with a low gate read, weighed by g
+squared.
 """
 
 from collections.abc import Callable, Sequence

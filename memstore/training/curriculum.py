@@ -1,5 +1,5 @@
 """The stages of training: what each mixes, how long it lasts and how fast it learns
-(docs/training.md has the evidence).
+(docs/appendix/training.md).
 """
 
 from dataclasses import dataclass, field, replace

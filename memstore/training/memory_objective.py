@@ -1,5 +1,5 @@
 """Fresh chunks that read windows as a memory: the forward pass of inference made differentiable
-(docs/method.md sections 4 and 7).
+(docs/appendix/method.md sections 4 and 7).
 
 Old blocks stand at one fixed distance, every block of a visible window is attended instead of the
 top k, and landmarks of all other windows are valued negatives.

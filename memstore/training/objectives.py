@@ -140,7 +140,8 @@ class Loss:
 
 
 def next_token_loss(model: Trainee, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
-    """Weighted next-token cross entropy with the landmark rules of docs/method.md section 7.
+    """Weighted next-token cross entropy with the landmark rules of docs/appendix/method.md section
+    7.
 
     ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token
     before a landmark predicts the token after it, and so does the landmark itself. Tokens of weight

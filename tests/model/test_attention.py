@@ -1,5 +1,5 @@
-"""Chunked inference with a memory: the published implementation's numbers, and docs/method.md
-transcribed literally.
+"""Chunked inference with a memory: the published implementation's numbers, and
+docs/appendix/method.md transcribed literally.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""The choice of blocks against docs/method.md section 5 transcribed, with scores full of ties."""
+"""The choice of blocks against docs/appendix/method.md section 5 transcribed, with scores full of
+ties."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What docs/serve.md says: its commands and its Python are run, in order, and succeed."""
+"""What docs/serving.md says: its commands and its Python are run, in order, and succeed."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from support.diary import DIARY
 from support.paths import ROOT
 from support.serving import serving
 
-DOCS = ROOT / "docs" / "serve.md"
+DOCS = ROOT / "docs" / "serving.md"
 ADDRESS = "http://127.0.0.1:8741"
 # curl fails on an answer that is an error; of what is told in a pipe, each part must succeed
 STRICT = 'set -euo pipefail\ncurl() { command curl --fail-with-body "$@"; }\n'

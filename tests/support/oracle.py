@@ -1,5 +1,5 @@
-"""docs/method.md written out as loops in float64, a query row at a time: slow, literal, independent
-of the package.
+"""docs/appendix/method.md written out as loops in float64, a query row at a time: slow, literal,
+independent of the package.
 
 Keys are rotated to absolute positions here (the package rotates queries instead), softmaxes are
 sums of exponentials, and every group is formed by hand.

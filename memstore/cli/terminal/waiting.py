@@ -2,8 +2,7 @@
 
 GNU OpenMP's spin for a while before they sleep. Where other processes want the cores, the one
 that is waited for does not run meanwhile: two threads took 4 to 7 times as long for a chunk of
-SmolLM2 as one (docs/models-results.md). On an idle machine spinning is a fifth to two fifths
-faster.
+SmolLM2 as one. On an idle machine spinning is a fifth to two fifths faster.
 """
 
 import os

@@ -39,7 +39,7 @@ def ingest_by_landmarks(
     expect: OnSize | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, chunk by chunk, resumable and in constant memory;
-    the finished document is returned (docs/method.md section 6).
+    the finished document is returned (docs/appendix/method.md section 6).
 
     retrieve: attend to retrieved blocks while reading, instead of the latest ones. A document
     already there with the same content is returned as it is; one whose ingest was interrupted is

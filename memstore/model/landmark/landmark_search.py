@@ -1,8 +1,8 @@
 """Search of a memory for a phrase: landmark keys choose a shortlist of blocks, and the blocks' own
 keys rank it.
 
-docs/method.md section 9. Nothing here depends on one set of weights: which heads matter is read off
-the phrase.
+docs/appendix/method.md section 9. Nothing here depends on one set of weights: which heads matter is
+read off the phrase.
 """
 
 import math

@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         model without one.
 
         The CMT passes through the layers with zero attention output, so the keys depend on weights
-        alone (docs/method.md section 3).
+        alone (docs/appendix/method.md section 3).
         """
         if not self.config.cmt:
             return None

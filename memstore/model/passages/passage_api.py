@@ -31,7 +31,7 @@ class PassageAPI(ModelAPI, PassageModel):
     """The API by a selector and RepositionedAttention in every layer."""
 
     answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
-    codec = "int8"  # the answers are the same: docs/models-results.md
+    codec = "int8"  # the answers are the same: docs/results.md
     # the module that computes passages of this model in another process, and its arguments (see
     # passages.worker_process); None where no other can load it
     worker: Sequence[str] | None = None

@@ -29,7 +29,7 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
     if any(sign in text for sign in _NO_CREDENTIALS):
         return StoreUnavailable(
             f"{url}: no credentials; set them in the environment, as for the engine's own "
-            f"SDK ({CREDENTIALS.get(url.partition(':')[0], 'see docs/share.md')}, say)"
+            f"SDK ({CREDENTIALS.get(url.partition(':')[0], 'see docs/sharing.md')}, say)"
         )
     refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
     if isinstance(error, refusals) or any(sign in text for sign in _REFUSED):

@@ -1,5 +1,5 @@
 """A lookup: which blocks the rows of a layer step choose, where those stand, and how they score
-there (docs/method.md sections 4 and 5).
+there (docs/appendix/method.md sections 4 and 5).
 """
 
 from dataclasses import dataclass

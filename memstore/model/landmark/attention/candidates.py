@@ -13,7 +13,7 @@ from memstore.model.session_blocks import SessionBlocks
 @dataclass(frozen=True)
 class Prefix:
     """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent
-    (docs/method.md section 4).
+    (docs/appendix/method.md section 4).
 
     size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy
     mapping gives old blocks slots from the left; a fixed distance gives them none. Chosen recent

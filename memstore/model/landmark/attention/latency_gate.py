@@ -1,5 +1,5 @@
 """The latency-aware gate, of blocks that a row does not wait for: those in tiers that its gate is
-too low for, and those that cannot be had (docs/share.md). What is left is attended to.
+too low for, and those that cannot be had (docs/sharing.md). What is left is attended to.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

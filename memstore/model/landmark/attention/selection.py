@@ -1,7 +1,8 @@
 """Which blocks are read: the choice among old and recent candidates, shared over tokens or heads as
 the granularity says.
 
-A candidate is a block's number in the session's memory, 0 = the oldest. docs/method.md section 5.
+A candidate is a block's number in the session's memory, 0 = the oldest. docs/appendix/method.md
+section 5.
 """
 
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def select(
 
 def superseding(scores: Tensor, candidates: Tensor, documents: int, weight: float) -> Tensor:
     """What chosen blocks of documents gain for being later than others that score like them
-    [H, T, K] (docs/method.md section 5).
+    [H, T, K] (docs/appendix/method.md section 5).
 
     scores: [H, T, K]; candidates: [H, T or 1, K], -1 = none; the first `documents` candidates are
     blocks of documents. weight: what a block gains over an earlier one that scores the same, if no

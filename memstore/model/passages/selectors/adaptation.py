@@ -21,7 +21,7 @@ class Adaptation:
     score_range: float | None = None
     separator: str = SEPARATOR  # between what is read and the words of a question
     # is each of several passages computed over those before it: it answers more where a later one
-    # counts, and nowhere less (docs/models-results.md)
+    # counts, and nowhere less (docs/results.md)
     chained: bool = True
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
     context: Context = "none"  # read in front of a passage, though it stands elsewhere
