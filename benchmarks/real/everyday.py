@@ -29,13 +29,15 @@ METHODS = [
     "rrf@4", "none",
 ]  # fmt: skip
 TASK = "everyday"
+KEPT = ("question", "method", "right", "answered", "said")  # of a row, in the results
 
 
 def main() -> None:
     options = read_options()
     rows = run("everyday", options, plan)
     print("\n" + marks(rows, options.methods))
-    write(options, {"answers": counts(rows), "rows": rows})
+    said = [{name: row[name] for name in KEPT if name in row} for row in rows]
+    write(options, {"answers": counts(rows), "rows": said})
 
 
 def read_options() -> argparse.Namespace:
@@ -63,6 +65,7 @@ def plan() -> Plan:
                 primed="",
                 answers=tuple(one.answers),
                 rule="any",
+                most=64,  # as a passage model answers its users
                 stated=(stated,),
             )
         )

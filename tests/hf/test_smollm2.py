@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 
+from memstore.cli.demo import real_book
 from memstore.cli.demo.planted_text import python_text
+from memstore.cli.main import main
 from memstore.hf.load import load_reader
 from memstore.store.memory_store import MemoryStore
 
@@ -107,3 +109,15 @@ def test_what_is_stored_serves_the_model_in_every_precision(reader, text, tmp_pa
     question, (_, value) = next(iter(FACTS.items()))
     with MemoryStore.open(tmp_path / "m", reader.signature) as store:
         assert value in reader.ask(question, store, max_new_tokens=16).text
+
+
+def test_the_demonstration_reads_a_chapter_and_is_asked_by_a_new_process(
+    cache, monkeypatch, capsys
+):
+    monkeypatch.setattr(real_book, "SECONDS", 0.0)  # one chapter
+    monkeypatch.setattr(sys, "argv", ["memstore", "demo", "--model", "smollm2", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = json.loads(capsys.readouterr().out)
+    assert ended.value.code in (0, None) and told["chapters"] == 1 and told["of"] == 5
+    assert told["tokens"] > 2_500 and told["right"] >= 1 and told["rival"]["seconds_per_question"]
