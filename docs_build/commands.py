@@ -5,12 +5,13 @@ from typing import Any
 
 import typer
 
-from docs_build.markdown import cell, table
+from docs_build.markdown import cell, code, table
 from memstore.cli.main import app
 
 _ABOUT = """Every command and option, as `memstore COMMAND --help` says them. Sizes take `KB`, `MB`,
 `GB`. Exit status: 0; 1 (failed: one line on stderr says why and what to do); 2 (wrong usage); 130
-(interrupted; the same command resumes an ingest).
+(interrupted; the same command resumes an ingest). Without `--store` and `$MEMSTORE_STORE` the
+memory is `./memory`.
 """
 
 
@@ -64,7 +65,7 @@ def _usage(argument: Any) -> str:
 def _kind(option: Any) -> str:
     if option.is_flag:
         return ""
-    return cell(f"`{option.metavar or option.type.name.upper()}`")
+    return code(option.metavar or option.type.name.upper())
 
 
 def _about(parameter: Any) -> str:

@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterator
 from typing import NamedTuple, get_type_hints
 
-from docs_build.markdown import cell, table
+from docs_build.markdown import cell, code, table
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.serve.settings import ServeSettings
 from memstore.share.publication_options import ShareOptions
@@ -39,7 +39,7 @@ def settings_page() -> str:
     parts = ["# Settings", ""]
     for kind, title, about in SETTINGS:
         rows = [
-            [f"`{one.name}`", cell(f"`{one.kind}`"), _code(one.default), cell(one.about)]
+            [f"`{one.name}`", code(one.kind), code(one.default), cell(one.about)]
             for one in settings(kind)
         ]
         head = ["", "type", "default", ""]
@@ -93,7 +93,3 @@ def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
             kind = alone if token.line.lstrip().startswith("#") else behind
             kind[token.start[0]] = token.string.lstrip("# ")
     return behind, alone
-
-
-def _code(text: str) -> str:
-    return cell(f"`{text}`") if text else ""
