@@ -77,7 +77,7 @@ async def use_every_tool(client: Client) -> None:
     assert DIARY[slice(*best["span"])] == best["text"] and best["document"] == "diary"
     assert "The combination of the lime barn is 4467." in best["text"]
     assert answer.content[0].text.splitlines()[0] == ANSWER
-    found = await client.call_tool("search", {"phrase": "the name of the new foal", "results": 1})
+    found = await client.call_tool("search", {"phrase": "the name of the new foal", "top_k": 1})
     (passage,) = found.structured_content["passages"]
     assert passage["document"] == "letter"
     assert "The name of the new foal is Clover." in passage["text"]
@@ -256,7 +256,7 @@ def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_pat
                 ("ask", {"question": "?", "documents": ["gone"]}, "gone"),
                 ("ask", {"question": "?", "depth": 3}, "depth"),
                 ("search", {"phrase": ""}, "the phrase is empty"),
-                ("search", {"phrase": "a", "results": 0}, "results"),
+                ("search", {"phrase": "a", "top_k": 0}, "top_k"),
                 ("ingest", {"name": "x"}, "a text or a path"),
                 ("ingest", {"name": "x", "text": " \n"}, "empty"),
                 ("ingest", {"name": "x", "text": "a\0b"}, "text"),

@@ -48,7 +48,7 @@ class Search(Strict):
     documents: Annotated[list[str], entries()] | None = Field(
         default=None, description="Search these only."
     )
-    results: int = Field(default=5, ge=1, le=MOST_PASSAGES, description="How many passages.")
+    top_k: int = Field(default=5, ge=1, le=MOST_PASSAGES, description="How many passages.")
 
 
 class Documents(Strict):

@@ -148,7 +148,7 @@ class MemoryTools:
         reader, store = self.reader, self.store
         matches = await self.worker.run(
             asker.owner,
-            lambda: reader.search(given.phrase, store, documents=names, top_k=given.results),
+            lambda: reader.search(given.phrase, store, documents=names, top_k=given.top_k),
         )
         return {
             "passages": [_passage(source) for source in matches],
