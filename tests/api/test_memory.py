@@ -8,6 +8,7 @@ import pytest
 import memstore
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
 from support.diary import DIARY
+from support.fake_device import FakeDevice
 
 BARN = "What is the combination of the lime barn? The combination of the lime barn is"
 
@@ -133,3 +134,14 @@ def test_an_event_loop_awaits_the_same(path: Path) -> None:
             await memory.remove("own")
 
     asyncio.run(run())
+
+
+def test_a_model_on_a_device_has_its_blocks_there(tmp_path: Path) -> None:
+    with FakeDevice(), memstore.open(tmp_path / "memory", "books-1m", device="cuda") as memory:
+        memory.add(text=DIARY, name="diary")
+        assert memory.reader.device.type == "cuda"
+        assert memory.ask(BARN).text == "4467"
+        assert [answer.text for answer in memory.ask_many([BARN, BARN])] == ["4467", "4467"]
+        assert memory.store.tier_stats()["device"]["hits"] > 0
+    with memstore.open(tmp_path / "memory") as memory:  # "auto": there is no GPU here
+        assert memory.reader.device.type == "cpu" and memory.ask(BARN).text == "4467"

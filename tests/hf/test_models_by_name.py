@@ -12,6 +12,7 @@ from memstore.hf.models_by_name import default_name, name_of
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.export_file import read_head
 from support.commands import run, write_model
+from support.fake_device import FakeDevice
 
 
 def of(model: ModelName | None) -> "memstore.LandmarkModel":
@@ -114,3 +115,14 @@ def test_a_new_memory_says_which_model_it_got_and_how_to_get_a_better_one(
     first, again = run(*new), run(*new)
     assert "for books-1m: a model of 1.6M parameters" in first.err and "--model" in first.err
     assert first.status == again.status == 0 and "books-1m" not in again.err
+
+
+def test_commands_compute_on_the_device_that_is_named(tmp_path: Path) -> None:
+    text, store = tmp_path / "story.txt", tmp_path / "memory"
+    text.write_text("The mill stands by the river, and its wheel has turned for years. " * 4)
+    with FakeDevice():
+        for command in (("ingest", text), ("ask", "Where is the mill?"), ("search", "the mill")):
+            done = run(*command, "--store", store, "--device", "cuda")
+            assert done.status == 0, done.err
+        told = run("ask", "Where is the mill?", "--store", store, "--device", "cuda", "--json").json
+    assert told["tiers"]["device"]["hits"] > 0
