@@ -60,10 +60,12 @@ soak: setup
 		MEMSTORE_SERVE_HOSTILE=$${MEMSTORE_SERVE_HOSTILE:-2000} \
 		MEMSTORE_KEY_DEEDS=$${MEMSTORE_KEY_DEEDS:-2000} \
 		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-5000} \
+		MEMSTORE_PAGES_APART=$${MEMSTORE_PAGES_APART:-1} \
 		$(TEST) tests/store/test_durability.py tests/store/test_soak.py tests/store/test_hostile.py tests/documents/test_hostile_documents.py \
 		tests/cli/test_signals.py tests/share/test_published_hostile.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/serve/test_serve_keys.py tests/store/test_computed_again.py \
-		tests/store/test_stored_once.py \
+		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \
+		tests/store/test_replace_selector.py \
 		-s --timeout 7200 $(ARGS)
 
 lint: setup

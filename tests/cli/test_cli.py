@@ -988,7 +988,7 @@ def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
     from pydoc_data.topics import topics
 
     book, store = tmp_path / "book.txt", tmp_path / "mem"
-    book.write_text("\n".join(topics.values())[:200_000])
+    book.write_text("\n".join(topics.values())[:60_000])
     with start(
         "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -1012,8 +1012,10 @@ def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
 
 
 def test_a_reader_that_stops_reading_is_no_error(store: Path) -> None:
-    for command in (["ls"], ["ask", "Who?"]):
-        process = start(*command, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for command, fresh in ((["ls"], True), (["ask", "Who?"], False)):
+        process = start(
+            *command, "--store", store, fresh=fresh, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -1023,7 +1025,7 @@ def test_a_reader_that_stops_reading_is_no_error(store: Path) -> None:
 
 def test_output_that_does_not_fit_is_one_line(store: Path) -> None:
     with open("/dev/full", "w") as full:
-        process = start("ls", "--store", store, stdout=full, stderr=subprocess.PIPE)
+        process = start("ls", "--store", store, fresh=True, stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate()
     assert process.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1
 

@@ -9,7 +9,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,6 +39,7 @@ from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text
+from support.forked_workers import forked_workers
 
 WORDS = ["mill", "ferry", "captain", "lantern", "orchard", "harbour", "anchor", "letter", "river"]
 
@@ -47,6 +50,11 @@ def prose(sentences: int, seed: int = 0) -> str:
         f"The {' '.join(rng.choice(WORDS) for _ in range(rng.randint(3, 20)))} has number {at}."
         for at in range(sentences)
     )
+
+
+@cache
+def long_prose() -> str:
+    return prose(20_000)
 
 
 BOOK = prose(260)
@@ -87,7 +95,8 @@ def crews(reader: HuggingFacePassageModel) -> "Iterator[dict[int, Workers | int]
     """Workers by their number, that have begun."""
     with reader.workers(2) as two, reader.workers(3) as three:
         two.start()
-        three.start()
+        with forked_workers():
+            three.start()
         yield {1: 1, 2: two, 3: three}
 
 
@@ -161,6 +170,12 @@ def test_what_is_stored_does_not_depend_on_how_many_read(
 
 
 @pytest.fixture
+def forks() -> Iterator[None]:
+    with forked_workers():
+        yield
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Many short documents, one that cannot be read, and a long one at the end."""
     path = tmp_path / "folder"
@@ -174,6 +189,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_folder_is_read_in_as_by_one_process(
     reader: HuggingFacePassageModel, directory: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -214,6 +230,7 @@ def test_documents_that_come_fill_a_forward_pass(
     assert sum(passes) == 20 and len(passes) < 8
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_file_that_changed_since_it_was_looked_at_is_read_anew(
     reader: HuggingFacePassageModel,
     directory: Path,
@@ -267,6 +284,7 @@ def test_whoever_cannot_be_helped_is_told_in_one_line(
         model.ingest(STORY, store, name="a", workers=2)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_model_that_changed_since_is_not_taken_for_the_same(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +301,7 @@ def test_a_model_that_changed_since_is_not_taken_for_the_same(
         crew.start()
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_a_worker_raises_is_raised(directory: Path, tmp_path: Path) -> None:
     model = decoder("llama")
     with torch.no_grad():
@@ -317,6 +336,7 @@ def test_what_a_worker_raises_is_raised(directory: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
     reader: HuggingFacePassageModel, tmp_path: Path, number: signal.Signals
@@ -344,21 +364,34 @@ def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
 
 
 @pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "late", "fresh"),
+    [
+        (signal.SIGINT, False, True),
+        (signal.SIGINT, True, False),
+        (signal.SIGTERM, False, False),
+        (signal.SIGTERM, True, False),
+        (signal.SIGKILL, False, False),
+        (signal.SIGKILL, True, True),
+    ],
+)
 def test_no_worker_outlives_the_command(
-    directory: Path, tmp_path: Path, number: signal.Signals, late: bool
+    directory: Path, tmp_path: Path, number: signal.Signals, late: bool, fresh: bool
 ) -> None:
-    """late: when the first passages are stored, and not while the workers load the model."""
+    """late: when the first passages are stored, and not while the workers load the model. fresh:
+    all are Pythons of their own, not forks.
+    """
     book, own = tmp_path / "book.txt", tmp_path / "tmp"
     own.mkdir()
-    book.write_text(prose(20_000))
-    process = start(
-        *("ingest", book, "--store", tmp_path / "m", "--model", directory, "--workers", 3),
-        env={"TMPDIR": str(own)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    book.write_text(long_prose())
+    with nullcontext() if fresh else forked_workers():
+        process = start(
+            *("ingest", book, "--store", tmp_path / "m", "--model", directory, "--workers", 3),
+            fresh=fresh,
+            env={"TMPDIR": str(own)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     begun: list[int] = []
     while len(begun) < 2 and process.poll() is None:
         begun = children_of(process.pid)

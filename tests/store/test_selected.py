@@ -57,8 +57,8 @@ from support.synthetic_documents import (
 )
 from support.synthetic_documents import ingest as ingest_chunks
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
-FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200")) // 2
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "10"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "80")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)

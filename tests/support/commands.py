@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from memstore.__main__ import main as command_line
 from memstore.cli.main import main
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED, save_checkpoint
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
 from memstore.store.verify.walk import walk
+from support.forked import forked
 from support.paths import ROOT
 from support.synthetic_documents import PROBLEMS
 
@@ -63,23 +65,28 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Result:
 
 
 def start(
-    *arguments: object, env: Mapping[str, str] = {}, **options: Any
+    *arguments: object, fresh: bool = False, env: Mapping[str, str] = {}, **options: Any
 ) -> "subprocess.Popen[str]":
     """The command in a process of its own, where SIGINT is what it is on a terminal, however the
-    tests were started; env: variables that it has beside those of this process.
+    tests were started; env: variables that it has beside those of this process. fresh: Python
+    starts anew, not as a fork of this process.
     """
+    words = [*map(str, arguments)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    if not fresh:
+        return forked(command_line, ["memstore", *words], text=True, env=variables, **options)
     return subprocess.Popen(
-        [sys.executable, "-m", "memstore", *map(str, arguments)],
+        [sys.executable, "-m", "memstore", *words],
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        env=variables,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **options,
     )
 
 
 def run_apart(*arguments: object) -> Result:
-    """The command in a process of its own, to its end."""
-    process = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """The command in a Python of its own, to its end."""
+    process = start(*arguments, fresh=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = process.communicate()
     return Result(process.returncode, out, err)
 
