@@ -10,6 +10,7 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
+    from memstore import errors as errors
     from memstore.api.async_memory import AsyncMemory as AsyncMemory
     from memstore.api.async_memory import open_async as open_async
     from memstore.api.memory import Memory as Memory
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from memstore.model.answer import Source as Source
     from memstore.model.landmark.landmark_model import LandmarkModel as LandmarkModel
     from memstore.model.landmark.landmark_model import load_model as load_model
+    from memstore.model.lookup_settings import AskOptions as AskOptions
     from memstore.store.memory_store import MemoryStore as MemoryStore
+    from memstore.store.open_options import OpenOptions as OpenOptions
 
 _HOME = {
     "AsyncMemory": "memstore.api.async_memory",
@@ -32,6 +35,8 @@ _HOME = {
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store.memory_store",
     "Answer": "memstore.model.answer",
+    "AskOptions": "memstore.model.lookup_settings",
+    "OpenOptions": "memstore.store.open_options",
     "DocumentMatch": "memstore.model.answer",
     "LandmarkModel": "memstore.model.landmark.landmark_model",
     "Source": "memstore.model.answer",
@@ -44,14 +49,17 @@ _CALLED = {"open": "open_memory"}  # there
 
 __all__ = [
     "Answer",
+    "AskOptions",
     "AsyncMemory",
     "DocumentMatch",
     "LandmarkModel",
     "Memory",
     "MemoryStore",
     "MemstoreError",
+    "OpenOptions",
     "Source",
     "__version__",
+    "errors",
     "load_model",
     "load_reader",
     "open",
@@ -60,10 +68,16 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     """Import public names where they are first used: `import memstore` alone loads neither torch
     nor lmdb.
     """
+    if name == "errors":
+        return import_module("memstore.errors")
     if name in _HOME:
         if _HOME[name] == "memstore.hf.load":
             from memstore.hf.needed import check_transformers

@@ -1,18 +1,23 @@
 """The same for programs that run in an event loop: every call on one thread of its own, in turn."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from memstore.api.memory import Labels, Memory, Progress, open_memory
+from memstore.api.answer_stream import AnswerStream
+from memstore.api.memory import Labels, Memory, OnError, Progress, open_memory
 from memstore.disk.format.document import Document
+from memstore.errors import InvalidInput
 from memstore.model.answer import Answer, Matches, Source
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
 from memstore.store.open_options import OpenOptions
+
+if TYPE_CHECKING:
+    from memstore.share.publish.publish import Report as Published
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,9 +41,10 @@ class AsyncMemory:
         labels: Labels | None = None,
         replace: bool = False,
         progress: Progress | None = None,
+        on_error: OnError | None = None,
     ) -> list[Document]:
-        """As Memory.add; progress is called on the memory's thread."""
-        add = partial(self.memory.add, text=text, name=name, labels=labels)
+        """As Memory.add; progress and on_error are called on the memory's thread."""
+        add = partial(self.memory.add, text=text, name=name, labels=labels, on_error=on_error)
         return await self._run(add, paths, replace=replace, progress=progress)
 
     async def ask(
@@ -65,21 +71,27 @@ class AsyncMemory:
         ask = self.memory.ask_many
         return await self._run(ask, questions, documents=documents, where=where, **options)
 
-    async def stream(
+    def stream(
         self,
         question: str,
         *,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,
         **options: Unpack[AskOptions],
-    ) -> AsyncIterator[str]:
-        """As Memory.stream; other calls take their turns between the pieces."""
-        pieces = self.memory.stream(question, documents=documents, where=where, **options)
-        try:
-            while (piece := await self._run(next, pieces, None)) is not None:
-                yield piece
-        finally:
-            await self._run(pieces.close)
+    ) -> "AsyncAnswerStream":
+        """As Memory.stream, an asynchronous iterator and context manager; other calls take their
+        turns between the pieces.
+        """
+        begin = partial(self.memory.stream, question, documents=documents, where=where, **options)
+        return AsyncAnswerStream(begin, self._run)
+
+    async def label(self, name: str, labels: Labels) -> Document:
+        """As Memory.label."""
+        return await self._run(self.memory.label, name, labels)
+
+    async def publish(self, url: str, names: Sequence[str] | None = None) -> "Published":
+        """As Memory.publish."""
+        return await self._run(self.memory.publish, url, names)
 
     async def search(
         self,
@@ -115,6 +127,44 @@ class AsyncMemory:
     async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(call, *args, **kwargs))
+
+
+class AsyncAnswerStream:
+    """Pieces of an answer's text, never a part of a character; `answer` is there at the end."""
+
+    def __init__(self, begin: Callable[[], AnswerStream], run: Callable[..., Any]) -> None:
+        """Use AsyncMemory.stream."""
+        self._begin, self._run = begin, run
+        self._stream: AnswerStream | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """The whole of it, with its sources. Raises InvalidInput before the last piece."""
+        if self._stream is None:
+            raise InvalidInput("the answer is not there before its last piece; read them all")
+        return self._stream.answer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._stream is None:
+            self._stream = await self._run(self._begin)
+        piece: str | None = await self._run(next, self._stream, None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def close(self) -> None:
+        """End the answer where it is."""
+        if self._stream is not None:
+            await self._run(self._stream.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 async def open_async(

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.api.answer_stream import AnswerStream
 from memstore.closing import Closing
-from memstore.disk.format.document import Document, is_of_prompt
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.disk.format.document import LABELS, Document, is_of_prompt
+from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches, Source
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
+from memstore.share.format.manifest import MANIFESTS
 from memstore.share.publication_options import is_url
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import OpenOptions
@@ -23,12 +24,12 @@ from memstore.store.write.admission import Mode
 if TYPE_CHECKING:
     from memstore.share.publish.publish import Report as Published
 
-LABELS = "labels"  # under which a document's metadata holds what its user said of it
 TOGETHER = 8  # questions that are answered side by side
 
 Labels = Mapping[str, Any]
 """What a user says of a document: plain values by name."""
 Progress = Callable[[IngestProgress], None]
+OnError = Callable[[MemstoreError], None]
 
 
 class Memory(Closing):
@@ -62,24 +63,35 @@ class Memory(Closing):
         labels: Labels | None = None,
         replace: bool = False,
         progress: Progress | None = None,
+        on_error: OnError | None = None,
     ) -> list[Document]:
         """Read documents: files, folders (with all that is in them) or patterns, one or many; or a
         text with a name. What is there already with the same content is left as it is.
 
         name: of the one document; otherwise a file's own, without its ending, and in a folder its
-        path there. labels: what `where` can ask for later. replace: in place of a document of that
-        name with other content. progress: called while one is read.
+        path there, with it. labels: what `where` can ask for later; None leaves those that a
+        document has. replace: in place of a document of that name with other content. progress:
+        called while one is read. on_error: called with what is wrong with a file, and the others
+        are read; None raises it.
 
         Raises InvalidInput, UnreadableDocument, DocumentExists, StorageFull, ReadOnlyMemory,
         MemoryLocked. Documents that were read before the one that fails stay.
         """
-        texts = self._texts(paths, text, name)
+        texts = self._texts(paths, text, name, on_error)
         added = []
         for one in texts:
+            try:
+                one.check()
+            except MemstoreError as error:
+                if on_error is None:
+                    raise
+                on_error(error)
+                continue
+            had = self.store.document(one.name).labels if self.store.has(one.name) else {}
             mode: Mode = "replace" if replace and self.store.has(one.name) else "new"
             document = self.reader.ingest(one, self.store, mode=mode, progress=progress)
-            if labels is not None:
-                document = self.label(document.name, labels)
+            if document.labels != (said := had if labels is None else dict(labels)):
+                document = self.label(document.name, said)
             added.append(document)
         if self.store.update_index():
             self.reader.build_index(self.store)
@@ -89,6 +101,10 @@ class Memory(Closing):
         """Say something else of a document. Raises DocumentNotFound, InvalidInput (no plain
         values), ReadOnlyMemory, MemoryLocked.
         """
+        if not (isinstance(labels, Mapping) and all(map(_is_plain, labels.items()))):
+            raise InvalidInput(
+                f"labels are names with a text, a number, true, false or None, not {labels!r}"
+            )
         metadata = self.store.document(name).metadata
         return self.store.describe(name, {**metadata, LABELS: dict(labels)})
 
@@ -140,6 +156,8 @@ class Memory(Closing):
         """Answer questions, each by itself, `together` of them side by side: the model's weights
         are read once a step for all. Otherwise as `ask`.
         """
+        if isinstance(questions, str):
+            raise InvalidInput("ask_many takes several questions in a list; `ask` takes one")
         return self.reader.ask_many(
             questions,
             self.store,
@@ -181,22 +199,34 @@ class Memory(Closing):
         """Names of the documents that are asked; None for all."""
         if isinstance(documents, str):
             documents = [documents]
+        if documents is not None and not documents:
+            raise InvalidInput("no document is named; None asks all of them")
         if where is None:
             return documents
+        if not isinstance(where, Mapping):
+            raise InvalidInput(f"where is labels and their values, not {where!r}")
         found = [row.name for row in self.documents(where)]
         if documents is not None:
             found = [name for name in documents if name in set(found)]
         if not found:
-            raise InvalidInput(f"no document has the labels {dict(where)}")
+            known = sorted({name for row in self.documents() for name in row.labels})
+            there = f"; those that there are: {', '.join(known)}" if known else ""
+            raise InvalidInput(f"no document has labels equal to {dict(where)}{there}")
         return found
 
     def _texts(
-        self, paths: Path | str | Sequence[Path | str], text: str | None, name: str | None
+        self,
+        paths: Path | str | Sequence[Path | str] | None,
+        text: str | None,
+        name: str | None,
+        on_error: OnError | None,
     ) -> list[Text]:
         if text is not None:
             if paths:
                 raise InvalidInput("give paths or a text, not both")
             return [Text(text, name)]
+        if paths is None:
+            raise InvalidInput("give a path, or a text with a name")
         given = [paths] if isinstance(paths, str | Path) else list(paths)
         if not given:
             raise InvalidInput("give a path, or a text with a name")
@@ -205,8 +235,10 @@ class Memory(Closing):
         found = find(
             [str(path) for path in given], recursive=True, name=name, without=self.store.path
         )
-        if found.refused:
-            raise found.refused[0]
+        for error in found.refused:
+            if on_error is None:
+                raise error
+            on_error(error)
         if name is not None and len(found.files) > 1 and not found.folders:
             raise InvalidInput("a name is for one document; several are named after their files")
         return [Text(file.path, file.name) for file in found.files]
@@ -234,6 +266,11 @@ def open_memory(
     MemoryStore.open and MemoryStore.create raise.
     """
     loaded = None if model is None or isinstance(model, str | Path) else model
+    if loaded is not None and not isinstance(loaded, ModelAPI):
+        raise InvalidInput(
+            f"a {type(loaded).__name__} is no model for a memory: memstore.wrap(model, tokenizer) "
+            "makes one of a transformers model"
+        )
     named = model if isinstance(model, str | Path) else None
     opening = _on_device(options or {}, device if loaded is None else str(loaded.device))
     compute: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -243,6 +280,7 @@ def open_memory(
         except MemoryNotFound:
             if not create or is_url(path):
                 raise
+            _check_free(Path(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), **compute)
             store = MemoryStore.create(
                 path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening
@@ -256,6 +294,20 @@ def open_memory(
         return Memory(reader, store)
 
 
+def _check_free(path: Path) -> None:
+    """Raises InvalidInput for a directory in which no memory can be made."""
+    inside = {child.name for child in path.iterdir()} if path.is_dir() else set()
+    if MANIFESTS in inside:
+        raise InvalidInput(f"{path} is a published memory: open it as file://{path.resolve()}")
+    if inside:
+        raise InvalidInput(f"{path} is not empty and holds no memory; name a new directory")
+
+
+def _is_plain(label: tuple[object, object]) -> bool:
+    name, value = label
+    return isinstance(name, str) and isinstance(value, str | int | float | bool | None)
+
+
 def _on_device(options: OpenOptions, device: str) -> OpenOptions:
     """The same, with a tier of the device that the model computes on."""
     from memstore.devices import usable_device
@@ -265,5 +317,5 @@ def _on_device(options: OpenOptions, device: str) -> OpenOptions:
 
 
 def _matches(document: Document, where: Labels | None) -> bool:
-    labels = document.metadata.get(LABELS, {})
+    labels = document.labels
     return all(name in labels and labels[name] == value for name, value in (where or {}).items())

@@ -28,6 +28,7 @@ from memstore.hf.new_directory import new_directory
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
+from memstore.model.landmark.checkpoint import SHIPPED_NAME
 from memstore.model.passages.selectors.adaptation import Adaptation
 
 # without the first, whoever is at standard input is asked
@@ -236,7 +237,7 @@ def _directory(name: str | Path) -> Path | str:
         return _converted(path)
     is_file = path.suffix.lower() in (".gguf", ".safetensors", ".json", ".bin")
     if is_file or path.is_absolute() or str(name).count("/") != 1:
-        known = ", ".join(PACKAGED)
+        known = ", ".join([*PACKAGED, SHIPPED_NAME])
         raise InvalidInput(
             f"there is no model {name}; name a directory, a GGUF file, a model on the hub "
             f"(owner/name), or one of {known}"

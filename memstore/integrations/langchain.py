@@ -5,7 +5,7 @@ from typing import Any
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from pydantic import PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
 from memstore.integrations.opened import Opened, label
 
@@ -13,12 +13,14 @@ from memstore.integrations.opened import Opened, label
 class MemstoreRetriever(BaseRetriever):
     """The passages of a memory where most of a query is found, best first.
 
-    store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or its name
-    (None: the model that ships). documents: to search; None for all. k: how many passages; an
-    `invoke(query, k=..)` may differ. The metadata of a passage are "document", "span" (characters
-    of it), "place" (its page or headings, or None), "block" and "weight" (how like the
+    store: the memory's directory or URL, or an open Memory or MemoryStore. reader: what reads it,
+    or its name (None: the model that it was made with). documents: to search; None for all. k: how
+    many passages; an `invoke(query, k=..)` may differ. The metadata of a passage are "document",
+    "span" (characters of it), "place" (its page or headings, or None), "block" and "weight" (how like the
     query it is: docs/appendix/method.md section 9).
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     store: Any
     reader: Any = None

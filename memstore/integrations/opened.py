@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from memstore.api.memory import Memory
     from memstore.model.answer import Source
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
@@ -19,10 +20,15 @@ class Opened:
     """A memory of a directory that is only read; or one that is open already, with its reader."""
 
     def __init__(
-        self, store: "MemoryStore | Path | str", reader: "ModelAPI | Path | str | None" = None
+        self,
+        store: "Memory | MemoryStore | Path | str",
+        reader: "ModelAPI | Path | str | None" = None,
     ) -> None:
         """reader: what reads the memory, or its name (None: the one that the memory
         was made with)."""
+        memory: Any = store
+        if hasattr(memory, "reader"):  # a Memory, which brings its model
+            store, reader = memory.store, reader or memory.reader
         self._given, self._named = store, reader
         self._found: tuple[ModelAPI, MemoryStore] | None = None
         self._opening = threading.Lock()

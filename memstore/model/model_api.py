@@ -259,5 +259,8 @@ class ModelAPI(ModelAdapter):
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """LookupSettings, and AnswerSettings, which answer from the memory unless told otherwise."""
     given: dict[str, Any] = dict(options)
+    if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
+        known = ", ".join(AskOptions.__annotations__)
+        raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
     answering = {name: given.pop(name) for name in ANSWER_SETTINGS if name in given}
     return given, {"from_memory": True, **answering}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memstore.disk.files import check_outside_memories
 from memstore.disk.format.signature import Signature
-from memstore.errors import BudgetExceeded
+from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.share.publication_options import ShareOptions
 from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
 
@@ -24,6 +24,10 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
     BudgetExceeded, and OSError for a trace that cannot be written; what lies at its path stays as
     it is.
     """
+    if unknown := sorted(options.keys() - OpenOptions.__annotations__.keys()):
+        raise InvalidConfig(
+            f"unknown option {unknown[0]!r}; choose one of {', '.join(OpenOptions.__annotations__)}"
+        )
     check_options(options)
     _check_budget("host", options.get("host_budget", HOST_BUDGET), signature)
     device = options.get("device")
@@ -51,6 +55,8 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
 
 def _check_budget(tier: str, budget: int, signature: Signature) -> None:
     """A budget must hold what one row of one step needs at least: one block of each KV head."""
+    if not isinstance(budget, int):
+        raise InvalidConfig(f"a {tier} budget is a number of bytes, not {budget!r}")
     least = signature.geometry.record_bytes
     if budget < least:
         raise BudgetExceeded(

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,70 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
             memory.remove("one", "nobody")
         assert len(memory.remove("one", "two")) == 2
         assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
+
+
+def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    (folder / "a.txt").write_text("The gate of the mill is open on Sundays. " * 3)
+    (folder / "b.pdf").write_bytes(b"%PDF-1.7 and no more")
+    (folder / "c.txt").write_text("The gate of the barn is open on Mondays. " * 3)
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        wrong: list[memstore.MemstoreError] = []
+        added = memory.add(folder, on_error=wrong.append)
+        assert [row.name for row in added] == ["a.txt", "c.txt"] and len(wrong) == 1
+        memory.add(tmp_path / "none.txt", on_error=wrong.append)
+        assert "none.txt" in str(wrong[1])
+        with pytest.raises(memstore.errors.UnreadableDocument, match=r"b\.pdf"):
+            memory.add(folder)
+
+
+def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        (before,) = memory.documents()
+        assert before.labels == {"author": "nobody", "year": 1921}
+        assert memory.add(text=DIARY, name="diary")[0].labels == before.labels
+        other = memory.add(text=DIARY + "More.", name="diary", replace=True)[0]
+        assert other.labels == before.labels
+        assert memory.add(text=DIARY + "More.", name="diary", labels={"a": 1})[0].labels == {"a": 1}
+        assert memory.label("diary", {}).labels == {}
+        memory.add(text=DIARY, name="diary", replace=True, labels=before.labels)
+        assert repr(memory.documents()[0]).startswith("<Document 'diary': ready, ")
+        for wrong in ("a", {"a": {"b": 1}}, {1: 2}, {"a": [1]}):
+            with pytest.raises(InvalidInput, match="labels are names"):
+                memory.label("diary", wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda memory: memory.ask("Who?", documents=[]), "None asks all"),
+        (lambda memory: memory.ask("Who?", max_tokens=5), "max_new_tokens"),
+        (lambda memory: memory.ask("Who?", where="year"), "where is labels"),
+        (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
+        (lambda memory: memory.ask_many("Who?"), "in a list"),
+        (lambda memory: memory.add(None), "give a path"),
+        (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
+        (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
+        (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
+        (lambda memory: memstore.open(memory.store.path.parent), "is not empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(path: Path, ask: Any, said: str) -> None:
+    with (
+        memstore.open(path, device="cpu") as memory,
+        pytest.raises(memstore.MemstoreError, match=said),
+    ):
+        ask(memory)
+
+
+def test_a_published_directory_says_how_it_is_opened(path: Path, tmp_path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        memory.publish(f"file://{tmp_path}/published")
+    with pytest.raises(InvalidInput, match=f"file://{tmp_path}/published"):
+        memstore.open(tmp_path / "published")
+    with memstore.open(f"file://{tmp_path}/published", device="cpu") as memory:
+        assert memory.ask(BARN).text == "4467"
 
 
 def test_labels_choose_documents(path: Path) -> None:
@@ -125,7 +190,15 @@ def test_an_event_loop_awaits_the_same(path: Path) -> None:
         async with await memstore.open_async(path, device="cpu") as memory:
             answers = await asyncio.gather(memory.ask(BARN), memory.ask(BARN))
             assert [answer.text for answer in answers] == ["4467", "4467"]
-            assert "".join([piece async for piece in memory.stream(BARN)]) == "4467"
+            async with memory.stream(BARN) as pieces:
+                with pytest.raises(InvalidInput, match="last piece"):
+                    pieces.answer  # noqa: B018 (raises)
+                assert "".join([piece async for piece in pieces]) == "4467"
+            assert pieces.answer.sources[0].document == "diary"
+            assert (await memory.label("diary", {"year": 1})).labels == {"year": 1}
+            async with memory.stream(BARN) as pieces:
+                async for _ in pieces:
+                    break  # left early
             assert [row.name for row in await memory.documents()] == ["diary"]
             added = await memory.add(text="A text of its own.", name="own")
             assert [row.name for row in added] == ["own"]

@@ -31,6 +31,7 @@ from memstore.errors import CorruptMemory
 # "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
 # take the place of the ready document of its name
 State = Literal["ingesting", "ready", "importing", "replacing"]
+LABELS = "labels"  # under which a row's metadata holds what its user said of it
 SOURCE = "source"
 """Where in a document's metadata stands which file of a folder it was read from."""
 PROMPT = "prompt-"
@@ -112,6 +113,15 @@ class Document:
     def places(self) -> Places:
         """Where characters of it stand: on which page, under which headings."""
         return Places(unpack_places(self.metadata))
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What its user said of it, by name."""
+        return dict(self.metadata.get(LABELS) or {})
+
+    def __repr__(self) -> str:
+        size = f"{self.tokens} tokens, {self.blocks} blocks"
+        return f"<Document {self.name!r}: {self.state}, {size}>"
 
     def portable(self) -> "Document":
         """The document as others may see it: without where it was read from."""
