@@ -16,8 +16,8 @@ class MemstoreRetriever(BaseRetriever):
     store: the memory's directory or URL, or an open Memory or MemoryStore. reader: what reads it,
     or its name (None: the model that it was made with). documents: to search; None for all. k: how
     many passages; an `invoke(query, k=..)` may differ. The metadata of a passage are "document",
-    "span" (characters of it), "place" (its page or headings, or None), "block" and "weight" (how like the
-    query it is: docs/appendix/method.md section 9).
+    "span" (characters of it), "place" (its page or headings, or None), "block" and "weight" (how
+    like the query it is: docs/appendix/method.md section 9).
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -26,10 +26,11 @@ class Opened:
     ) -> None:
         """reader: what reads the memory, or its name (None: the one that the memory
         was made with)."""
-        memory: Any = store
-        if hasattr(memory, "reader"):  # a Memory, which brings its model
-            store, reader = memory.store, reader or memory.reader
-        self._given, self._named = store, reader
+        given: Any = store
+        if hasattr(given, "reader"):  # a Memory, which brings its model
+            given, reader = given.store, reader or given.reader
+        self._given: MemoryStore | Path | str = given
+        self._named = reader
         self._found: tuple[ModelAPI, MemoryStore] | None = None
         self._opening = threading.Lock()
 
