@@ -2,7 +2,7 @@
 
     python -m docs_build [DIR]
 
-DIR is docs/reference, which git ignores.
+DIR is docs/reference; a test says when what is there is not what the code says.
 """
 
 import sys

@@ -57,7 +57,8 @@ def ask(
     show = None if as_json else partial(answers.print_answer, stats=asked.stats)
     began = time.monotonic()
     settings = {"documents": asked.document, **asdict(answering), **asdict(lookup)}
-    with opened(asked.store, asked.by, opening.options(asked.store)) as (reader, memory):
+    options = opening.options(asked.store)
+    with opened(asked.store, asked.by, options, documents=asked.document) as (reader, memory):
         open_seconds = round(time.monotonic() - began, 3)
         asking = partial(reader.ask, store=memory, **settings)
         if question == "-":
@@ -88,9 +89,10 @@ def chat(
     With --json the whole conversation is printed at its end, as {"answers": [...]}.
     """
     show = None if as_json else partial(answers.print_answer, stats=asked.stats)
+    options = opening.options(asked.store)
     with (
         metrics_served(metrics_port) as metrics,
-        opened(asked.store, asked.by, opening.options(asked.store)) as (reader, memory),
+        opened(asked.store, asked.by, options, documents=asked.document) as (reader, memory),
         reader.chat(memory, asked.document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
@@ -149,7 +151,8 @@ def search(
     they are the same mostly 60-90%, where nothing is alike 10-30%. A model that chooses with a
     selector shows the score of that instead.
     """
-    with opened(store, shown.by_model, opening.options(store)) as (reader, memory):
+    options = opening.options(store)
+    with opened(store, shown.by_model, options, documents=shown.document) as (reader, memory):
         find = reader.search if shown.by == "passage" else reader.search_documents
         settings = {} if shown.shortlist is None else {"shortlist": shown.shortlist}
         with console.waiting("searching"):

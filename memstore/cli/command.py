@@ -92,7 +92,11 @@ def _taken(name: str, kind: Any, options: dict[str, Any]) -> Any:
 
 
 def _named(error: MemstoreError | OSError, store: object) -> MemstoreError:
-    if isinstance(error, MemoryNotFound) and str(store) == DEFAULT_STORE:
+    if (
+        isinstance(error, MemoryNotFound)
+        and str(store) == DEFAULT_STORE
+        and "://" not in str(error)
+    ):
         return MemoryNotFound(
             f"there is no memory in ./{DEFAULT_STORE}; make one: memstore ingest FILE"
         )

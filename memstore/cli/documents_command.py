@@ -52,6 +52,8 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
         f"{figures['documents']:,} documents, {figures['tokens']:,} tokens in "
         f"{figures['blocks']:,} blocks"
     )
+    if figures["model"] is not None:
+        console.say(f"read by {console.one_line(figures['model'])}")
     console.say(
         f"on disk {console.size(figures['file_bytes'])}, of it blocks "
         f"{console.size(figures['bytes'])} "
@@ -69,7 +71,8 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)
     built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
-    console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
+    if most:
+        console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
     if figures["manifest"] is not None:
         console.say(f"published as manifest {figures['manifest']}")
 

@@ -61,14 +61,17 @@ def main() -> None:
 
 
 _NOW = {"docs": "ls", "forget": "rm", "publish": "share push", "pull": "share pull"}
-_NOW["unpublish"] = "share rm"
+_NOW |= {"unpublish": "share rm", "remove": "rm", "delete": "rm", "list": "ls", "query": "ask"}
+_QUOTED = ("ask", "search")  # what takes one text
 
 
 def _wrong(error: typer.BadParameter, verb: str = "") -> str:
     """What is wrong with a command line, in one line, and whose help says more."""
     said = console.one_line(error.format_message())
     if verb in _NOW:
-        said = f"memstore {verb} is now memstore {_NOW[verb]}"
+        said = f"memstore {verb} is memstore {_NOW[verb]}"
+    elif verb in _QUOTED and "unexpected extra argument" in said:
+        said += f'; put the text in quotes: memstore {verb} "..."'
     return f"error: {said} (see {error.ctx.command_path if error.ctx else 'memstore'} --help)"
 
 

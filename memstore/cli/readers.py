@@ -1,7 +1,7 @@
 """The reader that a command computes with, and the memory that it asks."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
@@ -76,17 +76,22 @@ def opened(
     *,
     read_only: bool | None = None,
     make: bool = False,
+    documents: Sequence[str] | None = None,
 ) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
     """A memory and its model.
 
     read_only: None for as asking needs it: a model of landmark keys only reads; what a passage
     model computes, a memory with a budget stores behind the answer. make: also where there is no
-    memory yet. Raises what MemoryStore.open and reader_of raise.
+    memory yet. documents: that have to be there, which is said before a model is loaded. Raises
+    what MemoryStore.open and reader_of raise.
     """
     from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore
 
-    there, options = stored(store), on_device(options, given)
+    there = stored(store)
+    if there is None and not make and not is_url(store):
+        MemoryStore.open(store).close()  # raises, before torch is imported for the device
+    options = on_device(options, given)
     if make and there is None and not is_url(store):
         new = reader_for_new(store, given)
         with MemoryStore.create(
@@ -97,6 +102,8 @@ def opened(
     if read_only is None:
         read_only = there is not None and not there.selected
     with MemoryStore.open(store, read_only=read_only, **options) as memory:
+        if documents:
+            memory.ready(documents, to="ask")
         if given.model is not None:
             _say_first_use(given.model)
         compute: _Compute = {"device": given.device, "dtype": given.dtype}

@@ -132,7 +132,9 @@ class StoredDocuments(Lookups):
         files = [] if self.path is None else (self.path / "index").glob("*.idx")
         looked_up = {} if self._retrieval is None else self._retrieval.describe()
         index = {"kind": self._options.get("index", "auto"), "searches": 0, "rows": 0}
+        model = self.signature.model
         return {
+            "model": None if model is None else model.title,
             "documents": len(documents),
             "tokens": sum(document.tokens for document in documents),
             "blocks": sum(document.blocks for document in documents),

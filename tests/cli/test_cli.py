@@ -988,7 +988,7 @@ def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
     from pydoc_data.topics import topics
 
     book, store = tmp_path / "book.txt", tmp_path / "mem"
-    book.write_text("\n".join(topics.values())[:60_000])
+    book.write_text("\n".join(topics.values())[:200_000])
     with start(
         "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -40,7 +40,7 @@ def test_a_file_sets_options_and_the_command_line_wins(
     assert run("serve", "--config", config).status == 0
     assert run("serve", "--port", "9000", "--allow-host", "c", "--config", config).status == 0
     first, second = started
-    assert first["store"] == Path("kept") and first["metrics"] is True
+    assert first["store"] == config.parent / "kept" and first["metrics"] is True
     assert (first["port"], first["body_bytes"], first["json_bytes"]) == (8000, 1_000_000, 4096)
     assert (first["hosts"], first["wait_seconds"]) == (("a", "b"), 5)
     assert (second["port"], second["hosts"], second["body_bytes"]) == (9000, ("c",), 1_000_000)
@@ -55,7 +55,7 @@ def test_a_file_goes_before_the_environment_and_that_before_the_default(
     config.write_text('store = "of-the-file"\n')
     assert run("serve", "--config", config).status == 0
     assert run("serve").status == 0  # nothing is left of a file that was read before
-    names = ["of-the-environment", "of-the-file", "of-the-environment"]
+    names = ["of-the-environment", str(config.parent / "of-the-file"), "of-the-environment"]
     assert [str(told["store"]) for told in started] == names
 
 

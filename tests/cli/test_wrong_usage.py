@@ -1,5 +1,7 @@
 """Wrong usage is one line that names the help of the command meant, and what was meant."""
 
+from pathlib import Path
+
 import pytest
 
 from support.commands import refused, run
@@ -43,4 +45,15 @@ def test_wrong_usage_names_the_help_of_the_command_that_was_meant(
     ],
 )
 def test_a_name_of_before_says_what_it_is_now(before: str, now: str) -> None:
-    refused(run(before, "x"), f"memstore {before} is now memstore {now} (see", status=2)
+    refused(run(before, "x"), f"memstore {before} is memstore {now} (see", status=2)
+
+
+def test_a_question_of_several_words_is_told_to_be_quoted() -> None:
+    for verb in ("ask", "search"):
+        said = run(verb, "who", "planted", "it").err
+        assert f'put the text in quotes: memstore {verb} "..." (see memstore {verb} --help)' in said
+
+
+def test_a_published_memory_that_is_not_there_is_not_the_default_one(tmp_path: Path) -> None:
+    said = run("share", "pull", f"file://{tmp_path}/none", "diary").err
+    assert "./memory" not in said and "none" in said

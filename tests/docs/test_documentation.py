@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import memstore
+from docs_build.__main__ import PAGES as PAGES_OF_THE_REFERENCE
 from docs_build.commands import commands, commands_page, option_names
 from docs_build.environment import VARIABLES
 from docs_build.hooks import relinked
@@ -208,3 +209,9 @@ def test_links_out_of_the_pages_lead_to_the_site_or_are_text() -> None:
     assert relinked(up, "docs/appendix/method.md", "appendix/method.md", pages.__contains__) == (
         "[a](../results.md) [b](../index.md)"
     )
+
+
+@pytest.mark.parametrize("name", PAGES_OF_THE_REFERENCE)
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    kept = (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
+    assert kept == PAGES_OF_THE_REFERENCE[name](), "python -m docs_build writes it anew"

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from memstore.errors import MemstoreError
+from memstore.share.publication_options import is_url
 
 # What TOML has for a type of click's, of whichever version.
 _TRUTH, _WHOLE = ((bool,), "true or false"), ((int,), "a whole number")
@@ -21,6 +22,7 @@ _KINDS = {
     "float": _NUMBER,
     **dict.fromkeys(("str", "text", "path", "filename"), _TEXT),
 }
+PATHS = ("store", "state", "api-key-file", "local-cache", "trace")  # options that name one
 _PARSED = ((str, int, float), "a text or a number")  # by the option's own parser
 
 
@@ -66,7 +68,7 @@ def _values(
                 meant = f"; did you mean {near[0]}?" if near else ""
                 raise typer.BadParameter(f"there is no option {key!r}{meant}")
             option = options[name]
-            values[option.name] = _plain(key, option, value)
+            values[option.name] = _plain(key, option, _beside(file, name, value))
             taken[option.name] = _taken(context, key, option, values[option.name])
             option.envvar = None  # the file goes before it
         check(taken)
@@ -77,6 +79,13 @@ def _values(
     except (ValueError, MemstoreError) as error:  # ValueError: no TOML, or no UTF-8
         raise typer.BadParameter(f"{file}: {error}") from None
     return values
+
+
+def _beside(file: Path, name: str, value: Any) -> Any:
+    """A path of the file's, which is told from the file's directory; no other value is another."""
+    if name not in PATHS or not isinstance(value, str) or is_url(value):
+        return value
+    return str(file.parent / Path(value).expanduser())
 
 
 def _plain(key: str, option: Any, value: Any) -> Any:
