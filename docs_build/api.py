@@ -53,7 +53,7 @@ def _signature(what: Any) -> str:
     shown = [p for p in signature.parameters.values() if p.name != "self"]
     signature = signature.replace(parameters=shown)
     text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", str(signature))
-    text = re.sub(r"<function [^>]*>|<object object[^>]*>", "...", text)
+    text = re.sub(r"<function .+? at 0x[0-9a-f]+>|<object object[^>]*>", "...", text)
     text = re.sub(r"\*?<class '(\w+)'>", r"\1", text)
     text = re.sub(r"(: |-> )'([^']+)'", r"\1\2", text)  # types that stand there as text
     if len(text) <= 90 or not shown:

@@ -84,7 +84,8 @@ def run(command: list[str], directory: Path) -> str:
     memstore.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m memstore "$@"\n')
     memstore.chmod(0o755)
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    chosen = {"MEMSTORE_STORE", "MEMSTORE_MODEL"}  # which a reader of the README has not set
+    # which a reader of the README has not set
+    chosen = {"MEMSTORE_STORE", "MEMSTORE_MODEL", "COLUMNS"}
     environment = {name: os.environ[name] for name in os.environ if name not in chosen} | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": paths,
