@@ -416,6 +416,13 @@ def test_a_second_writer_is_refused_with_the_holders_process(path, database):
         database.write(put(b"b", b"2"))
 
 
+def test_nobody_is_named_as_the_writer_when_there_is_none(path, database):
+    (path / "writer.lock").write_bytes(b"4194304 was longer\n")  # of one that was killed
+    seen = []
+    database.write(lambda txn: seen.append((path / "writer.lock").read_bytes()))
+    assert seen == [b"%d\n" % os.getpid()] and (path / "writer.lock").read_bytes() == b""
+
+
 def test_a_second_writer_waits_when_asked_to(path, database):
     with other_process(HOLD_WRITER, path) as process:
         assert hear(process) == "holding"
