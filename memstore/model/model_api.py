@@ -258,7 +258,7 @@ class ModelAPI(ModelAdapter):
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """LookupSettings, and AnswerSettings, which answer from the memory unless told otherwise."""
-    given: dict[str, Any] = dict(options)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
         known = ", ".join(AskOptions.__annotations__)
         raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
