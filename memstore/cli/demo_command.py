@@ -57,9 +57,9 @@ def _real(options: DemoOptions, *, quiet: bool) -> dict[str, Any]:
             from memstore.cli.demo.own_book import run_own_book
 
             return run_own_book(reader, options.by, options.text, store, quiet=quiet)
-        from memstore.cli.demo.real_book import run_real_book
+        from memstore.cli.demo.real_book import ASKED, run_real_book
 
-        return run_real_book(reader, options.by, store)
+        return run_real_book(reader, options.by, store, options.questions or ASKED)
 
 
 def _passage_model(options: DemoOptions, store: Path) -> "PassageAPI":

@@ -61,3 +61,9 @@ def test_a_text_of_ones_own_is_read_and_asked_line_by_line(tiny: Path, tmp_path:
 def test_a_landmark_model_is_shown_by_planted_facts_only() -> None:
     assert "memstore demo --landmarks" in run("demo", "--model", "books-1m").err
     assert run("demo", "--seed", "1").status == 2
+
+
+def test_as_many_questions_are_asked_of_each_chapter() -> None:
+    some = real_book._some(["CHAPTER I", "CHAPTER V"], 5)
+    assert [one.chapter for one in some] == ["CHAPTER I"] * 3 + ["CHAPTER V"] * 2
+    assert real_book._some([name for name, _ in chapters()], 30) == questions()

@@ -102,7 +102,7 @@ def _hidden(reader: ModelAPI, options: DemoOptions, seed: int) -> tuple[str, lis
     planted = options.planted
     tokens = planted.tokens or (most if options.text is None else None)
     plain = cut(reader, read_text(options.text), tokens)
-    return hide(Random(seed + 1), plain, draw_facts(Random(seed), planted.questions))
+    return hide(Random(seed + 1), plain, draw_facts(Random(seed), min(options.questions or 20, 25)))
 
 
 def _ingested(

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from memstore.store.memory_store import MemoryStore
 TITLE = "Sailing Alone Around the World, by Joshua Slocum (1900; public domain)"
 TEXT, QUESTIONS = (Path(__file__).with_name(f"sailing_alone.{end}") for end in ("txt", "jsonl"))
 TOKENS = 20_000  # that are read at most
+ASKED = 15  # questions, unless more are wanted
 SECONDS = 75.0  # of reading, after which no further chapter is begun
 _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 
@@ -105,14 +107,17 @@ class Read(NamedTuple):
     seconds: float
 
 
-def run_real_book(reader: PassageAPI, by: ModelOptions, store: Path) -> dict[str, Any]:
+def run_real_book(
+    reader: PassageAPI, by: ModelOptions, store: Path, most: int = ASKED
+) -> dict[str, Any]:
     """Read the book, ask about what was read in a new process, and the rival; return plain values.
+    most: questions at most, as many of each chapter.
 
     Raises MemoryExists for a directory that holds a memory, and what ingesting and asking raise.
     """
     read = _read(reader, by, store)
     console.note(f"read {read.tokens:,} tokens in {read.seconds:.1f} s; asking in a new process")
-    asked = [one for one in questions() if one.chapter in dict(read.chapters)]
+    asked = _some([name for name, _ in read.chapters], most)
     replies = ask_in_new_process(store, by, [one.question for one in asked])
     console.note("the same questions to the model with BM25's best passage as text")
     rival = Rival(reader, [text for _, text in read.chapters])
@@ -184,6 +189,14 @@ def print_real_book(result: dict[str, Any]) -> None:
         f"{rival['seconds_per_question']:.2f} s a question"
     )
     console.say(f"right: {result['right']} of {result['of']}")
+
+
+def _some(names: Sequence[str], most: int) -> list[Question]:
+    """Questions about these chapters in turn, at most so many, in the order of the book."""
+    of = {name: [one for one in questions() if one.chapter == name] for name in names}
+    turns = [one for some in zip_longest(*of.values()) for one in some if one is not None]
+    chosen = turns[:most]
+    return [one for one in questions() if one in chosen]
 
 
 @contextmanager

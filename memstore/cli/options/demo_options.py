@@ -15,12 +15,6 @@ class PlantedOptions:
     """What is planted with --landmarks: an option a field."""
 
     seed: Seed = None
-    questions: Annotated[
-        int,
-        typer.Option(
-            "--questions", metavar="N", min=1, max=25, help="With --landmarks: facts to hide."
-        ),
-    ] = 20
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -48,6 +42,16 @@ class DemoOptions:
             help="Hide facts in a long text and ask for them, by the landmark model that ships.",
         ),
     ] = False
+    questions: Annotated[
+        int | None,
+        typer.Option(
+            "--questions",
+            metavar="N",
+            min=1,
+            max=30,
+            help="How many to ask; default: 15, and 20 (of 25 at most) with --landmarks.",
+        ),
+    ] = None
     store: Annotated[
         Path | None,
         typer.Option("--store", metavar="DIR", help="Keep the memory here; default: none."),
