@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 from memstore.errors import InvalidInput
 from memstore.model.answer import Answer
+from memstore.model.chat_session import spoken
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
 from memstore.store.memory_store import MemoryStore
@@ -53,12 +54,5 @@ class AnswerStream(Iterator[str]):
         documents: Sequence[str] | None,
         options: AskOptions,
     ) -> Generator[str, None, None]:
-        pieces = reader.asking(question, store, documents=documents, **options)
-        try:
-            while True:
-                if piece := next(pieces):
-                    yield piece
-        except StopIteration as end:
-            self._answer = end.value
-        finally:
-            pieces.close()
+        steps = reader.asking(question, store, documents=documents, **options)
+        self._answer = yield from spoken(steps)

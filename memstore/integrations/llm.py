@@ -57,17 +57,20 @@ class MemstoreModel(llm.Model):
         """Answer piece by piece; the sources are in the response's JSON (`llm logs --json`)."""
         if prompt.system:
             raise llm.ModelError("memstore takes no system prompt; leave it out")
+        from memstore.model.chat_session import spoken
+
         options = prompt.options
         try:
             chat = self._chat_of(options, conversation)
             warm, self._chat_is = self._chat_is, ()  # a session that is left half-way is no use
-            answer = yield from chat.asking(
+            steps = chat.asking(
                 prompt.prompt,
                 from_memory=True,
                 max_new_tokens=options.max_tokens,
                 temperature=options.temperature,
                 seed=options.seed,
             )
+            answer = yield from spoken(steps)
         except (MemstoreError, OSError) as error:
             raise llm.ModelError(" ".join(str(error).split())) from None
         turns = 1 + len(conversation.responses) if conversation else 0
