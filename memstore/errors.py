@@ -3,6 +3,7 @@ what to do.
 """
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 
 def install_extra(extra: str) -> str:
@@ -34,6 +35,12 @@ class InvalidWeights(MemstoreError):
 
 class MemoryNotFound(MemstoreError):
     """The directory holds no memory."""
+
+    @classmethod
+    def of(cls, path: Path) -> "MemoryNotFound":
+        """The error of a directory in which there is none."""
+        where = path if path.is_absolute() else f"./{path}"
+        return cls(f"{where} holds no memory; make one: memstore ingest FILE")
 
 
 class MemoryExists(MemstoreError):

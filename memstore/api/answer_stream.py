@@ -1,13 +1,10 @@
 """An answer that is read while it is generated."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 
 from memstore.errors import InvalidInput
 from memstore.model.answer import Answer
 from memstore.model.chat_session import spoken
-from memstore.model.lookup_settings import AskOptions
-from memstore.model.model_api import ModelAPI
-from memstore.store.memory_store import MemoryStore
 
 
 class AnswerStream(Iterator[str]):
@@ -15,16 +12,10 @@ class AnswerStream(Iterator[str]):
     answer where it is left early.
     """
 
-    def __init__(
-        self,
-        reader: ModelAPI,
-        store: MemoryStore,
-        question: str,
-        documents: Sequence[str] | None,
-        options: AskOptions,
-    ) -> None:
+    def __init__(self, steps: Generator[str, None, Answer]) -> None:
+        """steps: see ModelAPI.asking."""
         self._answer: Answer | None = None
-        self._pieces = self._run(reader, store, question, documents, options)
+        self._pieces = self._run(steps)
 
     @property
     def answer(self) -> Answer:
@@ -46,13 +37,5 @@ class AnswerStream(Iterator[str]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(
-        self,
-        reader: ModelAPI,
-        store: MemoryStore,
-        question: str,
-        documents: Sequence[str] | None,
-        options: AskOptions,
-    ) -> Generator[str, None, None]:
-        steps = reader.asking(question, store, documents=documents, **options)
+    def _run(self, steps: Generator[str, None, Answer]) -> Generator[str, None, None]:
         self._answer = yield from spoken(steps)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from memstore.api.answer_stream import AnswerStream
-from memstore.api.memory import Labels, Memory, OnError, Progress, open_memory
+from memstore.api.memory import TOGETHER, Labels, Memory, OnError, Progress, open_memory
 from memstore.disk.format.document import Document
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, MemoryClosed
 from memstore.model.answer import Answer, Matches, Source
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
@@ -30,7 +30,7 @@ class AsyncMemory:
 
     def __init__(self, memory: Memory, thread: ThreadPoolExecutor) -> None:
         """Use `open_async`."""
-        self.memory, self._thread = memory, thread
+        self.memory, self._thread, self._closed = memory, thread, False
 
     async def add(
         self,
@@ -65,10 +65,11 @@ class AsyncMemory:
         *,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,
+        together: int = TOGETHER,
         **options: Unpack[AskOptions],
     ) -> list[Answer]:
         """As Memory.ask_many."""
-        ask = self.memory.ask_many
+        ask = partial(self.memory.ask_many, together=together)
         return await self._run(ask, questions, documents=documents, where=where, **options)
 
     def stream(
@@ -114,9 +115,11 @@ class AsyncMemory:
         return await self._run(partial(self.memory.remove, *names, erase=erase))
 
     async def close(self) -> None:
-        """Close the memory once what is under way has ended."""
-        await self._run(self.memory.close)
-        self._thread.shutdown(wait=False)
+        """Close the memory once what is under way has ended; more than once is the same as once."""
+        if not self._closed:
+            await self._run(self.memory.close)
+            self._closed = True
+            self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,6 +128,8 @@ class AsyncMemory:
         await self.close()
 
     async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._closed:
+            raise MemoryClosed(f"{self.memory.store.place} is closed; open it again")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(call, *args, **kwargs))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memstore.api.answer_stream import AnswerStream
 from memstore.closing import Closing
 from memstore.disk.format.document import LABELS, Document, is_of_prompt
-from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError
+from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches, Source
 from memstore.model.document_ingest import IngestProgress
@@ -18,7 +18,7 @@ from memstore.model.texts.source_text import Text
 from memstore.share.format.manifest import MANIFESTS
 from memstore.share.publication_options import is_url
 from memstore.store.memory_store import MemoryStore
-from memstore.store.open_options import OpenOptions
+from memstore.store.open_options import OpenOptions, on_device
 from memstore.store.write.admission import Mode
 
 if TYPE_CHECKING:
@@ -77,22 +77,17 @@ class Memory(Closing):
         Raises InvalidInput, UnreadableDocument, DocumentExists, StorageFull, ReadOnlyMemory,
         MemoryLocked. Documents that were read before the one that fails stay.
         """
-        texts = self._texts(paths, text, name, on_error)
+        if labels is not None:
+            _check_labels(labels)
         added = []
-        for one in texts:
+        for one in self._texts(paths, text, name, on_error):
             try:
                 one.check()
-            except MemstoreError as error:
+                added.append(self._read(one, labels, replace, progress))
+            except (InvalidInput, DocumentExists) as error:  # of this text alone
                 if on_error is None:
                     raise
                 on_error(error)
-                continue
-            had = self.store.document(one.name).labels if self.store.has(one.name) else {}
-            mode: Mode = "replace" if replace and self.store.has(one.name) else "new"
-            document = self.reader.ingest(one, self.store, mode=mode, progress=progress)
-            if document.labels != (said := had if labels is None else dict(labels)):
-                document = self.label(document.name, said)
-            added.append(document)
         if self.store.update_index():
             self.reader.build_index(self.store)
         return added
@@ -101,10 +96,7 @@ class Memory(Closing):
         """Say something else of a document. Raises DocumentNotFound, InvalidInput (no plain
         values), ReadOnlyMemory, MemoryLocked.
         """
-        if not (isinstance(labels, Mapping) and all(map(_is_plain, labels.items()))):
-            raise InvalidInput(
-                f"labels are names with a text, a number, true, false or None, not {labels!r}"
-            )
+        _check_labels(labels)
         metadata = self.store.document(name).metadata
         return self.store.describe(name, {**metadata, LABELS: dict(labels)})
 
@@ -177,9 +169,8 @@ class Memory(Closing):
         """`ask` piece by piece: an iterator of whole characters, whose `answer` is there at the
         end.
         """
-        return AnswerStream(
-            self.reader, self.store, question, self._scope(documents, where), options
-        )
+        scope = self._scope(documents, where)
+        return AnswerStream(self.reader.asking(question, self.store, documents=scope, **options))
 
     def search(
         self,
@@ -194,6 +185,17 @@ class Memory(Closing):
         return self.reader.search(phrase, self.store, documents=scope, top_k=top_k)
 
     # Helpers
+
+    def _read(
+        self, text: Text, labels: Labels | None, replace: bool, progress: Progress | None
+    ) -> Document:
+        """One text; its document keeps the labels that it had, unless it gets others."""
+        there = self.store.document(text.name) if self.store.has(text.name) else None
+        mode: Mode = "replace" if replace and there is not None else "new"
+        document = self.reader.ingest(text, self.store, mode=mode, progress=progress)
+        if labels is None:
+            labels = {} if there is None else there.labels
+        return document if document.labels == labels else self.label(document.name, labels)
 
     def _scope(self, documents: Sequence[str] | None, where: Labels | None) -> Sequence[str] | None:
         """Names of the documents that are asked; None for all."""
@@ -272,7 +274,7 @@ def open_memory(
             "makes one of a transformers model"
         )
     named = model if isinstance(model, str | Path) else None
-    opening = _on_device(options or {}, device if loaded is None else str(loaded.device))
+    opening = on_device(options or {}, device if loaded is None else str(loaded.device))
     compute: dict[str, Any] = {"device": device, "dtype": dtype}
     with ExitStack() as stack:
         try:
@@ -303,17 +305,16 @@ def _check_free(path: Path) -> None:
         raise InvalidInput(f"{path} is not empty and holds no memory; name a new directory")
 
 
-def _is_plain(label: tuple[object, object]) -> bool:
-    name, value = label
-    return isinstance(name, str) and isinstance(value, str | int | float | bool | None)
-
-
-def _on_device(options: OpenOptions, device: str) -> OpenOptions:
-    """The same, with a tier of the device that the model computes on."""
-    from memstore.devices import usable_device
-
-    place = usable_device(device)
-    return options if place.type == "cpu" else {**options, "device": str(place)}
+def _check_labels(labels: object) -> None:
+    """Raises InvalidInput for what no document can be labelled with."""
+    plain = isinstance(labels, Mapping) and all(
+        isinstance(name, str) and isinstance(value, str | int | float | bool | None)
+        for name, value in labels.items()
+    )
+    if not plain:
+        raise InvalidInput(
+            f"labels are names with a text, a number, true, false or None, not {labels!r}"
+        )
 
 
 def _matches(document: Document, where: Labels | None) -> bool:

@@ -12,9 +12,7 @@ import typer
 
 from memstore.cli.terminal import console
 from memstore.disk.files import NO_SPACE
-from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError, StorageFull, WrongModel
-
-DEFAULT_STORE = "memory"  # the directory of a command that is told of none
+from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def command(
                 abandon_stdout()  # whoever read our output has seen enough
                 raise typer.Exit(1) from None
             except (MemstoreError, OSError) as error:
-                _fail(_named(error, kwargs.get("store")), as_json)
+                _fail(_named(error), as_json)
             except KeyboardInterrupt:
                 console.note(interrupted)
                 raise typer.Exit(130) from None
@@ -91,15 +89,7 @@ def _taken(name: str, kind: Any, options: dict[str, Any]) -> Any:
     return found(**{f.name: _taken(f.name, f.type, options) for f in fields(kind)})
 
 
-def _named(error: MemstoreError | OSError, store: object) -> MemstoreError:
-    if (
-        isinstance(error, MemoryNotFound)
-        and str(store) == DEFAULT_STORE
-        and "://" not in str(error)
-    ):
-        return MemoryNotFound(
-            f"there is no memory in ./{DEFAULT_STORE}; make one: memstore ingest FILE"
-        )
+def _named(error: MemstoreError | OSError) -> MemstoreError:
     if isinstance(error, MemstoreError):
         return error
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)

@@ -11,7 +11,7 @@ from memstore.cli.ingest_files import Reading, checked, text_of
 from memstore.cli.options.command_options import Json, Store
 from memstore.cli.options.ingest_options import HowRead, WhichFiles
 from memstore.cli.options.option_groups import ASK_BUDGET, Tiers
-from memstore.cli.readers import on_device, reader_for_new
+from memstore.cli.readers import reader_for_ingest
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
@@ -55,6 +55,7 @@ def ingest(
     """
     how.check()
     from memstore.disk.format.codec import codec_for_new
+    from memstore.store.open_options import on_device
 
     if how.codec is not None:
         codec_for_new(how.codec)  # an unknown one is refused, whether or not the memory exists
@@ -64,10 +65,11 @@ def ingest(
         raise found.refused[0]
     # what cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if alone else None
-    reader = reader_for_new(store, how.by)
+    reader = reader_for_ingest(store, how.by)
     lookup = how.lookup(reader)
     computing = None if how.workers == 1 else reader.workers(how.workers)
-    options = on_device(tiers.options(ASK_BUDGET if how.retrieve else INGEST_BUDGET), how.by)
+    options = tiers.options(ASK_BUDGET if how.retrieve else INGEST_BUDGET)
+    options = on_device(options, how.by.device)
     reading = Reading(
         reader,
         lambda make: _open_or_create(store, reader, how, options, make=make),

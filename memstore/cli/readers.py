@@ -37,30 +37,36 @@ class Stored(NamedTuple):
 
 
 def stored(store: Path | str) -> Stored | None:
-    """What the memory in a directory is of; None where there is none, and of a URL. Raises what
-    MemoryStore.open raises.
-    """
+    """What the memory in a directory is of; None of a URL. Raises what MemoryStore.open raises."""
     from memstore.store.memory_store import MemoryStore
 
     if is_url(store):
         return None
+    with MemoryStore.open(store, read_only=True) as memory:
+        return Stored(memory.signature, memory.selector is not None)
+
+
+def reader_for_ingest(store: Path | str, given: ModelOptions) -> "ModelAPI":
+    """The model of a memory, or for one that is still to be made."""
+    from memstore.hf.models_by_name import reader_of
+
     try:
-        with MemoryStore.open(store, read_only=True) as memory:
-            return Stored(memory.signature, memory.selector is not None)
+        there = stored(store)
     except MemoryNotFound:
-        return None
+        there = None
+    if there is None:
+        return reader_for_new(store, given)
+    compute: _Compute = {"device": given.device, "dtype": given.dtype}
+    return reader_of(there.signature, str(store), given.model, own_process=True, **compute)
 
 
 def reader_for_new(store: Path | str, given: ModelOptions) -> "ModelAPI":
-    """The model for a memory that may have to be made: see ModelOptions. Which one it is is said
-    where a new memory gets one that was not named.
+    """The model for a new memory: see ModelOptions. Which one it is is said where it was not
+    named.
     """
-    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named, reader_of
+    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
 
-    there = stored(store)
     compute: _Compute = {"device": given.device, "dtype": given.dtype}
-    if there is not None:
-        return reader_of(there.signature, str(store), given.model, own_process=True, **compute)
     name = given.model or default_name()
     if given.model is None and not os.environ.get(MODEL_VARIABLE):
         _say_which(store, name)
@@ -87,18 +93,21 @@ def opened(
     """
     from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import on_device
 
-    there = stored(store)
-    if there is None and not make and not is_url(store):
-        MemoryStore.open(store).close()  # raises, before torch is imported for the device
-    options = on_device(options, given)
-    if make and there is None and not is_url(store):
+    try:
+        there = stored(store)  # before torch is imported for the device
+    except MemoryNotFound:
+        if not make:
+            raise
         new = reader_for_new(store, given)
+        options = on_device(options, given.device)
         with MemoryStore.create(
             store, new.signature, codec=new.codec, selector=new.keeps, **options
         ) as memory:
             yield new, memory
         return
+    options = on_device(options, given.device)
     if read_only is None:
         read_only = there is not None and not there.selected
     with MemoryStore.open(store, read_only=read_only, **options) as memory:
@@ -129,16 +138,6 @@ def landmark_reader(store: Path | str | None, name: str | None) -> "LandmarkMode
     return reader
 
 
-def on_device(options: "OpenOptions", given: ModelOptions) -> "OpenOptions":
-    """The same, with the tier of the device that a model computes on. Raises InvalidConfig."""
-    if given.device == "cpu":
-        return options
-    from memstore.devices import usable_device
-
-    place = usable_device(given.device)
-    return options if place.type == "cpu" else {**options, "device": str(place)}
-
-
 def _say_which(store: Path | str, name: str) -> None:
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
@@ -149,12 +148,9 @@ def _say_which(store: Path | str, name: str) -> None:
 def _say_first_use(name: str) -> None:
     """What loading a model costs this once, before it is spent."""
     from memstore.hf.needed import check_transformers
-
-    if is_url(name) or Path(name).is_dir():
-        return
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
-    if name == SHIPPED_NAME:
+    if name == SHIPPED_NAME or Path(name).is_dir():
         return
     check_transformers()
     from memstore.hf.load import first_use

@@ -63,3 +63,15 @@ def _check_budget(tier: str, budget: int, signature: Signature) -> None:
             f"a {tier} budget of {budget} bytes is too small; one block takes {least} bytes, so "
             "raise it"
         )
+
+
+def on_device(options: OpenOptions, device: str) -> OpenOptions:
+    """The same, with a tier of the device that a model computes on ("auto": the fastest). Raises
+    InvalidConfig.
+    """
+    if device == "cpu":
+        return options
+    from memstore.devices import usable_device
+
+    place = usable_device(device)
+    return options if place.type == "cpu" else {**options, "device": str(place)}

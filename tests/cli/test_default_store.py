@@ -34,7 +34,7 @@ def test_a_memory_is_made_and_asked_where_none_is_named(here: Path) -> None:
 def test_where_there_is_no_memory_one_line_says_how_to_make_one(
     here: Path, command: list[str]
 ) -> None:
-    refused(run(*command), "there is no memory in ./memory; make one: memstore ingest FILE\n")
+    refused(run(*command), "./memory holds no memory; make one: memstore ingest FILE\n")
     assert not (here / "memory").exists()
 
 
@@ -49,7 +49,7 @@ def test_the_environment_names_a_memory_and_the_command_line_another(
 
 
 def test_every_command_of_a_memory_has_the_same_default() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands
     of_share = commands["share"].commands
     commands = {**commands, "push": of_share["push"], "pull": of_share["pull"]}
     without = {"train", "adapt", "calibrate", "demo", "share", "bench"}

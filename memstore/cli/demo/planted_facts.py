@@ -16,7 +16,6 @@ from memstore.cli.demo.new_process import ask_in_new_process
 from memstore.cli.demo.planted_text import Hidden, cut, draw_facts, hide, read_text
 from memstore.cli.options.demo_options import DemoOptions
 from memstore.cli.options.model_options import ModelOptions
-from memstore.cli.readers import on_device
 from memstore.cli.terminal import console
 from memstore.disk.format.document import SOURCE, Document
 from memstore.errors import DocumentExists
@@ -27,6 +26,7 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
+from memstore.store.open_options import on_device
 from memstore.training.recipes.facts import Fact
 
 # read by default: by the model that ships, and by one that takes its time
@@ -169,7 +169,7 @@ def _reader(by: ModelOptions) -> ModelAPI:
 
 
 def _memory(path: Path, reader: ModelAPI, by: ModelOptions) -> MemoryStore:
-    options = on_device({}, by)
+    options = on_device({}, by.device)
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature, **options)
     return MemoryStore.create(

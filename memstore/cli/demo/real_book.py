@@ -20,7 +20,6 @@ import msgspec
 
 from memstore.cli.demo.new_process import ask_in_new_process
 from memstore.cli.options.model_options import ModelOptions
-from memstore.cli.readers import on_device
 from memstore.cli.terminal import console
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import MemoryExists
@@ -32,6 +31,7 @@ from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.selectors.adaptation import SEPARATOR
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
+from memstore.store.open_options import on_device
 
 TITLE = "Sailing Alone Around the World, by Joshua Slocum (1900; public domain)"
 TEXT, QUESTIONS = (Path(__file__).with_name(f"sailing_alone.{end}") for end in ("txt", "jsonl"))
@@ -205,7 +205,11 @@ def memory_of(store: Path, reader: ModelAPI, by: ModelOptions) -> Iterator[Memor
     if store.exists() and any(store.iterdir()):
         raise MemoryExists(f"{store} is not empty; name a new directory, or leave --store out")
     with MemoryStore.create(
-        store, reader.signature, codec=reader.codec, selector=reader.keeps, **on_device({}, by)
+        store,
+        reader.signature,
+        codec=reader.codec,
+        selector=reader.keeps,
+        **on_device({}, by.device),
     ) as memory:
         yield memory
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from memstore.cli.command import DEFAULT_STORE
 from memstore.cli.terminal import console
 from memstore.share.objects.object_errors import without_credentials
 from memstore.share.publication_options import is_url
@@ -15,6 +14,8 @@ from memstore.share.publication_options import is_url
 if TYPE_CHECKING:
     from memstore.serve.metrics import Metrics
     from memstore.store.open_options import OpenOptions
+
+DEFAULT_STORE = "memory"  # the directory of a command that is told of none
 
 
 def parse_directory(text: str) -> Path:

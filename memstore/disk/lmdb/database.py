@@ -87,7 +87,7 @@ class Database(Closing):
         """
         path = Path(path)
         if not (path / DATA).is_file():
-            raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
+            raise MemoryNotFound.of(path)
         return cls(acquire(path, Environment.open), read_only=read_only)
 
     @property

@@ -52,7 +52,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
         return verify_published(str(path))
     path = Path(path)
     if not (path / DATA).is_file():
-        raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
+        raise MemoryNotFound.of(path)
     with _Children() as children:
         before = _walk_in_children(children, path)
         if before.clean or not repair:
