@@ -39,6 +39,15 @@ def plain_parser(doc: str | None) -> argparse.ArgumentParser:
     return options
 
 
+def figure_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser for what draws a picture from result files."""
+    options = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--out", type=Path, required=True, help="the PNG to write")
+    return options
+
+
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """The same, for benchmarks that have a model read text."""
     options = plain_parser(doc)

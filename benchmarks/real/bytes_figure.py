@@ -10,12 +10,12 @@ of the mean. A budget is a share of what the same text takes without one, and so
         docs/results/kv-budget.json --out docs/results/bytes-a-token.png
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.intervals import mean_interval, wilson
+from benchmarks.common.options import figure_parser
 from benchmarks.common.results import save_figure
 
 BUDGETS = {
@@ -26,12 +26,9 @@ BUDGETS = {
 
 def main() -> None:
     """Entry point."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = figure_parser(__doc__)
     options.add_argument("codecs", type=Path, help="--out of real.codecs")
     options.add_argument("budgets", type=Path, help="--out of real.kv_budget")
-    options.add_argument("--out", type=Path, required=True, help="the PNG to write")
     given = options.parse_args()
     codecs, budgets = json.loads(given.codecs.read_text()), json.loads(given.budgets.read_text())
     save_figure(given.out, lambda figure: draw(figure, codecs, budgets), (7.5, 6))

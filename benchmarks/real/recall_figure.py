@@ -9,7 +9,6 @@ are 95% intervals, of questions drawn within each kind.
         --out docs/results/accuracy-by-length.png
 """
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.intervals import Z95
+from benchmarks.common.options import figure_parser
 from benchmarks.common.results import save_figure
 from benchmarks.common.tables import tokens_text
 from benchmarks.real.results import Row
@@ -32,11 +32,8 @@ METHODS = {
 
 def main() -> None:
     """Entry point."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = figure_parser(__doc__)
     options.add_argument("results", nargs="+", type=Path, help="--out of real.recall, by length")
-    options.add_argument("--out", type=Path, required=True, help="the PNG to write")
     given = options.parse_args()
     rows = [row for file in given.results for row in json.loads(file.read_text())["answers"]]
     save_figure(given.out, lambda figure: draw(figure, rows), (10, 4.2))

@@ -8,13 +8,13 @@ the machine; within one, memory and text took turns.
         docs/results/first-token-text.json --out docs/results/first-token.png
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common.options import figure_parser
 from benchmarks.common.results import save_figure
 
 METHODS = {
@@ -26,11 +26,8 @@ STORED = {"kv": "keys and values stored", "text": "stored as text alone"}
 
 def main() -> None:
     """Entry point."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = figure_parser(__doc__)
     options.add_argument("results", nargs="+", type=Path, help="--out of real.speed")
-    options.add_argument("--out", type=Path, required=True, help="the PNG to write")
     given = options.parse_args()
     runs = [run for file in given.results for run in json.loads(file.read_text()).values()]
     save_figure(given.out, lambda figure: draw(figure, runs), (4.6 * len(runs), 3.9))

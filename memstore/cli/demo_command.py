@@ -12,7 +12,7 @@ from memstore.cli.options.command_options import Json
 from memstore.cli.options.demo_options import DemoOptions
 from memstore.cli.readers import reader_for_new
 from memstore.cli.terminal import console
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, MemoryExists
 
 if TYPE_CHECKING:
     from memstore.model.passages.passage_api import PassageAPI
@@ -47,6 +47,10 @@ def _real(options: DemoOptions, *, quiet: bool) -> dict[str, Any]:
         raise typer.BadParameter("--seed and --tokens go with --landmarks")
     if options.text is not None and not options.text.is_file():
         raise InvalidInput(f"--text: there is no file {options.text}")
+    if options.store is not None and options.store.exists() and any(options.store.iterdir()):
+        raise MemoryExists(
+            f"{options.store} is not empty; name a new directory, or leave --store out"
+        )
     with ExitStack() as stack:
         store = options.store
         if store is None:

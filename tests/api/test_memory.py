@@ -73,6 +73,12 @@ def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
         assert "none.txt" in str(wrong[1])
         with pytest.raises(memstore.errors.UnreadableDocument, match=r"b\.pdf"):
             memory.add(folder)
+        (folder / "a.txt").write_text("Another text of that name. " * 3)
+        (folder / "d.txt").write_text("The gate of the yard is never open. " * 3)
+        wrong.clear()
+        added = memory.add(folder, on_error=wrong.append)
+        assert [row.name for row in added] == ["c.txt", "d.txt"]
+        assert {type(one).__name__ for one in wrong} == {"DocumentExists", "UnreadableDocument"}
 
 
 def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
@@ -88,7 +94,10 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         assert repr(memory.documents()[0]).startswith("<Document 'diary': ready, ")
         for wrong in ("a", {"a": {"b": 1}}, {1: 2}, {"a": [1]}):
             with pytest.raises(InvalidInput, match="labels are names"):
-                memory.label("diary", wrong)  # type: ignore[arg-type]
+                memory.label("diary", wrong)
+            with pytest.raises(InvalidInput, match="labels are names"):
+                memory.add(text="Not read.", name="new", labels=wrong)
+        assert [row.name for row in memory.documents()] == ["diary"]
 
 
 @pytest.mark.parametrize(
@@ -203,8 +212,11 @@ def test_an_event_loop_awaits_the_same(path: Path) -> None:
             added = await memory.add(text="A text of its own.", name="own")
             assert [row.name for row in added] == ["own"]
             assert len(await memory.search("a text", top_k=2)) == 2
-            assert (await memory.ask_many([BARN]))[0].text == "4467"
+            assert (await memory.ask_many([BARN, BARN], together=2))[1].text == "4467"
             await memory.remove("own")
+        await memory.close()  # again: the same as once
+        with pytest.raises(memstore.errors.MemoryClosed):
+            await memory.ask(BARN)
 
     asyncio.run(run())
 

@@ -22,7 +22,6 @@ from memstore.cli.demo.new_process import ask_in_new_process
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.terminal import console
 from memstore.disk.format.block_words import BlockWords
-from memstore.errors import MemoryExists
 from memstore.index.word_index import WordIndex, count, split
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
@@ -113,7 +112,7 @@ def run_real_book(
     """Read the book, ask about what was read in a new process, and the rival; return plain values.
     most: questions at most, as many of each chapter.
 
-    Raises MemoryExists for a directory that holds a memory, and what ingesting and asking raise.
+    Raises what making a memory, ingesting and asking raise.
     """
     read = _read(reader, by, store)
     console.note(f"read {read.tokens:,} tokens in {read.seconds:.1f} s; asking in a new process")
@@ -201,15 +200,10 @@ def _some(names: Sequence[str], most: int) -> list[Question]:
 
 @contextmanager
 def memory_of(store: Path, reader: ModelAPI, by: ModelOptions) -> Iterator[MemoryStore]:
-    """A new memory for a demonstration. Raises MemoryExists."""
-    if store.exists() and any(store.iterdir()):
-        raise MemoryExists(f"{store} is not empty; name a new directory, or leave --store out")
+    """A new memory for a demonstration. Raises what MemoryStore.create raises."""
+    options = on_device({}, by.device)
     with MemoryStore.create(
-        store,
-        reader.signature,
-        codec=reader.codec,
-        selector=reader.keeps,
-        **on_device({}, by.device),
+        store, reader.signature, codec=reader.codec, selector=reader.keeps, **options
     ) as memory:
         yield memory
 
