@@ -148,7 +148,8 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
                 token = int(session.logits(state[None]).argmax())
                 began = time.perf_counter()
                 for _ in range(then):
-                    token = int(session.logits(session.feed([token])[-1:]).argmax())
+                    state = session.read_token(token)
+                    token = int(reader.logits(state[None], quantized=True).argmax())
                 return (time.perf_counter() - began) / max(1, then)
 
         what = f"{shape}: first token, {size}"

@@ -91,7 +91,8 @@ class Asked:
             token = int(session.logits(state[None]).argmax())
             began = time.process_time()
             for _ in range(tokens):
-                token = int(session.logits(session.feed([token])[-1:]).argmax())
+                state = session.read_token(token)
+                token = int(self.reader.logits(state[None], quantized=True).argmax())
             return tokens / (time.process_time() - began)
 
     def parts(self) -> dict[str, Callable[[], Any]]:

@@ -178,6 +178,7 @@ async def open_async(
     *,
     device: str = "auto",
     dtype: str | None = None,
+    weights: str = "auto",
     create: bool = True,
     options: OpenOptions | None = None,
 ) -> AsyncMemory:
@@ -187,6 +188,7 @@ async def open_async(
         how: dict[str, Any] = {
             "device": device,
             "dtype": dtype,
+            "weights": weights,
             "create": create,
             "options": options,
         }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.api.answer_stream import AnswerStream
 from memstore.closing import Closing
+from memstore.compute import Compute
 from memstore.disk.format.document import LABELS, Document, is_of_prompt
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
@@ -252,6 +253,7 @@ def open_memory(
     *,
     device: str = "auto",
     dtype: str | None = None,
+    weights: str = "auto",
     create: bool = True,
     options: OpenOptions | None = None,
 ) -> Memory:
@@ -261,7 +263,8 @@ def open_memory(
     name ("smollm2"), directory, GGUF file or name on the Hugging Face hub, or one that is loaded;
     None for the one that the memory was made with; of a new one $MEMSTORE_MODEL, else a packaged
     model that is installed, else the landmark model that ships. device: "auto", "cpu", "cuda",
-    "mps". dtype: "float32", "bfloat16", "float16", None for the fastest. create: where there is no
+    "mps". dtype: "float32", "bfloat16", "float16", None for the fastest. weights: that tokens are
+    generated with: "auto", "full", "int8", "int4". create: where there is no
     memory yet. options: see OpenOptions.
 
     Raises MemoryNotFound, WrongModel, InvalidInput, InvalidConfig, InvalidWeights, and what
@@ -275,7 +278,7 @@ def open_memory(
         )
     named = model if isinstance(model, str | Path) else None
     opening = on_device(options or {}, device if loaded is None else str(loaded.device))
-    compute: dict[str, Any] = {"device": device, "dtype": dtype}
+    compute = Compute(device, dtype, weights)
     with ExitStack() as stack:
         try:
             store = stack.enter_context(MemoryStore.open(path, **opening))
@@ -283,7 +286,7 @@ def open_memory(
             if not create or is_url(path):
                 raise
             _check_free(Path(path))  # before a model is loaded
-            reader = loaded or reader_named(named or default_name(), **compute)
+            reader = loaded or reader_named(named or default_name(), compute=compute)
             store = MemoryStore.create(
                 path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening
             )
@@ -291,7 +294,7 @@ def open_memory(
         if loaded is not None:
             advice = "open it with its own model, or make a new memory"
             loaded.signature.check_same(store.signature, str(path), advice)
-        reader = loaded or reader_of(store.signature, str(path), named, **compute)
+        reader = loaded or reader_of(store.signature, str(path), named, compute=compute)
         stack.pop_all()
         return Memory(reader, store)
 

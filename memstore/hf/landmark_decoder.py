@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from memstore.errors import InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.landmark_spec import LandmarkSpec
+from memstore.hf.quantized_weights import Weights
 from memstore.kernels.api import local_attention
 from memstore.model.adapter import Attend, Enter, Shape
 from memstore.model.rotary import Rope
@@ -24,16 +25,20 @@ class LandmarkDecoder(nn.Module):
     """
 
     def __init__(
-        self, model: Any, spec: LandmarkSpec, rows: Mapping[str, Tensor] | None = None
+        self,
+        model: Any,
+        spec: LandmarkSpec,
+        rows: Mapping[str, Tensor] | None = None,
+        generating: Weights = "auto",
     ) -> None:
         """rows: embeddings of "landmark" and, with a gate, "cmt", [hidden_size]; None to begin with
-        the mean of the vocabulary's.
+        the mean of the vocabulary's. generating: the weights that tokens are generated with.
 
         Raises InvalidWeights for an architecture that cannot attend by landmarks.
         """
         super().__init__()
         self.model = model
-        self.attached = attached = AttachedDecoder(model)
+        self.attached = attached = AttachedDecoder(model, generating)
         vocabulary: Tensor = model.get_input_embeddings().weight
         self.spec, self.lookup = spec, spec.lookup
         self.rope: Rope = attached.rotary.rope(attached.head_dim)
@@ -64,14 +69,20 @@ class LandmarkDecoder(nn.Module):
         return self.attached.dtype
 
     def hidden(
-        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; ids: of the vocabulary, or `landmark_id`."""
         is_landmark = ids == self.landmark_id
         embedded = self.model.get_input_embeddings()(ids.masked_fill(is_landmark, 0))
         row = self.rows["landmark"].to(embedded.dtype)
         embedded = torch.where(is_landmark[..., None], row, embedded)
-        return self._run(embedded, attend, layers=layers, enter=enter)
+        return self._run(embedded, attend, layers=layers, enter=enter, quantized=quantized)
 
     def _run(self, embedded: Tensor, attend: Attend, **options: Any) -> Tensor:
         def scaled(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -80,9 +91,9 @@ class LandmarkDecoder(nn.Module):
 
         return self.attached.hidden(embedded, scaled, **options)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         """As ModelAdapter.logits: the landmark is none of them."""
-        return self.attached.logits(states)
+        return self.attached.logits(states, quantized=quantized)
 
     def cmt_keys(self) -> list[Tensor] | None:
         """The context miss token's key of every layer, [Hkv, D], at position -1; None without a

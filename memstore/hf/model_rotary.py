@@ -48,14 +48,13 @@ class ModelRotary:
         self._turned, self._name = turned, config.model_type
         self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
         """x [.., T, D] to positions [T] (0 and above)."""
         if not self._turned[layer] or not x.numel():
             return x
         shape = x.shape
         x = x.reshape(1, -1, *shape[-2:])
-        cos, sin = self._angles(self._types[layer], int(positions.max()) + 1, x)
-        cos, sin = cos[:, positions], sin[:, positions]
+        cos, sin = self._angles(self._types[layer], positions, x)
         turned = cos.shape[-1]
         part = x[..., :turned]
         rotated = self._apply(part, part[:, :0], cos, sin)[0].to(x.dtype)
@@ -63,7 +62,18 @@ class ModelRotary:
             rotated = torch.cat((rotated, x[..., turned:]), -1)
         return rotated.view(shape)
 
-    def _angles(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles(
+        self, kind: str | None, positions: Tensor | range, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The model's cosines and sines [1, T, d] of positions [T]."""
+        if isinstance(positions, range):
+            cos, sin = self._table(kind, positions.stop, x)
+            at = slice(positions.start, positions.stop)
+            return cos[:, at], sin[:, at]
+        cos, sin = self._table(kind, int(positions.max()) + 1, x)
+        return cos[:, positions], sin[:, positions]
+
+    def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach."""
         key = (kind, x.dtype, x.device)
         table = self._tables.get(key)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidInput
 from memstore.hf.needed import PACKAGED, check_transformers
@@ -18,39 +19,44 @@ if TYPE_CHECKING:
     from memstore.model.passages.selectors.adaptation import Adaptation
 
 MODEL_VARIABLE = "MEMSTORE_MODEL"
+DEFAULT = Compute()
 
 
 def reader_named(
     name: str | Path,
     *,
-    device: str = "cpu",
-    dtype: str | None = None,
+    compute: Compute = DEFAULT,
     own_process: bool = False,
     adaptation: "Adaptation | None" = None,
 ) -> "ModelAPI":
     """The model that ships by its name, one that `memstore train` wrote, or a Hugging Face model:
     see memstore.hf.load.load_reader.
 
-    device: "auto" for the fastest that there is. dtype: "float32", "bfloat16" or "float16"; None or
-    "auto" leaves it to the model. own_process: this process does nothing else, and a small model
-    may set how many threads torch uses. adaptation: of a Hugging Face model, as load_reader takes
-    it. Raises InvalidInput, InvalidWeights, InvalidConfig.
+    compute: see Compute; a landmark model has no weights of fewer bits. own_process: this process
+    does nothing else, and a small model may set how many threads torch uses. adaptation: of a
+    Hugging Face model, as load_reader takes it. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
     from memstore.devices import dtype_named
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
-    number_format = dtype_named(dtype)
+    number_format = dtype_named(compute.dtype)
     # what is packaged is meant whatever the working directory holds
     if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
         from memstore.model.landmark.landmark_model import load_model, load_model_for_command
 
         load = load_model_for_command if own_process else load_model
         given = {} if number_format is None else {"dtype": number_format}
-        return load(name, device=device, **given)
+        return load(name, device=compute.device, **given)
     check_transformers()
     from memstore.hf.load import load_reader
 
-    return load_reader(name, device=device, dtype=number_format, adaptation=adaptation)
+    return load_reader(
+        name,
+        device=compute.device,
+        dtype=number_format,
+        weights=compute.weights,
+        adaptation=adaptation,
+    )
 
 
 def reader_of(
@@ -58,8 +64,7 @@ def reader_of(
     where: str,
     name: str | Path | None = None,
     *,
-    device: str = "cpu",
-    dtype: str | None = None,
+    compute: Compute = DEFAULT,
     own_process: bool = False,
 ) -> "ModelAPI":
     """The model of a memory: `name`, or the one that it was made with, where this machine has that.
@@ -67,9 +72,8 @@ def reader_of(
     where: what the memory is called in errors. Raises WrongModel for another model, InvalidInput
     for one that has to be named, and what reader_named raises.
     """
-    reader = reader_named(
-        name_of(signature, where, name), device=device, dtype=dtype, own_process=own_process
-    )
+    named = name_of(signature, where, name)
+    reader = reader_named(named, compute=compute, own_process=own_process)
     reader.signature.check_same(signature, where, "ask it with its own, or make a new memory")
     return reader
 

@@ -14,6 +14,7 @@ from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.known_selectors import adaptation_of
 from memstore.hf.model_rotary import rope_of
+from memstore.hf.quantized_weights import Weights
 from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.weights import digest_of
@@ -40,17 +41,18 @@ class HuggingFacePassageModel(PassageAPI):
         *,
         weights: str | None = None,
         called: ModelName | None = None,
+        generating: Weights = "auto",
         kv_dtype: torch.dtype = torch.float16,
     ) -> None:
         """adaptation: None for the one that was made for these weights. weights: hex digest of the
         model's, if it is known. called: what its memories say that they were made with.
-        kv_dtype: of stored keys and values.
+        generating: the weights that tokens are generated with. kv_dtype: of stored keys and values.
 
         Raises InvalidWeights for an architecture whose attention cannot be given from outside:
         shown by a short text, which has to give the same logits both ways.
         """
         self.model = model
-        self._decoder = decoder = AttachedDecoder(model)
+        self._decoder = decoder = AttachedDecoder(model, generating)
         self._weights, self._called = weights or digest_of(model), called
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
@@ -159,13 +161,19 @@ class HuggingFacePassageModel(PassageAPI):
     def dtype(self) -> torch.dtype:
         return self._decoder.dtype
 
-    def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
         return self._decoder.rotary.rotate(layer, x, positions)
 
     def hidden(
-        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
-        return self._decoder.hidden(ids, attend, layers=layers, enter=enter)
+        return self._decoder.hidden(ids, attend, layers=layers, enter=enter, quantized=quantized)
 
-    def logits(self, states: Tensor) -> Tensor:
-        return self._decoder.logits(states)
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
+        return self._decoder.logits(states, quantized=quantized)

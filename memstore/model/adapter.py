@@ -119,14 +119,23 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def hidden(
-        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
         """ids [B, T] through the first `layers` layers (None = all) -> their states [B, T,
         hidden_size], after all of them those that `logits` takes.
+
+        quantized: weights of fewer bits will do, where the model has them; of tokens that are
+        generated, and of nothing that is stored.
         """
 
     @abstractmethod
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         """States [n, hidden_size] -> float32 or wider [n, vocabulary]; what is no text (the
-        landmark) has a large negative number.
+        landmark) has a large negative number. quantized: as in hidden.
         """

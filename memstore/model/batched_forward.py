@@ -21,7 +21,7 @@ def feed_batch(
     sessions: Sequence[GeneratingSession], tokens: Sequence[int], around: Sequence[Around] = ()
 ) -> list[Tensor | MemstoreError]:
     """Read one token into each of some sessions of one reader -> of each the state [hidden_size]
-    behind it, as session.feed([token])[-1], or what that would have raised.
+    behind it, as session.read_token(token), or what that would have raised.
 
     around: one each, or none: entered for what is done for a session alone.
     """
@@ -55,7 +55,7 @@ class _Step:
 
     def alone(self) -> None:
         with self._own():
-            self.found = self.session.feed([self.token])[-1]
+            self.found = self.session.read_token(self.token)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Of its row; zeros where it has failed."""
@@ -89,7 +89,7 @@ def _forward(steps: Sequence[_Step]) -> None:
                 step.session.enter(layer_idx, row)
 
     ids = torch.tensor([[step.token] for step in steps], device=reader.device)
-    states = reader.hidden(ids, attend, enter=enter)[:, -1]
+    states = reader.hidden(ids, attend, enter=enter, quantized=True)[:, -1]
     for step, state in zip(steps, states):
         if step.found is None:
             step.session.end_token(step.token)
@@ -114,7 +114,7 @@ def read_pending(continuations: Sequence[Continuation]) -> None:
             one.fail(error)
         return
     states = [state for state in found if isinstance(state, Tensor)]
-    rows = iter(sessions[0].logits(torch.stack(states)) if states else ())
+    rows = iter(sessions[0].reader.logits(torch.stack(states), quantized=True) if states else ())
     for (one, _), state in zip(ready, found):
         if isinstance(state, Tensor):
             one.read(state, next(rows))

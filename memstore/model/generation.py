@@ -90,7 +90,7 @@ class Continuation(Iterator[int]):
         if self._left < 1:
             raise StopIteration
         if pending is not None:
-            self.read(self.session.feed([pending])[-1])
+            self.read(self.session.read_token(pending))
         token = self._draw()
         if self._end is not None and self._end(token):
             self._left = 0
@@ -102,7 +102,7 @@ class Continuation(Iterator[int]):
     def _draw(self) -> int:
         logits = self._logits
         if logits is None:
-            logits = self.session.logits(self._state[None])[0]
+            logits = self.session.reader.logits(self._state[None], quantized=True)[0]
         return self._sampler.draw(logits)
 
 
@@ -117,9 +117,20 @@ class GeneratingSession(ABC):
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Read tokens -> [n, hidden_size]."""
 
-    @abstractmethod
+    @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
+        return self.reader.logits(states)
+
+    @torch.no_grad()
+    def read_token(self, token: int) -> Tensor:
+        """Read a token that was generated -> the state [hidden_size] behind it."""
+        if not self.begin_token():
+            return self.feed([token])[-1]
+        ids = torch.tensor([[token]], device=self.reader.device)
+        state = self.reader.hidden(ids, self.attend, enter=self.enter, quantized=True)[0, -1]
+        self.end_token(token)
+        return state
 
     @abstractmethod
     def begin_token(self) -> bool:

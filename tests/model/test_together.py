@@ -49,7 +49,7 @@ def test_tokens_read_together_leave_the_states_and_the_text_that_each_reads_alon
     alone, _ = begun(reader, store)
     sharing, _ = begun(reader, store)
     for row in rows.tolist():  # over the ends of blocks, and of chunks
-        expected = [session.feed([token])[-1] for session, token in zip(alone, row)]
+        expected = [session.read_token(token) for session, token in zip(alone, row)]
         for state, expects in zip(feed_batch(sharing, row), expected):
             torch.testing.assert_close(state, expects, atol=2e-5, rtol=2e-5)
     for one, other in zip(alone, sharing):

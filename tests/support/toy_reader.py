@@ -82,7 +82,13 @@ class ToyReader(LandmarkAPI):
         )
 
     def hidden(
-        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
         x = self._embedding[ids]
         for layer in range(LAYERS)[:layers]:
@@ -93,7 +99,7 @@ class ToyReader(LandmarkAPI):
             x = x + attend(layer, q, k, v).transpose(1, 2).flatten(2) @ self._out[layer]
         return x
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         logits = states @ self._embedding.T
         logits[..., self.landmark_id] = -1e9
         return logits

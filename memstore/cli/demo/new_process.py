@@ -17,7 +17,7 @@ def ask_in_new_process(
     """What `memstore ask - --json` answers: {"answers", "open_seconds"}; every question gets a
     session of its own there. Raises MemstoreError.
     """
-    given = ["--device", by.device, "--dtype", by.dtype]
+    given = ["--device", by.device, "--dtype", by.dtype, "--weights", by.weights]
     given += ["--model", by.model] if by.model else []
     done = subprocess.run(
         python_command("memstore", "ask", "-", "--store", str(store), "--json", *given, *arguments),

@@ -163,9 +163,7 @@ def print_planted(result: dict[str, Any]) -> None:
 
 
 def _reader(by: ModelOptions) -> ModelAPI:
-    return reader_named(
-        by.model or SHIPPED_NAME, device=by.device, dtype=by.dtype, own_process=True
-    )
+    return reader_named(by.model or SHIPPED_NAME, compute=by.compute, own_process=True)
 
 
 def _memory(path: Path, reader: ModelAPI, by: ModelOptions) -> MemoryStore:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from memstore.cli.options.command_options import option
+from memstore.compute import Compute
 
 Model = Annotated[
     str | None,
@@ -26,6 +27,15 @@ Dtype = Annotated[
         "Numbers that it computes in; auto: bfloat16 where that is clearly faster.",
     ),
 ]
+Weights = Annotated[
+    str,
+    option(
+        "--weights",
+        "auto|full|int8|int4",
+        "Weights that tokens are generated with, on a CPU; auto: 4 bits where they were stored so, "
+        "else 8; full: as loaded. What is stored is computed with those as loaded.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -35,3 +45,9 @@ class ModelOptions:
     model: Model = None
     device: Device = "auto"
     dtype: Dtype = "auto"
+    weights: Weights = "auto"
+
+    @property
+    def compute(self) -> Compute:
+        """Where and in which numbers."""
+        return Compute(self.device, self.dtype, self.weights)

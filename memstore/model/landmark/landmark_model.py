@@ -53,7 +53,13 @@ class LandmarkModel(LandmarkAPI):
         return self.transformer.dtype
 
     def hidden(
-        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
     ) -> Tensor:
         return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
 
@@ -62,7 +68,7 @@ class LandmarkModel(LandmarkAPI):
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self.transformer.next_projections(layer_idx, states, attended)
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         logits = accumulate(self.transformer.logits(states))  # float16 has no NEG
         logits[..., self.landmark_id :] = NEG  # nor is the context miss token text
         return logits

@@ -181,13 +181,6 @@ class ChunkSession(GeneratingSession):
         self.read_tokens += 1
         self.attention.chunk.advance(1)
 
-    @torch.no_grad()
-    def logits(self, states: Tensor) -> Tensor:
-        """Next-token logits [n, vocabulary] of states [n, hidden_size]; the landmark is never
-        predicted.
-        """
-        return self.reader.logits(states)
-
 
 class LandmarkSession(ChunkSession, Closing):
     """A session that asks: its own blocks live pinned in the host tier until it is closed, at most

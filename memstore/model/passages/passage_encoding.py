@@ -235,7 +235,6 @@ def _rotated(reader: PassageModel, prefix: Sequence[KeysValues]) -> list[KeysVal
     """K and V [1, Hkv, P, D] of every layer, K at its positions, in the reader's dtype."""
     rotated = []
     for layer, (k, v) in enumerate(prefix):
-        positions = torch.arange(k.shape[1], device=k.device)
-        turned = reader.rotate(layer, k.to(reader.dtype)[None], positions)
+        turned = reader.rotate(layer, k.to(reader.dtype)[None], range(k.shape[1]))
         rotated.append((turned, v.to(reader.dtype)[None]))
     return rotated

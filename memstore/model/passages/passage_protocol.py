@@ -25,8 +25,10 @@ class PassageModel(ModelAdapter):
     context: Context  # what is read in front of each
 
     @abstractmethod
-    def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys [B, H, T, D] of a layer, turned to positions [T]."""
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
+        """Queries or keys [B, H, T, D] of a layer, turned to positions [T]; a range of them, where
+        they follow one another, is the fastest.
+        """
 
     @abstractmethod
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:

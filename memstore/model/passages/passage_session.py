@@ -151,11 +151,6 @@ class PassageSession(GeneratingSession, Closing):
         """What ModelAdapter.hidden takes: the local text goes on, and attends to what is read."""
         return self._attention.attend(layer_idx, q, k, v)
 
-    @torch.no_grad()
-    def logits(self, states: Tensor) -> Tensor:
-        """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
-        return self.reader.logits(states)
-
     def ends_turn(self, token: int) -> bool:
         return self.reader.ends_turn(token)
 

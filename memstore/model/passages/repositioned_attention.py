@@ -54,7 +54,7 @@ class RepositionedAttention:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
         layer = self._layer(layer_idx)
         rows, start = q.shape[2], layer.length
-        positions = torch.arange(start, start + rows, device=q.device)
+        positions = range(start, start + rows)
         own = k[:, :, self.computed :]
         layer.plain = _put(layer.plain, start - layer.remembered - self._first, own)
         layer.remembered += self.computed
@@ -79,7 +79,7 @@ class RepositionedAttention:
         layer, dtype = self._layer(layer_idx), self.reader.dtype
         local = slice(self._first + layer.remembered, layer.length)
         behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
-        positions = torch.arange(self._first, self._first + behind.shape[2], device=k.device)
+        positions = range(self._first, self._first + behind.shape[2])
         turned = self.reader.rotate(layer_idx, behind, positions)
         first = slice(0, self._first)
         layer.k = torch.cat((layer.k[:, :, first], turned), 2)
@@ -115,7 +115,7 @@ class RepositionedAttention:
         plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
         gone = plain[0, :, :tokens], values[0, :, :tokens]
         layer.plain = plain[:, :, tokens:].clone()
-        positions = torch.arange(start, start + left, device=plain.device)
+        positions = range(start, start + left)
         kept = self.reader.rotate(layer_idx, layer.plain, positions)
         layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
         layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
@@ -146,7 +146,7 @@ class RepositionedAttention:
             reader, shape = self.reader, self.reader.shape
             if self.prefix:
                 k, v = (x.to(reader.dtype)[None] for x in self.prefix[layer_idx])
-                k = reader.rotate(layer_idx, k, torch.arange(self._first, device=k.device))
+                k = reader.rotate(layer_idx, k, range(self._first))
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
@@ -200,6 +200,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
     """
     if spec.softcap is not None:
         return _weights(q, k, spec, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    if q.shape[2] == 1 and mask is None:
+        # the heads of a group as rows: on a CPU a single row of bfloat16 is slow by itself
+        rows = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
+        return scaled_dot_product_attention(rows, k, v, scale=spec.scale).view(q.shape)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
 
 

@@ -1,0 +1,203 @@
+"""A decoder's linear layers a second time, in 8 or 4 bits, for the tokens that are generated: each
+reads every weight once, so that it costs what their bytes cost.
+
+What is read in, and a question, go through the layers as they were loaded: many tokens share a
+weight there, and what is stored shall not depend on it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeGuard, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from memstore.errors import InvalidConfig
+
+Weights = Literal["auto", "full", "int8", "int4"]
+"""auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU; on another device, and
+as full: as they were loaded.
+"""
+
+MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the weights as loaded
+_GROUP = 32  # weights of a row that share a scale and a zero point, as in GGUF's Q4_0, Q4_1, Q4_K
+_SAMPLE = 8  # rows by which a layer shows whether it was stored in 4 bits
+_EXACT = 2.0**-7  # of the largest of a group: what rounding to bfloat16 may change
+
+Multiply = Callable[[Tensor], Tensor]
+"""x [n, in_features] in bfloat16 -> [n, out_features]."""
+
+_active = threading.local()  # .now: this thread's forward pass takes quantized weights
+
+
+def weights_named(name: str, device: torch.device) -> Weights:
+    """Which weights a model on a device generates with. Raises InvalidConfig for a name that is
+    none of Weights, and for int8 and int4 elsewhere than on a CPU.
+    """
+    for known in get_args(Weights):
+        if name == known:
+            if name in ("int8", "int4") and device.type != "cpu":
+                raise InvalidConfig(f"{name} weights are for a CPU; choose auto or full")
+            return cast(Weights, known)
+    raise InvalidConfig(f"weights {name!r} are unknown; choose {', '.join(get_args(Weights))}")
+
+
+class QuantizedWeights:
+    """Within `used` the linear layers of a decoder and its head multiply by quantized weights, in
+    forward passes of this thread that have at most MOST_ROWS tokens. They are made when they are
+    first used, and again once weights have changed; their products are computed in bfloat16.
+    """
+
+    def __init__(self, layers: nn.Module, head: nn.Module, weights: Weights) -> None:
+        self._linear = [part for part in layers.modules() if _is_plain(part)]
+        self._head = head if _is_plain(head) else None
+        self._weights: Weights = weights
+        self._making = threading.Lock()
+        self._of: object = None  # the state of the weights that they were made of
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Within it this thread's forward passes multiply by them."""
+        if self._weights == "full" or not self._linear or not self._on_cpu:
+            yield
+            return
+        with self._making:
+            if self._of != self._state:
+                self._make()
+        _active.now = True
+        try:
+            yield
+        finally:
+            _active.now = False
+
+    @property
+    def _on_cpu(self) -> bool:
+        return all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
+
+    @property
+    def _state(self) -> object:
+        return [(one.weight.data_ptr(), one.weight._version) for one in self._linear[-1:]]
+
+    def _make(self) -> None:
+        for linear in self._linear:
+            _attach(linear, quantized(linear.weight.detach(), self._weights))
+        if self._head is not None:  # what it rounds shows in every token: never 4 bits of 8
+            weight = self._head.weight.detach()
+            _attach(self._head, quantized(weight, "auto"))
+        self._of = self._state
+
+
+class _Linear(nn.Linear):
+    """A linear layer that has its weights a second time, for few rows."""
+
+    few: Multiply
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [.., in_features] -> [.., out_features]."""
+        rows = x.numel() // x.shape[-1]
+        if rows > MOST_ROWS or not getattr(_active, "now", False):
+            return super().forward(x)
+        product = self.few(x.reshape(rows, -1).to(torch.bfloat16)).to(x.dtype)
+        if self.bias is not None:
+            product = product + self.bias
+        return product.view(*x.shape[:-1], -1)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """A linear layer, and nothing that is made of one, as an adapter beside it."""
+    return type(module) in (nn.Linear, _Linear)
+
+
+def _attach(linear: nn.Linear, multiply: Multiply | None) -> None:
+    if multiply is not None:
+        linear.__class__ = _Linear
+        cast(_Linear, linear).few = multiply
+
+
+@torch.no_grad()
+def quantized(weight: Tensor, weights: Weights) -> Multiply | None:
+    """The product with a weight [out_features, in_features] in so few bits; None where torch has
+    none for its shape.
+    """
+    out, columns = weight.shape
+    if columns % _GROUP:  # torch 2.13 reads beyond the end of such rows
+        return None
+    if out % 16 == 0 and (weights == "int4" or (weights == "auto" and stored_in_4_bits(weight))):
+        return _Int4.of(weight)
+    return _Int8.of(weight)
+
+
+def stored_in_4_bits(weight: Tensor) -> bool:
+    """Do groups of 32 weights lie on grids of 16 levels, but for rounding to bfloat16?"""
+    groups = weight[:: max(1, len(weight) // _SAMPLE)].float().unflatten(1, (-1, _GROUP))
+    return bool(_fits(groups, *_on_grid(groups)).all())
+
+
+def _fits(groups: Tensor, codes: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    """Which groups [.., 32] are on these grids: bool [.., 1]."""
+    error = (codes * scale).add_(low).sub_(groups).abs_().amax(-1, keepdim=True)
+    return error <= _EXACT * groups.abs().amax(-1, keepdim=True)
+
+
+def _on_grid(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes 0 .. 15 of groups [.., 32], and scale and smallest value [.., 1]: code * scale +
+    smallest.
+
+    Weights that were stored in 4 bits are found as they were: where the largest of a group is not
+    at the last of its 16 levels, at one of the others.
+    """
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    smallest = torch.finfo(torch.float32).tiny  # of a group that is all alike
+
+    def codes(top: int) -> tuple[Tensor, Tensor]:
+        scale = ((high - low) / top).clamp_min_(smallest)
+        return ((groups - low) / scale).round_(), scale
+
+    found, scale = codes(15)
+    fits = _fits(groups, found, scale, low)
+    for top in range(14, 7, -1):
+        if bool(fits.all()):
+            break
+        others, wider = codes(top)
+        better = _fits(groups, others, wider, low) & ~fits
+        found, scale = torch.where(better, others, found), torch.where(better, wider, scale)
+        fits |= better
+    return found, scale, low
+
+
+@dataclass(frozen=True)
+class _Int4:
+    """In 4 bits, with a scale and a zero point of every 32 weights of a row."""
+
+    codes: Tensor  # as torch packs them for this CPU
+    grids: Tensor  # bfloat16 [in_features / 32, out_features, 2]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "_Int4":
+        codes, scale, low = _on_grid(weight.float().unflatten(1, (-1, _GROUP)))
+        packed = torch._convert_weight_to_int4pack_for_cpu(codes.flatten(1).int(), 1)
+        # torch's product takes (code - 8) * scale + zero
+        grids = torch.cat((scale, low + 8 * scale), -1).transpose(0, 1).contiguous()
+        return cls(packed, grids.to(torch.bfloat16))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm_for_cpu(x, self.codes, _GROUP, self.grids)
+
+
+@dataclass(frozen=True)
+class _Int8:
+    """In 8 bits, with a scale of every row."""
+
+    codes: Tensor  # int8 [out_features, in_features]
+    scales: Tensor  # bfloat16 [out_features]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "_Int8":
+        rows = weight.float()
+        scale = (rows.abs().amax(1, keepdim=True) / 127).clamp_min_(1e-30)
+        return cls((rows / scale).round_().to(torch.int8), scale[:, 0].to(torch.bfloat16))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(x, self.codes, self.scales)

@@ -1,0 +1,205 @@
+"""Weights of 8 and 4 bits: which layers get which, what they change of an answer, and that nothing
+that is stored is computed with them.
+"""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+pytest.importorskip("transformers")
+
+from memstore.block import BlockKey
+from memstore.cli.main import app
+from memstore.errors import InvalidConfig
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.quantized_weights import (
+    MOST_ROWS,
+    QuantizedWeights,
+    quantized,
+    stored_in_4_bits,
+    weights_named,
+)
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.selector_sum import Words
+from memstore.store.memory_store import MemoryStore
+from support.tiny_decoder import decoder, tokenizer
+
+OUT, IN = 48, 96
+
+
+def drawn(seed: int = 0) -> Tensor:
+    return torch.randn(OUT, IN, generator=torch.manual_seed(seed))
+
+
+def in_4_bits(top: int, seed: int = 0) -> Tensor:
+    """Weights on grids of groups of 32, whose largest is at level `top` of 15: as of Q4_0, which
+    often leaves the last one free.
+    """
+    draw = torch.manual_seed(seed)
+    codes = torch.randint(0, top + 1, (OUT, IN // 32, 32), generator=draw).float()
+    codes[..., 0], codes[..., 1] = 0, top
+    scale = torch.rand(OUT, IN // 32, 1, generator=draw) + 0.1
+    return (scale * (codes - 8) + 0.3 * scale).flatten(1)
+
+
+@pytest.mark.parametrize("top", [15, 14, 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_were_stored_in_4_bits_are_found_as_they_were(top, dtype):
+    weight = in_4_bits(top).to(dtype)
+    assert stored_in_4_bits(weight)
+    x = torch.randn(3, IN, generator=torch.manual_seed(1)).to(torch.bfloat16)
+    product = quantized(weight, "auto")(x).float()
+    exact = x.float() @ weight.float().T
+    # as far from it as weights, scales and products in bfloat16 are; 8 bits are some .01
+    assert (product - exact).norm() < 0.005 * exact.norm()
+
+
+def test_other_weights_get_8_bits_unless_4_are_asked_for():
+    weight, x = drawn(), torch.randn(2, IN, generator=torch.manual_seed(1))
+    assert not stored_in_4_bits(weight)
+    exact = x @ weight.T
+    wrong = {
+        name: float((quantized(weight, name)(x.to(torch.bfloat16)).float() - exact).norm())
+        for name in ("auto", "int8", "int4")
+    }
+    assert wrong["auto"] == wrong["int8"] < 0.02 * float(exact.norm())
+    assert 2 * wrong["int8"] < wrong["int4"] < 0.2 * float(exact.norm())
+
+
+@pytest.mark.parametrize("shape", [(7, 96), (1, 32), (48, 20), (5, 9), (1, 1), (24, 33)])
+@pytest.mark.parametrize("weights", ["auto", "int4", "int8"])
+def test_a_layer_of_any_shape_is_multiplied(shape, weights):
+    torch.manual_seed(2)
+    stack, x = nn.Sequential(nn.Linear(shape[1], shape[0])), torch.randn(3, shape[1])
+    with QuantizedWeights(stack, nn.Identity(), weights).used():
+        product = stack(x)
+    torch.testing.assert_close(product, stack(x), atol=0.02, rtol=0.02)
+
+
+def layers(bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(IN, OUT, bias=bias), nn.Tanh(), nn.Linear(OUT, 32, bias=bias))
+
+
+def test_only_few_rows_of_this_thread_take_them_and_only_within_used():
+    stack, head = layers(), nn.Linear(32, 64)
+    x = torch.randn(MOST_ROWS + 1, IN)
+    full, logits = stack(x), head(stack(x))
+    weights = QuantizedWeights(stack, head, "int8")
+    elsewhere = []
+    with weights.used():
+        few = stack(x[:MOST_ROWS])
+        rounded = head(few)
+        torch.testing.assert_close(stack(x), full, atol=0, rtol=0)
+        other = threading.Thread(target=lambda: elsewhere.append(stack(x[:2])))
+        other.start()
+        other.join()
+    torch.testing.assert_close(elsewhere[0], full[:2])
+    torch.testing.assert_close(stack(x[:2]), full[:2])
+    assert not torch.equal(few, full[:MOST_ROWS])
+    torch.testing.assert_close(few, full[:MOST_ROWS], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(rounded, logits[:MOST_ROWS], atol=0.03, rtol=0.03)
+
+
+def test_weights_that_changed_are_made_again():
+    stack, x = layers(), torch.randn(1, IN)
+    weights = QuantizedWeights(stack, nn.Identity(), "int8")
+    with weights.used():
+        before = stack(x)
+    with torch.no_grad():
+        for linear in (stack[0], stack[2]):
+            linear.weight.mul_(-1)
+    with weights.used():
+        after = stack(x)
+    torch.testing.assert_close(after, stack(x), atol=0.03, rtol=0.03)
+    assert not torch.allclose(after, before, atol=0.03, rtol=0.03)
+
+
+def test_a_model_that_has_them_can_be_copied_pickled_and_trained():
+    stack, x = layers(), torch.randn(3, IN)
+    weights = QuantizedWeights(stack, nn.Identity(), "int8")
+    with weights.used():
+        stack(x)
+    for other in (copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
+        torch.testing.assert_close(other(x), stack(x))
+        other(x).sum().backward()
+        assert other[0].weight.grad is not None
+    assert list(stack.state_dict()) == list(layers().state_dict())
+
+
+def test_weights_are_named_and_those_of_few_bits_are_for_a_cpu():
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    assert [weights_named(name, cpu) for name in ("auto", "full", "int8", "int4")]
+    assert weights_named("auto", other) == "auto"
+    for name, device in (("int8", other), ("int4", other), ("int3", cpu), ("", cpu)):
+        with pytest.raises(InvalidConfig, match="auto"):
+            weights_named(name, device)
+
+
+def test_a_command_refuses_unknown_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("The mill has a red door.")
+    model = tmp_path / "model"
+    decoder("llama").save_pretrained(model)
+    tokenizer(True).save_pretrained(model)
+    given = ["ingest", "a.txt", "--store", "m", "--model", str(model), "--weights", "int3"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 1 and "choose auto, full, int8, int4" in result.output
+
+
+TEXT = "".join(
+    f"The {colour} {thing} of the {place} has the number {number}. "
+    for number, (colour, thing, place) in enumerate(
+        (colour, thing, place)
+        for colour in ("red", "grey")
+        for thing in ("lantern", "barrel", "anchor")
+        for place in ("harbour", "mill", "chapel")
+    )
+)
+
+
+def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
+    stored = {}
+    for weights in ("full", "int4"):
+        reader = HuggingFacePassageModel(
+            decoder("llama"), tokenizer(True), Adaptation(Words(), top_k=1), generating=weights
+        )
+        path = tmp_path / weights
+        with MemoryStore.create(path, reader.signature, selector=reader.keeps) as store:
+            reader.ingest("The inn is closed.", store, name="first")
+            reader.ask("Is the inn closed?", store, max_new_tokens=6)  # makes them
+            document = reader.ingest(TEXT, store, name="inventory")
+            units = [
+                BlockKey(number, layer, at, head)
+                for number, at in store.stored_at(
+                    [(document.id, block) for block in range(document.blocks)]
+                )
+                for layer in reader.shape.memory_layers
+                for head in range(reader.shape.num_kv_heads)
+            ]
+            with store.lease(units) as lease:
+                stored[weights] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
+    assert all(torch.equal(*pair) for pair in zip(stored["full"], stored["int4"]))
+
+
+def test_an_answer_with_them_is_said_in_other_numbers_only_after_its_first_token(tmp_path):
+    """The question is read with the weights as they were loaded."""
+    states = {}
+    for weights in ("full", "int8"):
+        reader = HuggingFacePassageModel(
+            decoder("llama"), tokenizer(True), Adaptation(Words(), top_k=1), generating=weights
+        )
+        path = tmp_path / weights
+        with MemoryStore.create(path, reader.signature, selector=reader.keeps) as store:
+            reader.ingest(TEXT, store, name="inventory")
+            with reader.session(store) as session:
+                first = session.ask("Where is the grey anchor?", lambda: None)
+                states[weights] = first, session.read_token(5)
+    torch.testing.assert_close(states["full"][0], states["int8"][0], atol=0, rtol=0)
+    assert not torch.equal(states["full"][1], states["int8"][1])
+    torch.testing.assert_close(states["full"][1], states["int8"][1], atol=0.1, rtol=0.1)
