@@ -9,7 +9,8 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -95,6 +96,16 @@ class _Stopped(Exception):
 
 def _current() -> ForwardCache | None:
     return getattr(_active, "cache", None)
+
+
+@contextmanager
+def active(cache: ForwardCache) -> Iterator[None]:
+    """Within it layers of an attached model attend as this cache says, called by themselves."""
+    _active.cache = cache
+    try:
+        yield
+    finally:
+        _active.cache = None
 
 
 def decoder_of(model: nn.Module) -> nn.Module:

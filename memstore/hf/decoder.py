@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.model_rotary import ModelRotary
-from memstore.hf.quantized_weights import QuantizedWeights, Weights
+from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights
+from memstore.hf.traced_step import TracedStep
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12
@@ -34,6 +35,7 @@ class AttachedDecoder:
         self.name = type(model).__name__
         self._stack = attach(model)
         self._head: nn.Module = model.get_output_embeddings()
+        self._step = TracedStep(self._stack)
         self.weights = QuantizedWeights(self._stack, self._head, weights)
         self.forms: Sequence[AttentionSpec] = ()
         self.heads, self.kv_heads, self.head_dim = 0, 0, 0
@@ -61,7 +63,11 @@ class AttachedDecoder:
         quantized: bool = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        with self.weights.used() if quantized else nullcontext():
+        with self.weights.used() if quantized else nullcontext() as made:
+            if quantized and layers is None and given.shape[1] == 1 and len(given) <= MOST_ROWS:
+                states = self._step(given, attend, enter, made)
+                if states is not None:
+                    return states
             return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:

@@ -44,6 +44,18 @@ def weights_named(name: str, device: torch.device) -> Weights:
     raise InvalidConfig(f"weights {name!r} are unknown; choose {', '.join(get_args(Weights))}")
 
 
+@contextmanager
+def as_loaded() -> Iterator[None]:
+    """Within QuantizedWeights.used, this thread's forward passes multiply by the weights as they
+    were loaded.
+    """
+    before, _active.now = getattr(_active, "now", False), False
+    try:
+        yield
+    finally:
+        _active.now = before
+
+
 class QuantizedWeights:
     """Within `used` the linear layers of a decoder and its head multiply by quantized weights, in
     forward passes of this thread that have at most MOST_ROWS tokens. They are made when they are
@@ -58,17 +70,19 @@ class QuantizedWeights:
         self._of: object = None  # the state of the weights that they were made of
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Within it this thread's forward passes multiply by them."""
+    def used(self) -> Iterator[object]:
+        """Within it this thread's forward passes multiply by them. Gives what they were made of,
+        another object whenever that has changed; None where there are none.
+        """
         if self._weights == "full" or not self._linear or not self._on_cpu:
-            yield
+            yield None
             return
         with self._making:
             if self._of != self._state:
                 self._make()
         _active.now = True
         try:
-            yield
+            yield self._of
         finally:
             _active.now = False
 

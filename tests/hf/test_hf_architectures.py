@@ -9,7 +9,7 @@ import torch
 
 from memstore.errors import InvalidWeights
 from memstore.store.memory_store import MemoryStore
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -17,37 +17,6 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.selectors.adaptation import UNADAPTED
 from memstore.model.passages.selectors.passage_choice import Chosen
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-KINDS = {
-    "llama": {},
-    "llama, scaled as Llama 3": {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
-    "llama, YaRN": {"rope_parameters": {"rope_theta": 1e4, **YARN}},
-    "qwen2": {},
-    "qwen3": {},
-    "mistral": {"sliding_window": 50},
-    "mixtral": {"num_local_experts": 4},
-    "gemma": {},
-    "gemma2": {"sliding_window": 50},
-    "gemma3_text": {"sliding_window": 50, "num_hidden_layers": 6},
-    "phi": {"partial_rotary_factor": 0.5},
-    "phi3": {},
-    "glm": {},
-    "glm4": {},
-    "olmo2": {},
-    "stablelm": {},
-    "granite": {"logits_scaling": 3.0},
-    "cohere": {},
-    "cohere2": {"sliding_window": 50},
-    "smollm3": {"no_rope_layer_interval": 2},
-    "gpt_neox": {"num_key_value_heads": 4},
-}
 TEXT = " ".join(
     f"The keeper of lighthouse {number} counts {number * 7} bells, and none of them is his own."
     for number in range(12)
@@ -80,7 +49,7 @@ def stored(model, directory, adaptation=SEPARATOR, **reading):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
-    model = decoder(kind.partition(",")[0], **KINDS[kind])
+    model = of_kind(kind)
     reader, store = stored(model, tmp_path, kv_dtype=torch.float32)
     question, _ = reader.turn_ids("How many bells?", first=True)
     with store:

@@ -24,6 +24,38 @@ _SIZES = {
     "eos_token_id": 2,
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, scaled as Llama 3": {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
+    "llama, YaRN": {"rope_parameters": {"rope_theta": 1e4, **YARN}},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 50},
+    "mixtral": {"num_local_experts": 4},
+    "gemma": {},
+    "gemma2": {"sliding_window": 50},
+    "gemma3_text": {"sliding_window": 50, "num_hidden_layers": 6},
+    "phi": {"partial_rotary_factor": 0.5},
+    "phi3": {},
+    "glm": {},
+    "glm4": {},
+    "olmo2": {},
+    "stablelm": {},
+    "granite": {"logits_scaling": 3.0},
+    "cohere": {},
+    "cohere2": {"sliding_window": 50},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "gpt_neox": {"num_key_value_heads": 4},
+}
+
 
 def tokenizer(chat: bool = True) -> Any:
     """Byte-level, with a chat template or none."""
@@ -50,3 +82,8 @@ def decoder(kind: str, **changed: Any) -> Any:
             if parameter.dim() == 2:
                 parameter.mul_(4)
     return model
+
+
+def of_kind(kind: str) -> Any:
+    """A model of one of KINDS."""
+    return decoder(kind.partition(",")[0], **KINDS[kind])

@@ -1,0 +1,229 @@
+"""How fast does a model generate out of a memory, beside llama.cpp with the same weights?
+
+llama.cpp runs by llama-cpp-python under an interpreter that has it (--llama-python), in a process
+of its own that is asked in turns with the memory; it is given the text that the memory reads as its
+prompt, before the clock runs. Tokens a second of --tokens after the first one, greedy, by the clock
+and by the CPU time of the process. The floor is reading the weights once: their bytes as they are
+multiplied, by what this machine reads of a main memory's range in the same turn.
+
+    python -m benchmarks.real.llama_cpp --text books-val.jsonl.zst --model smollm2 \
+        --llama-python venv/bin/python --gguf SmolLM2-135M-Instruct.Q4_1.gguf
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.results import write
+from benchmarks.common.tables import table
+from memstore import MemoryStore
+from memstore.hf.load import load_reader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.generation import Continuation, Sampler
+from memstore.model.passages.passage_session import PassageSession
+from memstore.training.corpus import read_documents
+
+QUESTION = "What does the text say of it, and what follows?"
+TEXT = 40_000  # characters of a book
+READ = 256 << 20  # bytes, of the range that is read to measure the main memory
+
+RIVAL = """
+import json, sys, time
+from llama_cpp import Llama
+path, threads, flash = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "flash"
+llama = Llama(path, n_ctx=4096, n_threads=threads, n_threads_batch=threads, flash_attn=flash,
+              verbose=False)
+print("ready", flush=True)
+for line in sys.stdin:
+    given = json.loads(line)
+    ids = llama.tokenize(given["prompt"].encode(), special=True)
+    llama.reset()
+    tokens = llama.generate(ids, temp=0.0, reset=True)
+    next(tokens), next(tokens)
+    clock, busy = time.perf_counter(), time.process_time()
+    for _ in range(given["tokens"]):
+        next(tokens)
+    print(json.dumps([time.perf_counter() - clock, time.process_time() - busy, len(ids)]),
+          flush=True)
+"""
+
+
+class Taken(NamedTuple):
+    """Seconds a token: of the clock, and of the process on the processor."""
+
+    clock: float
+    busy: float
+
+
+def main() -> None:
+    options = read_options()
+    prepare(options.threads)
+    text = next(iter(read_documents(options.text)))[:TEXT]
+    readers = {weights: reader_with(options.model, weights) for weights in options.weights}
+    with tempfile.TemporaryDirectory() as folder:
+        first = next(iter(readers.values()))
+        path = Path(folder) / "memory"
+        with MemoryStore.create(path, first.signature, selector=first.keeps) as store:
+            first.ingest(text, store, name="book")
+            prompt = prompt_of(first, store, options.passages)
+            turns: dict[str, Callable[[], Taken]] = {
+                f"memory, {weights}": memory_turn(reader, store, options)
+                for weights, reader in readers.items()
+            }
+            turns |= {
+                f"llama.cpp{', flash attention' if flash else ''}": rival_turn(
+                    options, prompt, flash
+                )
+                for flash in (False, True)
+            }
+            rounds = [
+                {name: turn() for name, turn in turns.items()}
+                | {"reads": bandwidth(options.threads)}
+                for _ in range(options.rounds + 1)
+            ][1:]  # the first one is warm-up
+    sizes = {f"memory, {weights}": weight_bytes(reader) for weights, reader in readers.items()}
+    print(report(rounds, sizes))
+    write(options, {"rounds": rounds, "bytes": sizes})
+
+
+def read_options() -> argparse.Namespace:
+    options = plain_parser(__doc__)
+    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    options.add_argument("--model", default="smollm2", help="a directory, or smollm2")
+    options.add_argument("--gguf", required=True, help="the same weights, for llama.cpp")
+    options.add_argument("--llama-python", required=True, help="a Python that has llama-cpp-python")
+    add(options, "--weights", ["full", "int8", "auto"], "that tokens are generated with")
+    add(options, "--passages", 4, "that are read")
+    add(options, "--tokens", 48, "that are generated")
+    add(options, "--rounds", 9, "turns of each")
+    return options.parse_args()
+
+
+def reader_with(model: str, weights: str) -> HuggingFacePassageModel:
+    """The model, which generates with these weights."""
+    reader = load_reader(model, weights=weights)
+    assert isinstance(reader, HuggingFacePassageModel)
+    return reader
+
+
+def session_of(reader: Any, store: MemoryStore, passages: int) -> PassageSession:
+    """A session that reads so many passages for every question."""
+    session: PassageSession = reader.session(
+        store, ["book"], top_k=passages, score_range=1e9, caution=0.0
+    )
+    return session
+
+
+def prompt_of(reader: HuggingFacePassageModel, store: MemoryStore, passages: int) -> str:
+    """The text of what the memory reads and of the question, as the model's own prompt."""
+    with session_of(reader, store, passages) as session:
+        session.ask(QUESTION, lambda: None)
+        ids = [
+            token
+            for one in session.chosen
+            for passage in store.passages(one.document, one.block, one.block + 1)
+            for token in passage.ids.tolist()
+        ]
+    local, _ = reader.turn_ids(QUESTION, first=True)
+    return reader.tokenizer.decode([*reader.prefix_ids, *ids, *reader.separator_ids, *local])
+
+
+def memory_turn(
+    reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace
+) -> Callable[[], Taken]:
+    """Generate out of the memory."""
+
+    def turn() -> Taken:
+        with session_of(reader, store, options.passages) as session:
+            state = session.ask(QUESTION, lambda: None)
+            # goes on behind the end of a turn, as llama.cpp does
+            tokens = Continuation(session, state, options.tokens + 3, Sampler())
+            next(tokens), next(tokens)
+            clock, busy = time.perf_counter(), time.process_time()
+            for _ in range(options.tokens):
+                next(tokens)
+            clock, busy = time.perf_counter() - clock, time.process_time() - busy
+            return Taken(clock / options.tokens, busy / options.tokens)
+
+    return turn
+
+
+def rival_turn(options: argparse.Namespace, prompt: str, flash: bool) -> Callable[[], Taken]:
+    """Generate by llama.cpp, in a process of its own."""
+    given = [options.llama_python, "-c", RIVAL, options.gguf, str(options.threads)]
+    process = subprocess.Popen(
+        [*given, "flash" if flash else "plain"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    if process.stdout.readline().strip() != "ready":
+        raise SystemExit(f"{options.llama_python} runs no llama-cpp-python")
+
+    def turn() -> Taken:
+        assert process.stdin is not None and process.stdout is not None
+        print(json.dumps({"prompt": prompt, "tokens": options.tokens}), file=process.stdin)
+        process.stdin.flush()
+        clock, busy, _ = json.loads(process.stdout.readline())
+        return Taken(clock / options.tokens, busy / options.tokens)
+
+    return turn
+
+
+def bandwidth(threads: int) -> Taken:
+    """Seconds a byte of reading main memory by so many threads."""
+    held = torch.ones(READ // 4)
+    best = Taken(float("inf"), float("inf"))
+    for _ in range(3):
+        clock, busy = time.perf_counter(), time.process_time()
+        held.sum()
+        one = Taken((time.perf_counter() - clock) / READ, (time.process_time() - busy) / READ)
+        best = min(best, one)
+    return best
+
+
+def weight_bytes(reader: HuggingFacePassageModel) -> int:
+    """What a generated token reads of the linear layers and the head, as they are multiplied."""
+    read = 0
+    for layer in reader.model.modules():
+        if isinstance(layer, nn.Linear):
+            few = getattr(layer, "few", None)
+            held = [layer.weight] if few is None else list(vars(few).values())
+            read += sum(one.numel() * one.element_size() for one in held)
+    return read
+
+
+def report(rounds: list[dict[str, Taken]], sizes: dict[str, int]) -> str:
+    """A way a line: its speed, that of llama.cpp's faster one, and the floor; medians of rounds."""
+    names = [name for name in rounds[0] if name != "reads"]
+    rivals = [name for name in names if name not in sizes]
+    lines = []
+    for name in names:
+        line: list[object] = [name]
+        for way in (0, 1):
+            line.append(f"{1 / statistics.median(one[name][way] for one in rounds):.1f}")
+            best = (min(one[rival][way] for rival in rivals) / one[name][way] for one in rounds)
+            line.append(f"{statistics.median(best):.2f}")
+        floor = [sizes.get(name, 0) * one["reads"].clock / one[name].clock for one in rounds]
+        line.append(f"{statistics.median(floor):.2f}" if name in sizes else "")
+        line.append(f"{sizes[name] / 1e6:.0f}" if name in sizes else "")
+        lines.append(line)
+    reads = 1e-9 / statistics.median(one["reads"].clock for one in rounds)
+    head = ["way", "tokens/s", "of llama.cpp's best", "tokens/s of CPU time", "of its best"]
+    head += ["floor / this", "MB of weights"]
+    return f"main memory is read at {reads:.1f} GB/s\n\n" + table(head, lines)
+
+
+if __name__ == "__main__":
+    main()

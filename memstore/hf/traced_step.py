@@ -1,0 +1,378 @@
+"""One token through a decoder's layers as flat graphs: what its modules compute for it, written
+down once, without modules, hooks, and the rotation that turns nothing in a forward pass of ours.
+
+A decoder of 30 layers spends a third of a generated token between its operations. Its own code is
+traced (torch.fx) with fake tensors; what depends on values, as a router's choice of experts, cannot
+be, and such a model goes through its modules.
+"""
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from memstore.hf.attention_seam import ForwardCache, active, cache_argument
+from memstore.hf.quantized_weights import Multiply, as_loaded
+from memstore.model.adapter import Attend, Enter
+
+_ATTEND, _LAYER = "memstore::attend", "memstore::layer"
+_TOLERANCE, _ROUGH = 1e-4, 0.05  # of the largest state: in float32, and in half precision
+_aten = torch.ops.aten
+
+
+@torch.library.custom_op(_ATTEND, mutates_args=())
+def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@_attended.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op(_LAYER, mutates_args=())
+def _through(states: Tensor, layer: int) -> Tensor:
+    return torch.empty_like(states)
+
+
+@_through.register_fake
+def _(states: Tensor, layer: int) -> Tensor:
+    return torch.empty_like(states)
+
+
+class TracedStep:
+    """Forward passes of one token of each of B rows, traced once for every B."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        """decoder: attached (memstore.hf.attention_seam)."""
+        self._decoder = decoder
+        self._tracing = threading.Lock()
+        self._traced: dict[tuple[object, ...], _Step | None] = {}
+
+    def __call__(
+        self, given: Tensor, attend: Attend, enter: Enter | None, quantized: object
+    ) -> Tensor | None:
+        """As AttachedDecoder.hidden, of given [B, 1] or [B, 1, hidden_size]; None where the model
+        cannot be traced, or gives something else then.
+
+        quantized: which weights of fewer bits the layers have now; None for those as loaded.
+        """
+        key = (*given.shape, given.dtype, given.device, id(quantized))
+        with self._tracing:
+            if key not in self._traced:
+                self._traced = {k: step for k, step in self._traced.items() if k[-1] == key[-1]}
+                self._traced[key] = _traced(self._decoder, given, quantized is not None)
+            step = self._traced[key]
+        return None if step is None else step(given, attend, enter)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's graph, which layers that are alike share, and what it computes with."""
+
+    forward: Callable[..., Tensor]
+    number: int
+    inputs: Sequence[Tensor | Multiply]
+
+    def __call__(self, states: Tensor, attend: Attend) -> Tensor:
+        return self.forward(attend, self.number, states, *self.inputs)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """All layers, and what stands around them: the graph of the whole, and those of the layers."""
+
+    forward: Callable[..., Tensor]
+    layers: Sequence[_Layer]
+
+    def __call__(self, given: Tensor, attend: Attend, enter: Enter | None) -> Tensor:
+        return self.forward(self.layers, attend, enter, given)
+
+
+def _traced(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step | None:
+    """The step of these rows; None where it cannot be traced or is not what the modules give."""
+    try:
+        with torch.no_grad():
+            with as_loaded(), _unlogged():
+                step = _step_of(decoder, given, quantized)
+            return step if _same(decoder, step, given) else None
+    except Exception:  # whatever a model's own code does under fake tensors
+        return None
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without what torch logs of an operation that it cannot trace: the modules compute it then."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _step_of(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step:
+    calls = _called(decoder, given)
+    graphs: dict[object, Callable[..., Tensor]] = {}
+    layers = []
+    for number, (layer, call) in enumerate(zip(_layers(decoder), calls, strict=True)):
+        key = _alike(layer, call)
+        if key not in graphs:
+            graphs[key] = _layer_graph(layer, call, quantized)
+        layers.append(_Layer(graphs[key], number, _inputs(layer, quantized)))
+    return _Step(_whole_graph(decoder, given, calls), layers)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How a decoder called one of its layers, and what came back."""
+
+    states: Tensor
+    others: tuple[Any, ...]
+    named: Mapping[str, Any]
+    output: Any
+
+    def of(self, states: Tensor) -> Any:
+        """The same output with these states."""
+        if isinstance(self.output, tuple):
+            return (states, *self.output[1:])
+        return states
+
+
+def _called(decoder: nn.Module, given: Tensor) -> list[_Call]:
+    """How every layer is called for a token."""
+    calls: list[_Call] = []
+    thread = threading.get_ident()
+
+    def seen(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        rest = {name: value for name, value in named.items() if name != "hidden_states"}
+        states = args[0] if args else named["hidden_states"]
+        calls.append(_Call(states, args[1:], rest, output))
+
+    hooks = [layer.register_forward_hook(seen, with_kwargs=True) for layer in _layers(decoder)]
+    try:
+        _by_modules(decoder, given, lambda layer, q, k, v: q)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _by_modules(decoder: nn.Module, given: Tensor, attend: Attend) -> Tensor:
+    cache = ForwardCache(attend)
+    named = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
+    output = decoder(**named, **cache_argument(decoder, cache), use_cache=True)
+    return cast(Tensor, output.last_hidden_state)
+
+
+def _layers(decoder: nn.Module) -> list[nn.Module]:
+    return list(cast(nn.ModuleList, decoder.layers))
+
+
+def _alike(layer: nn.Module, call: _Call) -> object:
+    """Equal for layers that compute the same, with other weights."""
+    plain = (int, float, bool, str, type(None))
+    settings = [
+        (name, type(part), attribute, value)
+        for name, part in layer.named_modules()
+        for attribute, value in sorted(vars(part).items())
+        if isinstance(value, plain) and attribute != "layer_idx"
+    ]
+    sizes = [(name, value.shape, value.dtype) for name, value in _values(layer).items()]
+    few = [(name, type(getattr(part, "few", None))) for name, part in layer.named_modules()]
+    given = [(name, id(value)) for name, value in call.named.items()]
+    return str((settings, sizes, few, given))
+
+
+def _values(layer: nn.Module) -> dict[str, Tensor]:
+    return dict(layer.named_parameters()) | dict(layer.named_buffers())
+
+
+def _few(layer: nn.Module, quantized: bool) -> dict[str, Multiply]:
+    """By the names of weights, what multiplies by them in fewer bits."""
+    return {
+        f"{name}.weight": part.few
+        for name, part in layer.named_modules()
+        if quantized and hasattr(part, "few")
+    }
+
+
+def _inputs(layer: nn.Module, quantized: bool) -> list[Tensor | Multiply]:
+    return [*(_values(layer) | _few(layer, quantized)).values()]
+
+
+def _layer_graph(layer: nn.Module, call: _Call, quantized: bool) -> Callable[..., Tensor]:
+    """(attend, layer_idx, states, *_inputs) -> states."""
+    values = _values(layer)
+    named = {
+        name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
+        if isinstance(value, ForwardCache)
+        else value
+        for name, value in call.named.items()
+    }
+
+    def computed(states: Tensor, given: list[Tensor]) -> Tensor:
+        with active(next(v for v in named.values() if isinstance(v, ForwardCache))):
+            output = functional_call(layer, dict(zip(values, given)), (states, *call.others), named)
+        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
+
+    graph = _Graph(computed, call.states, list(values.values()))
+    few = _few(layer, quantized)
+    weights = {graph.inputs[1 + at] for at, name in enumerate(values) if name in few}
+    graph.multiply_by(weights)
+    attend, number = graph.input("attend"), graph.input("layer_idx")
+    graph.call(torch.ops.memstore.attend.default, _attend, (attend, number))
+    return graph.compiled()
+
+
+def _whole_graph(
+    decoder: nn.Module, given: Tensor, calls: Sequence[_Call]
+) -> Callable[..., Tensor]:
+    """(layers, attend, enter, given) -> states behind the last norm."""
+    stand_in = copy.copy(decoder)
+    stand_in._modules = dict(decoder._modules)
+    stand_in.layers = nn.ModuleList(
+        _StandIn(layer, number, call)
+        for number, (layer, call) in enumerate(zip(_layers(decoder), calls))
+    )
+    graph = _Graph(lambda ids: _by_modules(stand_in, ids, lambda _, q, k, v: q), given)
+    layers, attend, enter = (graph.input(name) for name in ("layers", "attend", "enter"))
+    graph.call(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
+    return graph.compiled()
+
+
+class _StandIn(nn.Module):
+    """In the place of a layer while what stands around the layers is traced."""
+
+    def __init__(self, layer: nn.Module, number: int, call: _Call) -> None:
+        super().__init__()
+        self._of = (layer, number, call)  # a tuple: no part of this module
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """One operation."""
+        _, number, call = self._of
+        return call.of(_through(hidden_states, number))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_of"][0], name)
+
+
+def _attend(attend: Attend, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(number, q, k, v)
+
+
+def _go_through(
+    layers: Sequence[_Layer], attend: Attend, enter: Enter | None, states: Tensor, number: int
+) -> Tensor:
+    if enter is not None:
+        enter(number, states)
+    return layers[number](states, attend)
+
+
+def _multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = few(x.reshape(-1, x.shape[-1]).to(torch.bfloat16)).to(x.dtype)
+    if bias is not None:
+        product = product + bias
+    return product.view(*x.shape[:-1], -1)
+
+
+class _Graph:
+    """What a function of tensors computes, as a graph that is changed and compiled to a function of
+    plain inputs.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], *given: Any) -> None:
+        made = make_fx(
+            function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
+        )(*given)
+        self._module, self._graph = made, made.graph
+        self._graph.set_codegen(fx.graph.CodeGen())
+        self.inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
+        (output,) = (node for node in self._graph.nodes if node.op == "output")
+        (result,) = pytree.tree_leaves(output.args)
+        output.args = (result,)
+
+    def input(self, name: str) -> fx.Node:
+        """One more input, before those that there were and behind those that were added."""
+        with self._graph.inserting_before(self.inputs[0]):
+            return self._graph.placeholder(name)
+
+    def call(self, op: object, function: Callable[..., Any], first: tuple[fx.Node, ...]) -> None:
+        """Call a function in the place of an operation, with these arguments in front."""
+        for node in self._graph.nodes:
+            if node.target is op:
+                node.target, node.args = function, (*first, *node.args)
+
+    def multiply_by(self, weights: set[fx.Node]) -> None:
+        """These inputs are no weights but what multiplies by them."""
+        for node in self._graph.nodes:
+            if node.target is _aten.linear.default and node.args[1] in weights:
+                x, few, *bias = node.args
+                node.target, node.args = _multiply, (few, x, *bias)
+
+    def compiled(self) -> Callable[..., Tensor]:
+        """The function, without what turns nothing."""
+        _fold(self._module)
+        self._graph.eliminate_dead_code()
+        self._graph.lint()
+        self._module.recompile()
+        return cast(Callable[..., Tensor], self._module.forward)
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Leave out products with ones, and sums with products with zeros."""
+    known: dict[fx.Node, Tensor] = {}  # what is the same in every call
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            known[node] = getattr(module, node.target)
+        elif node.target in _RESHAPES and node.args[0] in known:
+            known[node] = node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
+        elif node.target is _aten.mul.Tensor and node.args[1] in known:
+            _fold_product(node, known)
+        elif node.target is _aten.add.Tensor and node.args[1] in known:
+            nothing = not known[node.args[1]].any()
+            if nothing and _equal_form(node, node.args[0]):
+                node.replace_all_uses_with(node.args[0])
+
+
+_RESHAPES = {_aten.unsqueeze.default, _aten.view.default, _aten.to.dtype, _aten.slice.Tensor}
+
+
+def _fold_product(node: fx.Node, known: dict[fx.Node, Tensor]) -> None:
+    x, factor = node.args[0], known[cast(fx.Node, node.args[1])]
+    if bool((factor == 1).all()) and _equal_form(node, x):
+        node.replace_all_uses_with(cast(fx.Node, x))
+    elif not factor.any():
+        known[node] = torch.zeros((), dtype=factor.dtype)
+
+
+def _equal_form(node: fx.Node, other: Any) -> bool:
+    one, two = node.meta["val"], other.meta["val"]
+    return (one.shape, one.dtype) == (two.shape, two.dtype)
+
+
+def _same(decoder: nn.Module, step: _Step, given: Tensor) -> bool:
+    """Does a step give what the modules give, for an attention that shows every part of it?"""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
+
+    expected = _by_modules(decoder, given, attend)
+    most = _TOLERANCE if expected.dtype in (torch.float32, torch.float64) else _ROUGH
+    apart = (step(given, attend, None) - expected).abs().max()
+    return bool(apart <= most * expected.abs().max())

@@ -1,0 +1,101 @@
+"""A generated token's pass through the layers as graphs: the same as through the modules."""
+
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from memstore.hf.attention_seam import ForwardCache, run_layers
+from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.traced_step import TracedStep
+from support.tiny_decoder import KINDS, decoder, of_kind
+
+UNTRACED = {"mixtral"}  # which experts compute depends on the token
+
+
+def attend(layer, q, k, v):
+    """An attention that shows q, k, v, and the layer."""
+    return q + (k - 2 * v).repeat_interleave(q.shape[1] // k.shape[1], 1) * (1 + layer)
+
+
+def by_modules(model: AttachedDecoder, given, enter=None):
+    with torch.no_grad():
+        return run_layers(model._stack, given, ForwardCache(attend), enter=enter)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
+    model = AttachedDecoder(of_kind(kind), "full")
+    ids = torch.arange(rows)[:, None] + 7
+    step = TracedStep(model._stack)
+    with torch.no_grad():
+        states = step(ids, attend, None, None)
+    assert (states is None) == (kind in UNTRACED)
+    if states is not None:
+        torch.testing.assert_close(states, by_modules(model, ids), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        hidden = model.hidden(ids, attend, quantized=True)
+    torch.testing.assert_close(hidden, by_modules(model, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_embeddings_go_through_graphs_and_layers_are_entered_in_order():
+    model = AttachedDecoder(decoder("llama"), "full")
+    given = torch.randn(2, 1, 64, generator=torch.manual_seed(0))
+    entered, expected = [], []
+    with torch.no_grad():
+        states = model.hidden(given, attend, enter=lambda *e: entered.append(e), quantized=True)
+    found = by_modules(model, given, enter=lambda *e: expected.append(e))
+    torch.testing.assert_close(states, found, rtol=1e-5, atol=1e-5)
+    assert [layer for layer, _ in entered] == [layer for layer, _ in expected] == [0, 1, 2, 3]
+    for (_, ours), (_, theirs) in zip(entered, expected):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_changed_are_computed_with():
+    model = AttachedDecoder(decoder("llama"), "full")
+    ids = torch.tensor([[9]])
+    with torch.no_grad():
+        before = model.hidden(ids, attend, quantized=True)
+        for parameter in model.model.parameters():
+            parameter.mul_(0.5)
+        after = model.hidden(ids, attend, quantized=True)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, by_modules(model, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_an_error_of_the_attention_comes_through_and_the_next_token_is_read():
+    model = AttachedDecoder(decoder("llama"))
+    ids = torch.tensor([[9]])
+
+    def broken(layer, q, k, v):
+        raise KeyError(layer)
+
+    with torch.no_grad():
+        first = model.hidden(ids, attend, quantized=True)
+        with pytest.raises(KeyError):
+            model.hidden(ids, broken, quantized=True)
+        torch.testing.assert_close(model.hidden(ids, attend, quantized=True), first)
+
+
+def test_a_model_is_traced_while_another_thread_generates_with_it():
+    model = AttachedDecoder(decoder("llama"), "full")
+    found: list[torch.Tensor] = []
+
+    def generate(rows: int) -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                ids = torch.full((rows, 1), 11)
+                found.append(model.hidden(ids, attend, quantized=True)[0])
+
+    threads = [threading.Thread(target=generate, args=(rows,)) for rows in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    expected = by_modules(model, torch.tensor([[11]]))[0]
+    for states in found:
+        torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
