@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
@@ -195,13 +195,14 @@ def bandwidth(threads: int) -> Taken:
 
 def weight_bytes(reader: HuggingFacePassageModel) -> int:
     """What a generated token reads of the linear layers and the head, as they are multiplied."""
-    read = 0
+    held: dict[int, Tensor] = {}
     for layer in reader.model.modules():
         if isinstance(layer, nn.Linear):
-            few = getattr(layer, "few", None)
-            held = [layer.weight] if few is None else list(vars(few).values())
-            read += sum(one.numel() * one.element_size() for one in held)
-    return read
+            few = getattr(layer, "few", layer)
+            few = getattr(few, "whole", few)  # of several layers that are multiplied by together
+            weights = [layer.weight] if few is layer else vars(few).values()
+            held |= {id(one): one for one in weights}
+    return sum(one.numel() * one.element_size() for one in held.values())
 
 
 def report(rounds: list[dict[str, Taken]], sizes: dict[str, int]) -> str:

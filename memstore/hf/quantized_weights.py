@@ -6,7 +6,7 @@ weight there, and what is stored shall not depend on it.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeGuard, cast, get_args
@@ -27,7 +27,7 @@ _SAMPLE = 8  # rows by which a layer shows whether it was stored in 4 bits
 _EXACT = 2.0**-7  # of the largest of a group: what rounding to bfloat16 may change
 
 Multiply = Callable[[Tensor], Tensor]
-"""x [n, in_features] in bfloat16 -> [n, out_features]."""
+"""x [n, in_features] in bfloat16 -> [n, out_features]: the product with quantized weights."""
 
 _active = threading.local()  # .now: this thread's forward pass takes quantized weights
 
@@ -181,6 +181,41 @@ def _on_grid(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return found, scale, low
 
 
+def join(linear: Sequence[nn.Module]) -> Multiply | None:
+    """The product with the quantized weights of several layers at once, one behind the other, which
+    they have only there from then on; None where they cannot be joined.
+    """
+    few = [cast(_Linear, one).few for one in linear]
+    first = few[0]
+    if isinstance(first, _Part):
+        return first.whole
+    whole: Multiply
+    if all(isinstance(one, _Int8) for one in few):
+        whole = _Int8.joined(cast(list[_Int8], few))
+    elif all(isinstance(one, _Int4) and one.joins for one in few):
+        whole = _Int4.joined(cast(list[_Int4], few))
+    else:
+        return None
+    start = 0
+    for one in linear:
+        stop = start + cast(nn.Linear, one).out_features
+        cast(_Linear, one).few = _Part(whole, start, stop)
+        start = stop
+    return whole
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the rows of joined weights."""
+
+    whole: Multiply
+    start: int
+    stop: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.whole(x)[:, self.start : self.stop]
+
+
 @dataclass(frozen=True)
 class _Int4:
     """In 4 bits, with a scale and a zero point of every 32 weights of a row."""
@@ -196,6 +231,16 @@ class _Int4:
         grids = torch.cat((scale, low + 8 * scale), -1).transpose(0, 1).contiguous()
         return cls(packed, grids.to(torch.bfloat16))
 
+    @property
+    def joins(self) -> bool:
+        """Is every row where it would be behind others? They are packed in blocks of 64 or 32."""
+        return len(self.codes) % 64 == 0
+
+    @classmethod
+    def joined(cls, parts: Sequence["_Int4"]) -> "_Int4":
+        codes, grids = [one.codes for one in parts], [one.grids for one in parts]
+        return cls(torch.cat(codes), torch.cat(grids, 1))
+
     def __call__(self, x: Tensor) -> Tensor:
         return torch._weight_int4pack_mm_for_cpu(x, self.codes, _GROUP, self.grids)
 
@@ -210,8 +255,15 @@ class _Int8:
     @classmethod
     def of(cls, weight: Tensor) -> "_Int8":
         rows = weight.float()
-        scale = (rows.abs().amax(1, keepdim=True) / 127).clamp_min_(1e-30)
-        return cls((rows / scale).round_().to(torch.int8), scale[:, 0].to(torch.bfloat16))
+        # codes of the rounded scale: the row as a whole is not scaled by what it was rounded by
+        scale = (rows.abs().amax(1, keepdim=True) / 126.5).clamp_min_(1e-30).to(torch.bfloat16)
+        return cls((rows / scale).round_().to(torch.int8), scale[:, 0])
+
+    @classmethod
+    def joined(cls, parts: Sequence["_Int8"]) -> "_Int8":
+        return cls(
+            torch.cat([one.codes for one in parts]), torch.cat([one.scales for one in parts])
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch._weight_int8pack_mm(x, self.codes, self.scales)

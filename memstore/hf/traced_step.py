@@ -9,7 +9,7 @@ be, and such a model goes through its modules.
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from memstore.hf.attention_seam import ForwardCache, active, cache_argument
-from memstore.hf.quantized_weights import Multiply, as_loaded
+from memstore.hf.quantized_weights import Multiply, as_loaded, join
 from memstore.model.adapter import Attend, Enter
 
 _ATTEND, _LAYER = "memstore::attend", "memstore::layer"
@@ -122,13 +122,14 @@ def _unlogged() -> Iterator[None]:
 
 def _step_of(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step:
     calls = _called(decoder, given)
-    graphs: dict[object, Callable[..., Tensor]] = {}
+    graphs: dict[object, _LayerGraph] = {}
     layers = []
     for number, (layer, call) in enumerate(zip(_layers(decoder), calls, strict=True)):
         key = _alike(layer, call)
         if key not in graphs:
             graphs[key] = _layer_graph(layer, call, quantized)
-        layers.append(_Layer(graphs[key], number, _inputs(layer, quantized)))
+        graph = graphs[key]
+        layers.append(_Layer(graph.forward, number, graph.inputs(layer, quantized)))
     return _Step(_whole_graph(decoder, given, calls), layers)
 
 
@@ -208,12 +209,26 @@ def _few(layer: nn.Module, quantized: bool) -> dict[str, Multiply]:
     }
 
 
-def _inputs(layer: nn.Module, quantized: bool) -> list[Tensor | Multiply]:
-    return [*(_values(layer) | _few(layer, quantized)).values()]
+def _joined(layer: nn.Module, names: Sequence[str]) -> Multiply | None:
+    return join([layer.get_submodule(name.removesuffix(".weight")) for name in names])
 
 
-def _layer_graph(layer: nn.Module, call: _Call, quantized: bool) -> Callable[..., Tensor]:
-    """(attend, layer_idx, states, *_inputs) -> states."""
+@dataclass(frozen=True)
+class _LayerGraph:
+    """forward: (attend, layer_idx, states, *inputs) -> states. together: names of weights that are
+    multiplied by in one product.
+    """
+
+    forward: Callable[..., Tensor]
+    together: Sequence[Sequence[str]]
+
+    def inputs(self, layer: nn.Module, quantized: bool) -> list[Any]:
+        """What it takes of a layer."""
+        values: dict[str, Any] = _values(layer) | _few(layer, quantized)
+        return [*values.values(), *(_joined(layer, names) for names in self.together)]
+
+
+def _layer_graph(layer: nn.Module, call: _Call, quantized: bool) -> _LayerGraph:
     values = _values(layer)
     named = {
         name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
@@ -229,11 +244,17 @@ def _layer_graph(layer: nn.Module, call: _Call, quantized: bool) -> Callable[...
 
     graph = _Graph(computed, call.states, list(values.values()))
     few = _few(layer, quantized)
-    weights = {graph.inputs[1 + at] for at, name in enumerate(values) if name in few}
-    graph.multiply_by(weights)
+    names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
+    graph.multiply_by(names)
+    together = []
+    for nodes in graph.products():
+        of = [names[cast(fx.Node, node.args[0])] for node in nodes]
+        if len(of) > 1 and _joined(layer, of) is not None:
+            graph.join(nodes, [len(values[name]) for name in of])
+            together.append(of)
     attend, number = graph.input("attend"), graph.input("layer_idx")
     graph.call(torch.ops.memstore.attend.default, _attend, (attend, number))
-    return graph.compiled()
+    return _LayerGraph(graph.compiled(), together)
 
 
 def _whole_graph(
@@ -290,6 +311,11 @@ def _multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return product.view(*x.shape[:-1], -1)
 
 
+def _part(product: Tensor, start: int, rows: int, bias: Tensor | None = None) -> Tensor:
+    part = product.narrow(-1, start, rows)
+    return part if bias is None else part + bias
+
+
 class _Graph:
     """What a function of tensors computes, as a graph that is changed and compiled to a function of
     plain inputs.
@@ -317,17 +343,40 @@ class _Graph:
             if node.target is op:
                 node.target, node.args = function, (*first, *node.args)
 
-    def multiply_by(self, weights: set[fx.Node]) -> None:
+    def multiply_by(self, weights: Container[fx.Node]) -> None:
         """These inputs are no weights but what multiplies by them."""
         for node in self._graph.nodes:
             if node.target is _aten.linear.default and node.args[1] in weights:
                 x, few, *bias = node.args
                 node.target, node.args = _multiply, (few, x, *bias)
 
+    def products(self) -> Iterable[list[fx.Node]]:
+        """Products by quantized weights, those of one factor together."""
+        of: dict[Any, list[fx.Node]] = {}
+        for node in self._graph.nodes:
+            if node.target is _multiply:
+                of.setdefault(node.args[1], []).append(node)
+        return of.values()
+
+    def join(self, nodes: Sequence[fx.Node], rows: Sequence[int]) -> None:
+        """One product in the place of several, by one more input, the last one; rows: of each."""
+        last = next(n for n in reversed(self._graph.nodes) if n.op == "placeholder")
+        with self._graph.inserting_after(last):
+            whole = self._graph.placeholder(f"joined_{nodes[0].name}")
+        with self._graph.inserting_before(nodes[0]):
+            product = self._graph.call_function(_multiply, (whole, nodes[0].args[1]))
+        start = 0
+        for node, count in zip(nodes, rows, strict=True):
+            node.target, node.args = _part, (product, start, count, *node.args[2:])
+            start += count
+
     def compiled(self) -> Callable[..., Tensor]:
         """The function, without what turns nothing."""
         _fold(self._module)
         self._graph.eliminate_dead_code()
+        for node in self._graph.nodes:
+            if node.target in _METHODS:
+                node.op, node.target = "call_method", _METHODS[node.target]
         self._graph.lint()
         self._module.recompile()
         return cast(Callable[..., Tensor], self._module.forward)
@@ -349,6 +398,18 @@ def _fold(module: fx.GraphModule) -> None:
                 node.replace_all_uses_with(node.args[0])
 
 
+# what a tensor's method does in half the time that the call of an operation by its name takes
+_METHODS = {
+    _aten.add.Tensor: "add",
+    _aten.mean.dim: "mean",
+    _aten.mul.Tensor: "mul",
+    _aten.pow.Tensor_Scalar: "pow",
+    _aten.reshape.default: "reshape",
+    _aten.rsqrt.default: "rsqrt",
+    _aten.to.dtype: "to",
+    _aten.transpose.int: "transpose",
+    _aten.view.default: "view",
+}
 _RESHAPES = {_aten.unsqueeze.default, _aten.view.default, _aten.to.dtype, _aten.slice.Tensor}
 
 
