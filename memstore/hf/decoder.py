@@ -34,6 +34,7 @@ class AttachedDecoder:
         self.config = model.config.get_text_config()
         self.name = type(model).__name__
         self._stack = attach(model)
+        self._embeddings: nn.Embedding = model.get_input_embeddings()
         self._head: nn.Module = model.get_output_embeddings()
         self._step = TracedStep(self._stack)
         self.weights = QuantizedWeights(self._stack, self._head, weights)
@@ -43,11 +44,11 @@ class AttachedDecoder:
 
     @property
     def device(self) -> torch.device:
-        return cast(torch.device, self.model.device)
+        return self._embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return cast(torch.dtype, self.model.dtype)
+        return self._embeddings.weight.dtype
 
     @property
     def num_layers(self) -> int:

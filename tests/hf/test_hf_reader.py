@@ -354,8 +354,9 @@ def test_what_is_remembered_may_change_under_a_local_text(reader):
     def text(heads, tokens):
         return torch.randn(1, heads, tokens, shape.head_dim, generator=draw)
 
-    beginning, first, second = (
-        (text(shape.num_kv_heads, n)[0], text(shape.num_kv_heads, n)[0]) for n in (3, 7, 5)
+    beginning = text(shape.num_kv_heads, 3), text(shape.num_kv_heads, 3)
+    first, second = (
+        (text(shape.num_kv_heads, n)[0], text(shape.num_kv_heads, n)[0]) for n in (7, 5)
     )
     q, k, v = (text(heads, 4) for heads in (shape.num_heads, *2 * [shape.num_kv_heads]))
     last = [half[:, :, 3:] for half in (q, k, v)]

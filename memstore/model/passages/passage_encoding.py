@@ -109,7 +109,7 @@ class _Forward:
     def __init__(self, reader: PassageModel, layers: int | None, captures: Captures) -> None:
         self.size = pass_tokens(reader)
         self._reader, self._layers, self._captures = reader, layers, captures
-        self._prefix = _rotated(reader, read_prefix(reader))
+        self._prefix = read_prefix(reader)
 
     @torch.no_grad()
     def encode(self, passages: Sequence[Sequence[int]]) -> list[Encoded]:
@@ -229,12 +229,3 @@ class _Pass:
             {layer: q[:, at] for layer, (q, _) in self._heads.items()},
             {layer: k[:, at] for layer, (_, k) in self._heads.items()},
         )
-
-
-def _rotated(reader: PassageModel, prefix: Sequence[KeysValues]) -> list[KeysValues]:
-    """K and V [1, Hkv, P, D] of every layer, K at its positions, in the reader's dtype."""
-    rotated = []
-    for layer, (k, v) in enumerate(prefix):
-        turned = reader.rotate(layer, k.to(reader.dtype)[None], range(k.shape[1]))
-        rotated.append((turned, v.to(reader.dtype)[None]))
-    return rotated

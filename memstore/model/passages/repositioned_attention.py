@@ -42,7 +42,8 @@ class RepositionedAttention:
     """
 
     reader: PassageModel
-    prefix: Sequence[KeysValues]  # of every layer; empty ones where there is none
+    # of every layer [1, Hkv, P, D], keys at their positions; no pairs where there is none
+    prefix: Sequence[KeysValues]
     observe: Observe | None = None  # asked of the last row of every step
     # of the next step so many tokens, its first, are remembered ones that no memory holds; there
     # must be no local text yet
@@ -138,15 +139,14 @@ class RepositionedAttention:
 
     @property
     def _first(self) -> int:
-        return self.prefix[0][0].shape[1] if self.prefix else 0
+        return self.prefix[0][0].shape[2] if self.prefix else 0
 
     def _layer(self, layer_idx: int) -> _Layer:
         layer = self._layers.get(layer_idx)
         if layer is None:
             reader, shape = self.reader, self.reader.shape
             if self.prefix:
-                k, v = (x.to(reader.dtype)[None] for x in self.prefix[layer_idx])
-                k = reader.rotate(layer_idx, k, range(self._first))
+                k, v = self.prefix[layer_idx]
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
@@ -216,14 +216,19 @@ _known: WeakKeyDictionary[PassageModel, _Known] = WeakKeyDictionary()
 
 
 def read_prefix(reader: PassageModel) -> Sequence[KeysValues]:
-    """The keys and values of the reader's prefix in every layer; no pairs without a prefix. They
-    are computed once for a device and a dtype, and are not to be written to.
+    """The keys and values [1, Hkv, P, D] of the reader's prefix in every layer, keys at their
+    positions; no pairs without a prefix. They are computed once for a device and a dtype, and are
+    not to be written to.
     """
     state = (*reader.prefix_ids, reader.device, reader.dtype)
     known = _known.get(reader)
     if known is None or known.state != state:
         keys_values = computed(RepositionedAttention(reader, []), reader.prefix_ids)
-        known = _known[reader] = _Known(state, keys_values)
+        rotated = [
+            (reader.rotate(layer, k[None], range(k.shape[1])), v[None])
+            for layer, (k, v) in enumerate(keys_values)
+        ]
+        known = _known[reader] = _Known(state, rotated)
     return known.prefix
 
 
