@@ -113,7 +113,7 @@ class _Linear(nn.Linear):
         rows = x.numel() // x.shape[-1]
         if rows > MOST_ROWS or not getattr(_active, "now", False):
             return super().forward(x)
-        product = self.few(x.reshape(rows, -1).to(torch.bfloat16)).to(x.dtype)
+        product = self.few(x.reshape(rows, -1).to(torch.bfloat16).contiguous()).to(x.dtype)
         if self.bias is not None:
             product = product + self.bias
         return product.view(*x.shape[:-1], -1)

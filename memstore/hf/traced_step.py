@@ -305,7 +305,8 @@ def _go_through(
 
 
 def _multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = few(x.reshape(-1, x.shape[-1]).to(torch.bfloat16)).to(x.dtype)
+    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+    product = few(rows).to(x.dtype)
     if bias is not None:
         product = product + bias
     return product.view(*x.shape[:-1], -1)

@@ -190,4 +190,7 @@ def draw(
         others = before >= top_p
         others[0] = False  # as a top_p that rounds to 0 would leave nothing
         weights[most.indices[others]] = 0
-    return int(torch.multinomial(weights, 1, generator=generator))
+    # as torch.multinomial, which takes twenty times as long for a vocabulary
+    reached = weights.double().cumsum(0)
+    at = torch.rand(1, generator=generator, dtype=torch.float64) * reached[-1]
+    return int(torch.searchsorted(reached, at, right=True).clamp_(max=len(reached) - 1))
