@@ -23,6 +23,7 @@ as full: as they were loaded.
 
 MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the weights as loaded
 _GROUP = 32  # weights of a row that share a scale and a zero point, as in GGUF's Q4_0, Q4_1, Q4_K
+_AT_ONCE = 128  # rows that are rounded at once, so that they stay in the cache
 _SAMPLE = 8  # rows by which a layer shows whether it was stored in 4 bits
 _EXACT = 2.0**-7  # of the largest of a group: what rounding to bfloat16 may change
 
@@ -162,12 +163,12 @@ def _on_grid(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Weights that were stored in 4 bits are found as they were: where the largest of a group is not
     at the last of its 16 levels, at one of the others.
     """
-    low, high = groups.aminmax(dim=-1, keepdim=True)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     smallest = torch.finfo(torch.float32).tiny  # of a group that is all alike
 
     def codes(top: int) -> tuple[Tensor, Tensor]:
         scale = ((high - low) / top).clamp_min_(smallest)
-        return ((groups - low) / scale).round_(), scale
+        return (groups - low).div_(scale).round_(), scale
 
     found, scale = codes(15)
     fits = _fits(groups, found, scale, low)
@@ -225,11 +226,15 @@ class _Int4:
 
     @classmethod
     def of(cls, weight: Tensor) -> "_Int4":
-        codes, scale, low = _on_grid(weight.float().unflatten(1, (-1, _GROUP)))
-        packed = torch._convert_weight_to_int4pack_for_cpu(codes.flatten(1).int(), 1)
-        # torch's product takes (code - 8) * scale + zero
-        grids = torch.cat((scale, low + 8 * scale), -1).transpose(0, 1).contiguous()
-        return cls(packed, grids.to(torch.bfloat16))
+        codes = torch.empty(weight.shape, dtype=torch.int32)
+        grids = torch.empty(weight.shape[1] // _GROUP, len(weight), 2, dtype=torch.bfloat16)
+        for first in range(0, len(weight), _AT_ONCE):
+            at = slice(first, first + _AT_ONCE)
+            found, scale, low = _on_grid(weight[at].float().unflatten(1, (-1, _GROUP)))
+            codes[at] = found.flatten(1)
+            # torch's product takes (code - 8) * scale + zero
+            grids[:, at] = torch.cat((scale, low + 8 * scale), -1).transpose(0, 1)
+        return cls(torch._convert_weight_to_int4pack_for_cpu(codes, 1), grids)
 
     @property
     def joins(self) -> bool:
@@ -254,10 +259,14 @@ class _Int8:
 
     @classmethod
     def of(cls, weight: Tensor) -> "_Int8":
-        rows = weight.float()
         # codes of the rounded scale: the row as a whole is not scaled by what it was rounded by
-        scale = (rows.abs().amax(1, keepdim=True) / 126.5).clamp_min_(1e-30).to(torch.bfloat16)
-        return cls((rows / scale).round_().to(torch.int8), scale[:, 0])
+        largest = torch.maximum(weight.amax(1), -weight.amin(1))
+        scales = (largest.float() / 126.5).clamp_min_(1e-30).to(torch.bfloat16)
+        codes = torch.empty(weight.shape, dtype=torch.int8)
+        for first in range(0, len(weight), _AT_ONCE):
+            at = slice(first, first + _AT_ONCE)
+            codes[at] = (weight[at].float() / scales[at, None]).round_()
+        return cls(codes, scales)
 
     @classmethod
     def joined(cls, parts: Sequence["_Int8"]) -> "_Int8":
