@@ -64,7 +64,7 @@ class AttachedDecoder:
         quantized: bool = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        with self.weights.used() if quantized else nullcontext() as made:
+        with self.weights.used() if quantized else nullcontext(0) as made:
             if quantized and layers is None and given.shape[1] == 1 and len(given) <= MOST_ROWS:
                 states = self._step(given, attend, enter, made)
                 if states is not None:

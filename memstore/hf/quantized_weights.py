@@ -69,21 +69,22 @@ class QuantizedWeights:
         self._weights: Weights = weights
         self._making = threading.Lock()
         self._of: object = None  # the state of the weights that they were made of
+        self._times = 0
 
     @contextmanager
-    def used(self) -> Iterator[object]:
-        """Within it this thread's forward passes multiply by them. Gives what they were made of,
-        another object whenever that has changed; None where there are none.
+    def used(self) -> Iterator[int]:
+        """Within it this thread's forward passes multiply by them. Gives how often they were made:
+        another number whenever they are others, 0 where there are none.
         """
         if self._weights == "full" or not self._linear or not self._on_cpu:
-            yield None
+            yield 0
             return
         with self._making:
             if self._of != self._state:
                 self._make()
         _active.now = True
         try:
-            yield self._of
+            yield self._times
         finally:
             _active.now = False
 
@@ -101,7 +102,7 @@ class QuantizedWeights:
         if self._head is not None:  # what it rounds shows in every token: never 4 bits of 8
             weight = self._head.weight.detach()
             _attach(self._head, quantized(weight, "auto"))
-        self._of = self._state
+        self._of, self._times = self._state, self._times + 1
 
 
 class _Linear(nn.Linear):

@@ -32,7 +32,7 @@ def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
     ids = torch.arange(rows)[:, None] + 7
     step = TracedStep(model._stack)
     with torch.no_grad():
-        states = step(ids, attend, None, None)
+        states = step(ids, attend, None, 0)
     assert (states is None) == (kind in UNTRACED)
     if states is not None:
         torch.testing.assert_close(states, by_modules(model, ids), rtol=1e-5, atol=1e-5)

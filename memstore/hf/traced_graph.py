@@ -1,0 +1,138 @@
+"""What a function of tensors computes, as a graph (torch.fx) that is changed and compiled to a
+function of plain inputs: traced_step.py makes one of a decoder's layer.
+"""
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from memstore.hf.quantized_weights import Multiply
+
+_aten = torch.ops.aten
+
+
+class Graph:
+    """What a function of tensors computes, as a graph that is changed and compiled to a function of
+    plain inputs.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], *given: Any) -> None:
+        made = make_fx(
+            function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
+        )(*given)
+        self._module, self._graph = made, made.graph
+        self._graph.set_codegen(fx.graph.CodeGen())
+        self.inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
+        (output,) = (node for node in self._graph.nodes if node.op == "output")
+        (result,) = pytree.tree_leaves(output.args)
+        output.args = (result,)
+
+    def input(self, name: str) -> fx.Node:
+        """One more input, before those that there were and behind those that were added."""
+        with self._graph.inserting_before(self.inputs[0]):
+            return self._graph.placeholder(name)
+
+    def call(self, op: object, function: Callable[..., Any], first: tuple[fx.Node, ...]) -> None:
+        """Call a function in the place of an operation, with these arguments in front."""
+        for node in self._graph.nodes:
+            if node.target is op:
+                node.target, node.args = function, (*first, *node.args)
+
+    def multiply_by(self, weights: Container[fx.Node]) -> None:
+        """These inputs are no weights but what multiplies by them."""
+        for node in self._graph.nodes:
+            if node.target is _aten.linear.default and node.args[1] in weights:
+                x, few, *bias = node.args
+                node.target, node.args = _multiply, (few, x, *bias)
+
+    def products(self) -> Iterable[list[fx.Node]]:
+        """Products by quantized weights, those of one factor together."""
+        of: dict[Any, list[fx.Node]] = {}
+        for node in self._graph.nodes:
+            if node.target is _multiply:
+                of.setdefault(node.args[1], []).append(node)
+        return of.values()
+
+    def join(self, nodes: Sequence[fx.Node], rows: Sequence[int]) -> None:
+        """One product in the place of several, by one more input, the last one; rows: of each."""
+        last = next(n for n in reversed(self._graph.nodes) if n.op == "placeholder")
+        with self._graph.inserting_after(last):
+            whole = self._graph.placeholder(f"joined_{nodes[0].name}")
+        with self._graph.inserting_before(nodes[0]):
+            product = self._graph.call_function(_multiply, (whole, nodes[0].args[1]))
+        start = 0
+        for node, count in zip(nodes, rows, strict=True):
+            node.target, node.args = _part, (product, start, count, *node.args[2:])
+            start += count
+
+    def compiled(self) -> Callable[..., Tensor]:
+        """The function, without what turns nothing."""
+        _fold(self._module)
+        self._graph.eliminate_dead_code()
+        for node in self._graph.nodes:
+            if node.target in _METHODS:
+                node.op, node.target = "call_method", _METHODS[node.target]
+        self._graph.lint()
+        self._module.recompile()
+        return cast(Callable[..., Tensor], self._module.forward)
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Leave out products with ones, and sums with products with zeros."""
+    known: dict[fx.Node, Tensor] = {}  # what is the same in every call
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            known[node] = getattr(module, node.target)
+        elif node.target in _RESHAPES and node.args[0] in known:
+            known[node] = node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
+        elif node.target is _aten.mul.Tensor and node.args[1] in known:
+            _fold_product(node, known)
+        elif node.target is _aten.add.Tensor and node.args[1] in known:
+            nothing = not known[node.args[1]].any()
+            if nothing and _equal_form(node, node.args[0]):
+                node.replace_all_uses_with(node.args[0])
+
+
+# what a tensor's method does in half the time that the call of an operation by its name takes
+_METHODS = {
+    _aten.add.Tensor: "add",
+    _aten.mean.dim: "mean",
+    _aten.mul.Tensor: "mul",
+    _aten.pow.Tensor_Scalar: "pow",
+    _aten.reshape.default: "reshape",
+    _aten.rsqrt.default: "rsqrt",
+    _aten.to.dtype: "to",
+    _aten.transpose.int: "transpose",
+    _aten.view.default: "view",
+}
+_RESHAPES = {_aten.unsqueeze.default, _aten.view.default, _aten.to.dtype, _aten.slice.Tensor}
+
+
+def _fold_product(node: fx.Node, known: dict[fx.Node, Tensor]) -> None:
+    x, factor = node.args[0], known[cast(fx.Node, node.args[1])]
+    if bool((factor == 1).all()) and _equal_form(node, x):
+        node.replace_all_uses_with(cast(fx.Node, x))
+    elif not factor.any():
+        known[node] = torch.zeros((), dtype=factor.dtype)
+
+
+def _equal_form(node: fx.Node, other: Any) -> bool:
+    one, two = node.meta["val"], other.meta["val"]
+    return (one.shape, one.dtype) == (two.shape, two.dtype)
+
+
+def _multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+    product = few(rows).to(x.dtype)
+    if bias is not None:
+        product = product + bias
+    return product.view(*x.shape[:-1], -1)
+
+
+def _part(product: Tensor, start: int, rows: int, bias: Tensor | None = None) -> Tensor:
+    part = product.narrow(-1, start, rows)
+    return part if bias is None else part + bias
