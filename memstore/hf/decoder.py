@@ -65,8 +65,9 @@ class AttachedDecoder:
     ) -> Tensor:
         """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
         with self.weights.used() if quantized else nullcontext(0) as made:
-            if quantized and layers is None and given.shape[1] == 1 and len(given) <= MOST_ROWS:
-                states = self._step(given, attend, enter, made)
+            if quantized and layers is None and given.shape[1] == 1:
+                few = len(given) <= MOST_ROWS
+                states = self._step(given, attend, enter, made if few else 0)
                 if states is not None:
                     return states
             return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
