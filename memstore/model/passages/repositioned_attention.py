@@ -71,6 +71,9 @@ class RepositionedAttention:
             weights = _weights(q[:, :, -1:], keys, spec, None if mask is None else mask[-1:])
             remembered = slice(self._first, self._first + layer.remembered)
             self.observe(layer_idx, weights[0, :, 0, remembered])
+        if rows == 1 and spec.window is not None:  # it sees the last ones, and all of these
+            keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
+            mask = None
         return attention(q, keys, values, spec, mask)
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
@@ -202,7 +205,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
         return _weights(q, k, spec, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
     if q.shape[2] == 1 and mask is None:
         # the heads of a group as rows: on a CPU a single row of bfloat16 is slow by itself
-        rows = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
+        rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
         return scaled_dot_product_attention(rows, k, v, scale=spec.scale).view(q.shape)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
 
