@@ -164,7 +164,7 @@ def main() -> None:
         for name in _COPIED:
             where = ROOT / name
             (shutil.copytree if where.is_dir() else shutil.copy)(where, copy / name)
-        for subject, mutant in drawn(options.count, options.seed):
+        for subject, mutant in drawn(options.count, options.seed)[options.skip :]:
             began = time.perf_counter()
             killer = killed_by(mutant, copy, tuple(options.tests))
             survived += killer is None
@@ -179,6 +179,7 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     options = plain_parser(__doc__)
     add(options, "--count", 50, "mutants")
+    add(options, "--skip", 0, "of these mutants, those that an earlier run has tried")
     add(options, "--tests", list(TESTS), "files or folders of tests, the quickest to fail first")
     return options.parse_args()
 

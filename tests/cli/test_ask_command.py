@@ -4,7 +4,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,23 @@ import pytest
 from memstore.cli.terminal import answers
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
+from support.commands import start
 from support.tiny_model import save_tiny_model, text
 
 
 def shown(arguments: list[str], *, terminal: bool) -> tuple[str, str]:
     """What a command writes to stdout, and to stderr, which may be a terminal."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "memstore", *arguments]
-    run = subprocess.run(
-        command,
+    run = start(
+        *arguments,
+        env={"TERM": "xterm"},
         stdout=subprocess.PIPE,
         stderr=theirs if terminal else subprocess.PIPE,
-        env={**os.environ, "TERM": "xterm"},
-        timeout=120,
-        check=True,
     )
+    out, err = run.communicate()
+    assert run.returncode == 0
     os.close(theirs)
-    said = run.stderr or b""
+    said = (err or "").encode()
     while terminal:
         try:
             piece = os.read(ours, 4096)
@@ -38,7 +37,7 @@ def shown(arguments: list[str], *, terminal: bool) -> tuple[str, str]:
             break
         said += piece
     os.close(ours)
-    return run.stdout.decode(), said.decode()
+    return out, said.decode()
 
 
 def test_a_source_names_its_page_or_heading_and_takes_one_line(

@@ -8,6 +8,7 @@ import pytest
 from memstore.cli.demo import real_book
 from memstore.cli.demo.real_book import chapters, print_real_book, questions
 from support.commands import refused, run
+from support.forked_questions import forked_questions
 from support.tiny_decoder import decoder, tokenizer
 
 
@@ -39,7 +40,8 @@ def test_chapters_are_read_and_a_new_process_answers_beside_the_rival(
     few = [one for one in questions() if one.chapter in ("CHAPTER I", "CHAPTER V")][::4]
     monkeypatch.setattr(real_book, "questions", lambda: few)
     store = tmp_path / "memory"
-    result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
+    with forked_questions():
+        result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
     assert result["chapters"] == 1 and result["of"] == sum(q.chapter == "CHAPTER I" for q in few)
     for row in result["questions"]:
         assert row["seconds"] >= 0 and row["rival"]["seconds"] > 0 and row["rival"]["answer"]

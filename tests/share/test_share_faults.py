@@ -79,6 +79,7 @@ def test_no_fault_gives_a_wrong_block(
     small that every lease reads anew, and nothing is left alone after a failure.
     """
     monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 0.0)
+    monkeypatch.setattr("memstore.share.calls.deadlines._FIRST_PAUSE", 0.002)
     told: Counter[str] = Counter()
     wilds: list[Wild] = []
     rng = random.Random(rate)
@@ -90,7 +91,7 @@ def test_no_fault_gives_a_wrong_block(
         wild.quiet = True  # opening has its own test
         store = open_at(WildPlace(place, wild), local=local, shared=shared, host_budget=4096)
         # where nearly everything fails much is late, too
-        store._on_disk().catalog.source.remote.deadline = 10.0 if rate < 0.5 else 0.05
+        store._on_disk().catalog.source.remote.deadline = 10.0 if rate < 0.5 else 0.03
         with store:
             of = truth(store)
             every = [unit for name in TEXTS for unit in units_of(store, name)]
