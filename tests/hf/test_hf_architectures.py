@@ -67,7 +67,7 @@ def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
     [
         ("opt", {"word_embed_proj_dim": 64, "ffn_dim": 96}, "no rotary positions"),
         ("llama4_text", {}, "in a way of its own"),
-        ("gemma4_text", {}, "different shapes"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 4096}, "different shapes"),
         ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
         (
             "llama",

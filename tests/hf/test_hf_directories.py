@@ -133,11 +133,17 @@ def test_what_a_configuration_names_of_code_files_or_kernels_is_not_its_to_name(
     assert not {"fusion_config", "auto_map", "transformers_weights"} & config.to_dict().keys()
 
 
-@pytest.mark.parametrize("kind", ["gemma4_text", "bamba", "mixtral"])
+PER_LAYER = {"vocab_size_per_layer_input": 4096, "hidden_size_per_layer_input": 16}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("gemma4_text", PER_LAYER), ("bamba", {}), ("mixtral", {"num_local_experts": 4})],
+)
 def test_layers_that_differ_numbers_that_are_not_finite_and_fused_experts_are_loaded(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, changed: Change
 ) -> None:
-    made = decoder(kind, **({"num_local_experts": 4} if kind == "mixtral" else {}))
+    made = decoder(kind, **changed)
     made.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     loaded = load_stock(tmp_path / "model")[0].state_dict()

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from typer.testing import CliRunner
 
 from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
+from support.commands import start
 from support.paths import ROOT
 from support.tiny_decoder import decoder, tokenizer
 
@@ -412,9 +412,8 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatc
         status == 0 and "text: " in told and "%" not in told
     )  # scores, which have no greatest one
     asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "memstore", *asked], capture_output=True, text=True, check=True
-    )
-    told = done.stdout + done.stderr
+    process = start(*asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    told = "".join(process.communicate())
+    assert process.returncode == 0, told
     assert "copper anchor" in told and "Traceback" not in told
     assert "Loading weights" not in told

@@ -3,10 +3,11 @@ what a stored memory gives, and what the trained directory says.
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -199,31 +200,42 @@ def tuned(out: Path, book: Path, base: Path, rank: int | None, stops: int = 0) -
     raise AssertionError("it was interrupted more often than it was told to be")
 
 
+class Run(NamedTuple):
+    """A directory that nothing changes, and the model whose training left it."""
+
+    path: Path
+    trained: LandmarkDecoder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, book: Path, base: Path) -> dict[int | None, Run]:
+    """By rank; None learns all weights."""
+    paths = {rank: tmp_path_factory.mktemp("runs") / str(rank) for rank in (4, None)}
+    return {rank: Run(path, tuned(path, book, base, rank)) for rank, path in paths.items()}
+
+
 @pytest.mark.parametrize("rank", [4, None])
 def test_an_interrupted_run_ends_with_the_same_bits(
-    tmp_path: Path, book: Path, base: Path, rank: int | None
+    tmp_path: Path, book: Path, base: Path, runs: dict[int | None, Run], rank: int | None
 ) -> None:
-    whole, resumed = (
-        tuned(tmp_path / str(stops), book, base, rank, stops).state_dict() for stops in (0, 3)
-    )
+    whole = runs[rank].trained.state_dict()
+    resumed = tuned(tmp_path / "run", book, base, rank, stops=3).state_dict()
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], x) for name, x in resumed.items())
-    files = [
-        load_file(tmp_path / run / name) for run in "03" for name in ("model.safetensors", FILE)
-    ]
-    assert all(torch.equal(files[0][name], x) for name, x in files[2].items())
-    assert all(torch.equal(files[1][name], x) for name, x in files[3].items())
+    for name in ("model.safetensors", FILE):
+        expected, found = (load_file(path / name) for path in (runs[rank].path, tmp_path / "run"))
+        assert all(torch.equal(expected[name], x) for name, x in found.items())
 
 
 @pytest.mark.parametrize("rank", [4, None])
 def test_the_directory_reads_as_the_model_that_was_trained(
-    tmp_path: Path, book: Path, base: Path, rank: int | None
+    base: Path, runs: dict[int | None, Run], rank: int | None
 ) -> None:
-    trained = tuned(tmp_path / "run", book, base, rank)
-    loaded = load_reader(tmp_path / "run", dtype=torch.float32)
+    path, trained = runs[rank]
+    loaded = load_reader(path, dtype=torch.float32)
     assert isinstance(loaded, HuggingFaceLandmarkModel)
     before = load_file(base / "model.safetensors")
-    after = load_file(tmp_path / "run" / "model.safetensors")
+    after = load_file(path / "model.safetensors")
     assert before.keys() == after.keys()  # merged: what transformers knows, and no more
     changed = {name for name, x in after.items() if not torch.equal(x, before[name])}
     if rank is None:
@@ -239,10 +251,8 @@ def test_the_directory_reads_as_the_model_that_was_trained(
     torch.testing.assert_close(merged, unmerged, rtol=0, atol=tolerance)
 
 
-def test_what_learns_is_the_adapters_and_the_two_embeddings(
-    tmp_path: Path, book: Path, base: Path
-) -> None:
-    trained = tuned(tmp_path / "run", book, base, 4)
+def test_what_learns_is_the_adapters_and_the_two_embeddings(runs: dict[int | None, Run]) -> None:
+    trained = runs[4].trained
     learned = {name for name, p in trained.named_parameters() if p.requires_grad}
     assert {"rows.landmark", "rows.cmt"} < learned
     assert all("lora_" in name for name in learned if not name.startswith("rows."))
@@ -303,9 +313,9 @@ def test_wrong_options_are_one_line(
 
 
 def test_another_model_or_rank_cannot_go_on_with_a_run(
-    tmp_path: Path, book: Path, base: Path
+    tmp_path: Path, book: Path, base: Path, runs: dict[int | None, Run]
 ) -> None:
-    tuned(tmp_path / "run", book, base, 4)
+    shutil.copytree(runs[4].path, tmp_path / "run")
     usual = TrainConfig(tmp_path / "run", stages=stages(), precision="float32")
     for other in (Finetune(str(base), SIZE, 2), Finetune(str(base), 16, 4), None):
         with pytest.raises((InvalidConfig, InvalidInput, InvalidWeights)):
@@ -313,32 +323,26 @@ def test_another_model_or_rank_cannot_go_on_with_a_run(
 
 
 def test_training_goes_on_from_a_trained_directory_with_its_landmarks(
-    tmp_path: Path, book: Path, base: Path
+    tmp_path: Path, book: Path, runs: dict[int | None, Run]
 ) -> None:
-    tuned(tmp_path / "run", book, base, 4)
-    rows = load_file(tmp_path / "run" / FILE)
+    before = runs[4].path
+    rows = load_file(before / FILE)
     none = tuple(replace(stage, steps=1, lr=0.0) for stage in stages()[:1])
     again = TrainConfig(
-        tmp_path / "again",
-        stages=none,
-        finetune=Finetune(str(tmp_path / "run")),
-        precision="float32",
+        tmp_path / "again", stages=none, finetune=Finetune(str(before)), precision="float32"
     )
     train(again, [book])
     for name, row in load_file(tmp_path / "again" / FILE).items():
         torch.testing.assert_close(row, rows[name])
     with pytest.raises(InvalidConfig, match="blocks of 8 tokens"):
-        train(
-            replace(again, out=tmp_path / "third", finetune=Finetune(str(tmp_path / "run"), 16)),
-            [book],
-        )
+        train(replace(again, out=tmp_path / "third", finetune=Finetune(str(before), 16)), [book])
 
 
 @pytest.mark.parametrize("damage", ["cut", "form", "rows"])
 def test_a_damaged_file_of_landmarks_is_refused(
-    tmp_path: Path, book: Path, base: Path, damage: str
+    tmp_path: Path, runs: dict[int | None, Run], damage: str
 ) -> None:
-    tuned(tmp_path / "run", book, base, 4)
+    shutil.copytree(runs[4].path, tmp_path / "run")
     path = tmp_path / "run" / FILE
     data = path.read_bytes()
     if damage == "cut":
