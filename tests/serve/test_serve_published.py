@@ -4,7 +4,6 @@ what is told when the store is away.
 
 import asyncio
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from memstore.serve.state.database import Database
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import publish
 from memstore.store.memory_store import MemoryStore
+from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from support.paths import ROOT
 from support.published import Wild, WildPlace, impatient, open_at
@@ -319,18 +319,9 @@ def test_a_server_that_is_started_again_knows_what_was_said(path: Path, tmp_path
 
 
 def test_a_place_without_a_memory_is_one_line_and_makes_none(tmp_path: Path) -> None:
-    for verb in (["serve", "--port", "0"], ["mcp"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "memstore", *verb, "--store", f"file://{tmp_path}/none"]
-            + (["--state", str(tmp_path / "state")] if "serve" in verb else []),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-        assert done.stderr.startswith("error: ") and done.stdout == ""
+    nothing, state = f"file://{tmp_path}/none", tmp_path / "state"
+    refused(run("serve", "--port", "0", "--store", nothing, "--state", state), "no such directory")
+    refused(run("mcp", "--store", nothing), "no such directory")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -525,6 +525,15 @@ def test_ids_are_never_reused(store: MemoryStore) -> None:
     assert ingest(store, "a", 10).id > first.id
 
 
+def test_who_asks_for_no_document_is_told_of_twenty(store: MemoryStore) -> None:
+    for number in range(21):
+        ingest(store, f"{number:02}", 1)
+        with pytest.raises(DocumentNotFound) as told:
+            store.forget("none")
+        names = ", ".join(repr(f"{each:02}") for each in range(min(number + 1, 20)))
+        assert str(told.value).endswith(f"; there are {names}" + (", ..." if number == 20 else ""))
+
+
 # Forgetting
 
 

@@ -18,6 +18,7 @@ from benchmarks.baselines.reading import load_baseline
 from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import named_model
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.model.landmark.config import PRESETS
 from memstore.training.batch_types import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import default_curriculum
 from memstore.training.new_model import new_model
@@ -182,6 +183,8 @@ def test_a_run_is_resumed_with_the_memory_that_it_began_with(tmp_path: Path, boo
 def test_the_command_trains_a_memory_and_goes_on(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(PRESETS, "test", MODEL)
+    monkeypatch.setattr(command, "default_curriculum", stages)
     out = tmp_path / "run"
     given = ["train", str(book), "--out", str(out), "--memory", "infini", "--minutes", "0.0001"]
     for more in ([], ["--resume"]):
