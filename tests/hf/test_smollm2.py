@@ -60,9 +60,10 @@ def text():
     return "\n\n".join(paragraphs)
 
 
-def command(*arguments):
+def command(*arguments, given=""):
     done = subprocess.run(
         [sys.executable, "-m", "memstore", *map(str, arguments), "--json"],
+        input=given,
         capture_output=True,
         text=True,
         check=False,
@@ -78,11 +79,10 @@ def test_a_text_is_read_once_and_asked_about_by_a_new_process(reader, text, tmp_
     assert read["documents"][0]["tokens"] > 3_000
     again = command("ingest", tmp_path / "text.txt", "--store", store, "--model", "smollm2")
     assert again["documents"][0]["status"] == "already read"
+    asked = ("ask", "-", "--store", store, "--model", "smollm2", "--max-new-tokens", 24)
+    answers = command(*asked, given="\n".join(FACTS))["answers"]
     right = 0
-    for question, (statement, value) in FACTS.items():
-        answer = command(
-            "ask", question, "--store", store, "--model", "smollm2", "--max-new-tokens", 24
-        )
+    for answer, (statement, value) in zip(answers, FACTS.values(), strict=True):
         assert answer["answered"]
         read = sorted(answer["sources"], key=lambda source: source["span"])
         assert statement[:20] in "".join(source["text"] for source in read)
