@@ -6,9 +6,11 @@ weight there, and what is stored shall not depend on it.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeGuard, cast, get_args
 
 import torch
@@ -17,8 +19,8 @@ from torch import Tensor, nn
 from memstore.errors import InvalidConfig
 
 Weights = Literal["auto", "full", "int8", "int4"]
-"""auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU; on another device, and
-as full: as they were loaded.
+"""auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU that is faster so; on
+another device, and as full: as they were loaded.
 """
 
 MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the weights as loaded
@@ -140,9 +142,36 @@ def quantized(weight: Tensor, weights: Weights) -> Multiply | None:
     out, columns = weight.shape
     if columns % _GROUP:  # torch 2.13 reads beyond the end of such rows
         return None
-    if out % 16 == 0 and (weights == "int4" or (weights == "auto" and stored_in_4_bits(weight))):
-        return _Int4.of(weight)
-    return _Int8.of(weight)
+    fits = out % 16 == 0
+    if weights == "auto":
+        if fits and stored_in_4_bits(weight) and gain("int4", weight.dtype) > 1:
+            return _Int4.of(weight)
+        return _Int8.of(weight) if gain("int8", weight.dtype) > 1 else None
+    return _Int4.of(weight) if weights == "int4" and fits else _Int8.of(weight)
+
+
+@cache
+def gain(weights: Literal["int4", "int8"], dtype: torch.dtype) -> float:
+    """How many times as fast as by weights of a dtype this CPU multiplies a row by quantized ones.
+
+    The best of several tries in turn, in the CPU time of this thread; some milliseconds, once a
+    process. Weights that are in the cache gain less than a model's. torch has fast products for
+    AVX2 and AVX-512, and elsewhere slow ones.
+    """
+    weight, row = torch.ones(1024, 1024, dtype=dtype), torch.ones(1, 1024, dtype=dtype)
+    few = _Int4.of(weight) if weights == "int4" else _Int8.of(weight)
+    ways: tuple[Callable[[], Tensor], ...] = (
+        lambda: nn.functional.linear(row, weight),
+        lambda: few(row.to(torch.bfloat16)).to(dtype),
+    )
+    best = [float("inf")] * len(ways)
+    for turn in range(6):
+        for at, way in enumerate(ways):
+            began = time.thread_time()
+            way()
+            if turn:  # the first prepares kernels
+                best[at] = min(best[at], time.thread_time() - began)
+    return best[0] / best[1]
 
 
 def stored_in_4_bits(weight: Tensor) -> bool:

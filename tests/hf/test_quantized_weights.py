@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.errors import InvalidConfig
+from memstore.hf import quantized_weights
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.quantized_weights import (
     MOST_ROWS,
@@ -30,6 +31,13 @@ from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import decoder, tokenizer
 
 OUT, IN = 48, 96
+_gain = quantized_weights.gain
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """A CPU that multiplies by quantized weights faster."""
+    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: 2.0)
 
 
 def drawn(seed: int = 0) -> Tensor:
@@ -69,6 +77,20 @@ def test_other_weights_get_8_bits_unless_4_are_asked_for():
     }
     assert wrong["auto"] == wrong["int8"] < 0.02 * float(exact.norm())
     assert 2 * wrong["int8"] < wrong["int4"] < 0.2 * float(exact.norm())
+
+
+def test_a_cpu_that_is_slower_with_them_multiplies_by_the_weights_as_loaded(monkeypatch):
+    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: 0.5)
+    assert quantized(in_4_bits(15), "auto") is quantized(drawn(), "auto") is None
+    assert quantized(drawn(), "int8") is not None
+    slow = {"int4": 0.5, "int8": 2.0}
+    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: slow[weights])
+    assert quantized(in_4_bits(15), "auto").codes.dtype == torch.int8
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_what_a_cpu_gains_is_measured(weights):
+    assert 0.01 < _gain(weights, torch.float32) < 100
 
 
 @pytest.mark.parametrize("shape", [(7, 96), (1, 32), (48, 20), (5, 9), (1, 1), (24, 33)])
