@@ -17,6 +17,7 @@ from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.errors import InvalidConfig
 from memstore.hf import quantized_weights
+from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.quantized_weights import (
     MOST_ROWS,
@@ -28,7 +29,7 @@ from memstore.hf.quantized_weights import (
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_sum import Words
 from memstore.store.memory_store import MemoryStore
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 
 OUT, IN = 48, 96
 _gain = quantized_weights.gain
@@ -225,3 +226,19 @@ def test_an_answer_with_them_is_said_in_other_numbers_only_after_its_first_token
     torch.testing.assert_close(states["full"][0], states["int8"][0], atol=0, rtol=0)
     assert not torch.equal(states["full"][1], states["int8"][1])
     torch.testing.assert_close(states["full"][1], states["int8"][1], atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_every_kind_of_decoder_generates_with_them(kind, weights):
+    model = AttachedDecoder(of_kind(kind), weights)
+    ids = torch.tensor([[7], [11]])
+
+    def attend(layer, q, k, v):
+        return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+    with torch.no_grad():
+        full, few = (model.hidden(ids, attend, quantized=which) for which in (False, True))
+        logits = [model.logits(full[:, -1], quantized=which) for which in (False, True)]
+    apart = [float((a - b).norm() / a.norm()) for a, b in ((full, few), logits)]
+    assert 0 < apart[0] < (0.1 if weights == "int8" else 0.8) and apart[1] < 0.03
