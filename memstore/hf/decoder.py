@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
+from memstore.hf.generation.quantized_products import Weights
+from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights
+from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
-from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights
-from memstore.hf.traced_step import TracedStep
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12

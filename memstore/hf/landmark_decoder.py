@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.landmark_spec import LandmarkSpec
-from memstore.hf.quantized_weights import Weights
 from memstore.kernels.api import local_attention
 from memstore.model.adapter import Attend, Enter, Shape
 from memstore.model.rotary import Rope

@@ -20,13 +20,14 @@ from memstore.hf.checks.configuration import building_within, check_sizes
 from memstore.hf.checks.gguf_header import check_gguf
 from memstore.hf.checks.staging import LOADED, TOKENIZER, staged, staged_alone
 from memstore.hf.checks.trial import Trial, trying
+from memstore.hf.generation.quantized_products import Weights
+from memstore.hf.generation.quantized_weights import weights_named
 from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_spec import FILE, load_landmarks
 from memstore.hf.needed import PACKAGED
 from memstore.hf.new_directory import new_directory
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.hf.quantized_weights import Weights, weights_named
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.landmark.checkpoint import SHIPPED_NAME
@@ -54,8 +55,8 @@ def load_reader(
     cache directory), a local directory or GGUF file, or a name on the hub, which goes to
     transformers as it is. device: where it computes; "auto" is the fastest that there is. dtype: to
     compute in; None for bfloat16 where the device is clearly faster at it, else float32. weights:
-    that tokens are generated with, see memstore.hf.quantized_weights. adaptation: None for the one
-    that was made for these weights; where there is none, BM25 over words chooses.
+    that tokens are generated with, see Weights. adaptation: None for the one that was made for
+    these weights; where there is none, BM25 over words chooses.
 
     Raises InvalidInput for what is not there, InvalidWeights for what is no decoder that can be
     given a memory, InvalidConfig for a device that this machine lacks, or weights that are not for

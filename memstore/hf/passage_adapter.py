@@ -12,9 +12,9 @@ from torch import Tensor
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.known_selectors import adaptation_of
 from memstore.hf.model_rotary import rope_of
-from memstore.hf.quantized_weights import Weights
 from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.weights import digest_of

@@ -16,29 +16,24 @@ pytest.importorskip("transformers")
 from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.errors import InvalidConfig
-from memstore.hf import quantized_weights
 from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.generation import quantized_products
+from memstore.hf.generation.quantized_products import quantized, stored_in_4_bits
+from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, weights_named
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.hf.quantized_weights import (
-    MOST_ROWS,
-    QuantizedWeights,
-    quantized,
-    stored_in_4_bits,
-    weights_named,
-)
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_sum import Words
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 
 OUT, IN = 48, 96
-_gain = quantized_weights.gain
+_gain = quantized_products.gain
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """A CPU that multiplies by quantized weights faster."""
-    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: 2.0)
+    monkeypatch.setattr(quantized_products, "gain", lambda weights, dtype: 2.0)
 
 
 def drawn(seed: int = 0) -> Tensor:
@@ -81,11 +76,11 @@ def test_other_weights_get_8_bits_unless_4_are_asked_for():
 
 
 def test_a_cpu_that_is_slower_with_them_multiplies_by_the_weights_as_loaded(monkeypatch):
-    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: 0.5)
+    monkeypatch.setattr(quantized_products, "gain", lambda weights, dtype: 0.5)
     assert quantized(in_4_bits(15), "auto") is quantized(drawn(), "auto") is None
     assert quantized(drawn(), "int8") is not None
     slow = {"int4": 0.5, "int8": 2.0}
-    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: slow[weights])
+    monkeypatch.setattr(quantized_products, "gain", lambda weights, dtype: slow[weights])
     assert quantized(in_4_bits(15), "auto").codes.dtype == torch.int8
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from memstore.hf.attention_seam import ForwardCache, run_layers
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.traced_step import TracedStep
+from memstore.hf.generation.traced_step import TracedStep
 from support.tiny_decoder import KINDS, decoder, of_kind
 
 UNTRACED = {"mixtral"}  # which experts compute depends on the token

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from memstore.hf.quantized_weights import Multiply
+from memstore.hf.generation.quantized_products import Multiply
 
 _aten = torch.ops.aten
 

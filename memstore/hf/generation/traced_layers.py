@@ -1,16 +1,10 @@
-"""One token through a decoder's layers as flat graphs: what its modules compute for it, written
-down once, without modules, hooks, and the rotation that turns nothing in a forward pass of ours.
-
-A decoder of 30 layers spends a third of a generated token between its operations. Its own code is
-traced (torch.fx) with fake tensors; what depends on values, as a router's choice of experts, cannot
-be, and such a model goes through its modules.
+"""A decoder's layers, and what stands around them, as graphs: how its own code calls them, which of
+them are alike, and what each computes with.
 """
 
 import copy
-import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,12 +13,12 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from memstore.hf.attention_seam import ForwardCache, active, cache_argument
-from memstore.hf.quantized_weights import Multiply, as_loaded, join
-from memstore.hf.traced_graph import Graph
+from memstore.hf.generation.quantized_products import Multiply
+from memstore.hf.generation.quantized_weights import join
+from memstore.hf.generation.traced_graph import Graph
 from memstore.model.adapter import Attend, Enter
 
 _ATTEND, _LAYER = "memstore::attend", "memstore::layer"
-_TOLERANCE, _ROUGH = 1e-4, 0.05  # of the largest state: in float32, and in half precision
 
 
 @torch.library.custom_op(_ATTEND, mutates_args=())
@@ -47,92 +41,8 @@ def _(states: Tensor, layer: int) -> Tensor:
     return torch.empty_like(states)
 
 
-class TracedStep:
-    """Forward passes of one token of each of B rows, traced once for every B."""
-
-    def __init__(self, decoder: nn.Module) -> None:
-        """decoder: attached (memstore.hf.attention_seam)."""
-        self._decoder = decoder
-        self._tracing = threading.Lock()
-        self._traced: dict[tuple[object, ...], _Step | None] = {}
-
-    def __call__(
-        self, given: Tensor, attend: Attend, enter: Enter | None, quantized: int
-    ) -> Tensor | None:
-        """As AttachedDecoder.hidden, of given [B, 1] or [B, 1, hidden_size]; None where the model
-        cannot be traced, or gives something else then.
-
-        quantized: which weights of fewer bits the layers have, by number; 0 for those as loaded.
-        """
-        key = (*given.shape, given.dtype, given.device, quantized)
-        with self._tracing:
-            if key not in self._traced:
-                self._traced = {k: step for k, step in self._traced.items() if k[-1] == key[-1]}
-                self._traced[key] = _traced(self._decoder, given, quantized > 0)
-            step = self._traced[key]
-        return None if step is None else step(given, attend, enter)
-
-
 @dataclass(frozen=True)
-class _Layer:
-    """A layer's graph, which layers that are alike share, and what it computes with."""
-
-    forward: Callable[..., Tensor]
-    number: int
-    inputs: Sequence[Tensor | Multiply]
-
-    def __call__(self, states: Tensor, attend: Attend) -> Tensor:
-        return self.forward(attend, self.number, states, *self.inputs)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """All layers, and what stands around them: the graph of the whole, and those of the layers."""
-
-    forward: Callable[..., Tensor]
-    layers: Sequence[_Layer]
-
-    def __call__(self, given: Tensor, attend: Attend, enter: Enter | None) -> Tensor:
-        return self.forward(self.layers, attend, enter, given)
-
-
-def _traced(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step | None:
-    """The step of these rows; None where it cannot be traced or is not what the modules give."""
-    try:
-        with torch.no_grad():
-            with as_loaded(), _unlogged():
-                step = _step_of(decoder, given, quantized)
-            return step if _same(decoder, step, given) else None
-    except Exception:  # whatever a model's own code does under fake tensors
-        return None
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Without what torch logs of an operation that it cannot trace: the modules compute it then."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-def _step_of(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step:
-    calls = _called(decoder, given)
-    graphs: dict[object, _LayerGraph] = {}
-    layers = []
-    for number, (layer, call) in enumerate(zip(_layers(decoder), calls, strict=True)):
-        key = _alike(layer, call)
-        if key not in graphs:
-            graphs[key] = _layer_graph(layer, call, quantized)
-        graph = graphs[key]
-        layers.append(_Layer(graph.forward, number, graph.inputs(layer, quantized)))
-    return _Step(_whole_graph(decoder, given, calls), layers)
-
-
-@dataclass(frozen=True)
-class _Call:
+class Call:
     """How a decoder called one of its layers, and what came back."""
 
     states: Tensor
@@ -147,9 +57,9 @@ class _Call:
         return states
 
 
-def _called(decoder: nn.Module, given: Tensor) -> list[_Call]:
+def called(decoder: nn.Module, given: Tensor) -> list[Call]:
     """How every layer is called for a token."""
-    calls: list[_Call] = []
+    calls: list[Call] = []
     thread = threading.get_ident()
 
     def seen(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -157,29 +67,29 @@ def _called(decoder: nn.Module, given: Tensor) -> list[_Call]:
             return
         rest = {name: value for name, value in named.items() if name != "hidden_states"}
         states = args[0] if args else named["hidden_states"]
-        calls.append(_Call(states, args[1:], rest, output))
+        calls.append(Call(states, args[1:], rest, output))
 
-    hooks = [layer.register_forward_hook(seen, with_kwargs=True) for layer in _layers(decoder)]
+    hooks = [layer.register_forward_hook(seen, with_kwargs=True) for layer in layers_of(decoder)]
     try:
-        _by_modules(decoder, given, lambda layer, q, k, v: q)
+        by_modules(decoder, given, lambda layer, q, k, v: q)
     finally:
         for hook in hooks:
             hook.remove()
     return calls
 
 
-def _by_modules(decoder: nn.Module, given: Tensor, attend: Attend) -> Tensor:
+def by_modules(decoder: nn.Module, given: Tensor, attend: Attend) -> Tensor:
     cache = ForwardCache(attend)
     named = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
     output = decoder(**named, **cache_argument(decoder, cache), use_cache=True)
     return cast(Tensor, output.last_hidden_state)
 
 
-def _layers(decoder: nn.Module) -> list[nn.Module]:
+def layers_of(decoder: nn.Module) -> list[nn.Module]:
     return list(cast(nn.ModuleList, decoder.layers))
 
 
-def _alike(layer: nn.Module, call: _Call) -> object:
+def alike(layer: nn.Module, call: Call) -> object:
     """Equal for layers that compute the same, with other weights."""
     plain = (int, float, bool, str, type(None))
     settings = [
@@ -212,7 +122,7 @@ def _joined(layer: nn.Module, names: Sequence[str]) -> Multiply | None:
 
 
 @dataclass(frozen=True)
-class _LayerGraph:
+class LayerGraph:
     """forward: (attend, layer_idx, states, *inputs) -> states. together: names of weights that are
     multiplied by in one product.
     """
@@ -226,7 +136,7 @@ class _LayerGraph:
         return [*values.values(), *(_joined(layer, names) for names in self.together)]
 
 
-def _layer_graph(layer: nn.Module, call: _Call, quantized: bool) -> _LayerGraph:
+def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
     values = _values(layer)
     named = {
         name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
@@ -252,20 +162,18 @@ def _layer_graph(layer: nn.Module, call: _Call, quantized: bool) -> _LayerGraph:
             together.append(of)
     attend, number = graph.input("attend"), graph.input("layer_idx")
     graph.call(torch.ops.memstore.attend.default, _attend, (attend, number))
-    return _LayerGraph(graph.compiled(), together)
+    return LayerGraph(graph.compiled(), together)
 
 
-def _whole_graph(
-    decoder: nn.Module, given: Tensor, calls: Sequence[_Call]
-) -> Callable[..., Tensor]:
+def whole_graph(decoder: nn.Module, given: Tensor, calls: Sequence[Call]) -> Callable[..., Tensor]:
     """(layers, attend, enter, given) -> states behind the last norm."""
     stand_in = copy.copy(decoder)
     stand_in._modules = dict(decoder._modules)
     stand_in.layers = nn.ModuleList(
         _StandIn(layer, number, call)
-        for number, (layer, call) in enumerate(zip(_layers(decoder), calls))
+        for number, (layer, call) in enumerate(zip(layers_of(decoder), calls))
     )
-    graph = Graph(lambda ids: _by_modules(stand_in, ids, lambda _, q, k, v: q), given)
+    graph = Graph(lambda ids: by_modules(stand_in, ids, lambda _, q, k, v: q), given)
     layers, attend, enter = (graph.input(name) for name in ("layers", "attend", "enter"))
     graph.call(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
     return graph.compiled()
@@ -274,7 +182,7 @@ def _whole_graph(
 class _StandIn(nn.Module):
     """In the place of a layer while what stands around the layers is traced."""
 
-    def __init__(self, layer: nn.Module, number: int, call: _Call) -> None:
+    def __init__(self, layer: nn.Module, number: int, call: Call) -> None:
         super().__init__()
         self._of = (layer, number, call)  # a tuple: no part of this module
 
@@ -295,21 +203,12 @@ def _attend(attend: Attend, number: int, q: Tensor, k: Tensor, v: Tensor) -> Ten
 
 
 def _go_through(
-    layers: Sequence[_Layer], attend: Attend, enter: Enter | None, states: Tensor, number: int
+    layers: Sequence[Callable[[Tensor, Attend], Tensor]],
+    attend: Attend,
+    enter: Enter | None,
+    states: Tensor,
+    number: int,
 ) -> Tensor:
     if enter is not None:
         enter(number, states)
     return layers[number](states, attend)
-
-
-def _same(decoder: nn.Module, step: _Step, given: Tensor) -> bool:
-    """Does a step give what the modules give, for an attention that shows every part of it?"""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group = q.shape[1] // k.shape[1]
-        return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
-
-    expected = _by_modules(decoder, given, attend)
-    most = _TOLERANCE if expected.dtype in (torch.float32, torch.float64) else _ROUGH
-    apart = (step(given, attend, None) - expected).abs().max()
-    return bool(apart <= most * expected.abs().max())

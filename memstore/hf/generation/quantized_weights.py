@@ -1,0 +1,137 @@
+"""A decoder's linear layers a second time, in 8 or 4 bits, for the tokens that are generated: each
+reads every weight once, so that it costs what their bytes cost.
+
+What is read in, and a question, go through the layers as they were loaded: many tokens share a
+weight there, and what is stored shall not depend on it.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeGuard, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from memstore.errors import InvalidConfig
+from memstore.hf.generation import quantized_products
+from memstore.hf.generation.quantized_products import Multiply, Weights, quantized
+
+MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the weights as loaded
+
+_active = threading.local()  # .now: this thread's forward pass takes quantized weights
+
+
+def weights_named(name: str, device: torch.device) -> Weights:
+    """Which weights a model on a device generates with. Raises InvalidConfig for a name that is
+    none of Weights, and for int8 and int4 elsewhere than on a CPU.
+    """
+    for known in get_args(Weights):
+        if name == known:
+            if name in ("int8", "int4") and device.type != "cpu":
+                raise InvalidConfig(f"{name} weights are for a CPU; choose auto or full")
+            return cast(Weights, known)
+    raise InvalidConfig(f"weights {name!r} are unknown; choose {', '.join(get_args(Weights))}")
+
+
+@contextmanager
+def as_loaded() -> Iterator[None]:
+    """Within QuantizedWeights.used, this thread's forward passes multiply by the weights as they
+    were loaded.
+    """
+    before, _active.now = getattr(_active, "now", False), False
+    try:
+        yield
+    finally:
+        _active.now = before
+
+
+class QuantizedWeights:
+    """Within `used` the linear layers of a decoder and its head multiply by quantized weights, in
+    forward passes of this thread that have at most MOST_ROWS tokens. They are made when they are
+    first used, and again once weights have changed; their products are computed in bfloat16.
+    """
+
+    def __init__(self, layers: nn.Module, head: nn.Module, weights: Weights) -> None:
+        self._linear = [part for part in layers.modules() if _is_plain(part)]
+        self._head = head if _is_plain(head) else None
+        self._weights: Weights = weights
+        self._making = threading.Lock()
+        self._of: object = None  # the state of the weights that they were made of
+        self._times = 0
+
+    @contextmanager
+    def used(self) -> Iterator[int]:
+        """Within it this thread's forward passes multiply by them. Gives how often they were made:
+        another number whenever they are others, 0 where there are none.
+        """
+        if self._weights == "full" or not self._linear or not self._on_cpu:
+            yield 0
+            return
+        with self._making:
+            if self._of != self._state:
+                self._make()
+        _active.now = True
+        try:
+            yield self._times
+        finally:
+            _active.now = False
+
+    @property
+    def _on_cpu(self) -> bool:
+        return all(linear.weight.device.type == "cpu" for linear in self._linear[-1:])
+
+    @property
+    def _state(self) -> object:
+        return [(one.weight.data_ptr(), one.weight._version) for one in self._linear[-1:]]
+
+    def _make(self) -> None:
+        for linear in self._linear:
+            _attach(linear, quantized(linear.weight.detach(), self._weights))
+        if self._head is not None:  # what it rounds shows in every token: never 4 bits of 8
+            weight = self._head.weight.detach()
+            _attach(self._head, quantized(weight, "auto"))
+        self._of, self._times = self._state, self._times + 1
+
+
+class _Linear(nn.Linear):
+    """A linear layer that has its weights a second time, for few rows."""
+
+    few: Multiply
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [.., in_features] -> [.., out_features]."""
+        rows = x.numel() // x.shape[-1]
+        if rows > MOST_ROWS or not getattr(_active, "now", False):
+            return super().forward(x)
+        product = self.few(x.reshape(rows, -1).to(torch.bfloat16).contiguous()).to(x.dtype)
+        if self.bias is not None:
+            product = product + self.bias
+        return product.view(*x.shape[:-1], -1)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """A linear layer, and nothing that is made of one, as an adapter beside it."""
+    return type(module) in (nn.Linear, _Linear)
+
+
+def _attach(linear: nn.Linear, multiply: Multiply | None) -> None:
+    if multiply is not None:
+        linear.__class__ = _Linear
+        cast(_Linear, linear).few = multiply
+
+
+def join(linear: Sequence[nn.Module]) -> Multiply | None:
+    """The product with the quantized weights of several layers at once, one behind the other, which
+    they have only there from then on; None where they cannot be joined.
+    """
+    layers = [cast(_Linear, one) for one in linear]
+    made = quantized_products.join(
+        [one.few for one in layers], [one.out_features for one in layers]
+    )
+    if made is None:
+        return None
+    whole, parts = made
+    for layer, part in zip(layers, parts, strict=True):
+        layer.few = part
+    return whole
