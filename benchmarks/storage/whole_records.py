@@ -48,7 +48,7 @@ from memstore.block import BlockKey
 from memstore.disk.read.work_sharing import Threads
 from memstore.tiers.disk_tier import DiskTier
 
-RECORDS = (Shape("49 KB", 3, 64, 64), *(shape for shape in SHAPES if shape.record > 100_000))
+RECORDS = (SHAPES[0], Shape("49 KB", 3, 64, 64), SHAPES[1], Shape("2 MB", 32, 128, 128))
 ASKED = 70  # batches before the first turn: after 64 the tier asks the disk in advance no more
 BASELINE = Path(__file__).with_name("lmcache_files.py")
 COUNTED = {"median": 0.5, "fast": 0.9}  # of the rates of a repeat's batches

@@ -1,37 +1,22 @@
 """The lowest tier: records in the database, read a batch at a time into the slots of the tier
-above.
-
-Records that the system's page cache holds are copied from the mapped file; for the others, see
-memstore.disk.read.cold_read.
+above, from their places in the file (memstore.disk.read.placed_read). What has none there, being
+small or not committed yet, is copied from the mapped file.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.read import cold_read
 from memstore.disk.read.batch import Batch, Slots, Wanted
+from memstore.disk.read.placed_read import PlacedReader
 from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import MissingBlock
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
-
-_WATCH = 64  # batches for which the disk is asked in advance, after one that needed it
-_SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
-# records at least, or bytes, that are read before it is seen that the disk had to
-_FEW, _FEW_BYTES = 8, 1 << 20
-# Of a batch that threads share: bytes that one takes together, of records that are copied and of
-# those that are decoded; and bytes of the records that are worth it (docs/appendix/storage.md).
-_TOGETHER, _DECODED_TOGETHER = 1 << 20, 128 << 10
-_SHARED = 512 << 10
-
-# Records, and as they lie in the mapped file; and before that was looked up, what the disk had read
-# and the time.
-_Part = tuple[Sequence[Wanted], Sequence[memoryview], int, float]
 
 
 class DiskTier:
@@ -46,9 +31,7 @@ class DiskTier:
         self.stats = TierCounter()
         self._catalog = catalog
         self._threads = Threads(threads)
-        self._cold = cold_read.ColdReader(self.database, catalog.blocks, self._threads)
-        # batches to come for which the disk is asked in advance
-        self._watch = _WATCH if cold_read.CAN_WATCH else 0
+        self._placed = PlacedReader(self.database, catalog.blocks, self._threads)
         # of the latest call; nearly always those of the next
         self._slots: tuple[Tensor, Slots] | None = None
 
@@ -83,69 +66,18 @@ class DiskTier:
             latest = self._slots = slab, Slots(raw_view(slab))
         batch = Batch(units, latest[1], slots, self._catalog.blocks)
         with self.database.read() as txn:
-            rest: Sequence[Wanted] = batch.by_record(
+            wanted = batch.by_record(
                 {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
             )
-            if not self._watch:
-                rest = self._read_mapped(txn, rest, batch, watching=True)
-            if rest:
-                rest, needed = self._cold.read(txn, batch, rest)
-                self._watch = _WATCH if needed else max(0, self._watch - 1)
-                self._read_mapped(txn, rest, batch, watching=False)
+            left = self._placed.read(txn, batch, wanted)
+            if left:
+                batch.fill_all(left, self._views(txn, left))
         seconds = time.perf_counter() - started
         for layer in set(batch.layers):
             count = batch.layers.count(layer)
             share = seconds * count / len(units)
             self.stats.count(layer, hits=count, bytes=count * batch.unit_bytes, seconds=share)
         return batch.lengths
-
-    def _read_mapped(
-        self, txn: Transaction, wanted: Sequence[Wanted], batch: Batch, *, watching: bool
-    ) -> Sequence[Wanted]:
-        """Copy records from the mapped file, which is fast where the page cache has them.
-
-        watching: as soon as some had to come from the disk, return those that are left.
-        """
-        each, threads = self._shares(len(wanted), alone=txn.writable)
-        batch.shared = threads > 1
-        taken, slow = 0, False
-
-        def parts() -> Iterator[_Part]:
-            nonlocal taken
-            while taken < len(wanted) and not slow:
-                few = wanted[taken : taken + each]
-                taken += len(few)
-                before, began = cold_read.disk_reads() if watching else 0, time.perf_counter()
-                yield few, self._views(txn, few), before, began
-
-        def fill(part: _Part) -> None:
-            nonlocal slow
-            few, views, before, began = part
-            batch.fill_all(few, views)
-            if (
-                watching
-                and time.perf_counter() - began > _SLOW * len(few)
-                and cold_read.disk_reads() != before
-            ):
-                slow = True
-
-        self._threads.share(parts(), fill, threads)
-        if slow:
-            self._watch = _WATCH
-        return wanted[taken:]
-
-    def _shares(self, count: int, *, alone: bool) -> tuple[int, int]:
-        """How many records of a batch are read together, and by how many threads (alone: by one,
-        as a transaction that writes belongs to its thread).
-        """
-        size = self.geometry.record_bytes
-        raw = self._catalog.blocks.codec == "raw"  # imported documents may have another
-        together = _TOGETHER if raw else _DECODED_TOGETHER
-        each = max(1, together // size)
-        threads = min(self._threads.count, -(-count // each))
-        if alone or threads < 2 or size < _SHARED:
-            return max(_FEW, _FEW_BYTES // size), 1
-        return each, threads
 
     def _views(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[memoryview]:
         """Records as they lie in the mapped file. Raises CorruptBlock."""

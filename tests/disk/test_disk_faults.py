@@ -33,8 +33,10 @@ from support.disk_records import (
     ROWS,
     keys_and_values,
     make,
+    mapped,
     new_slab,
     share,
+    uncached,
     write,
 )
 from support.faulty_source import FailingSource, SlowSource
@@ -57,8 +59,8 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cat
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record counts as one that the page cache does not hold."""
-    monkeypatch.setattr("memstore.disk.read.cold_read.disk_reads", itertools.count(0, 2).__next__)
+    """Every record is read as one that the page cache does not hold."""
+    uncached(monkeypatch)
 
 
 def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
@@ -91,7 +93,7 @@ def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
     _, disk = memory
     with monkeypatch.context() as patched:
 
-        def fail(true, file, buffers, offset):
+        def fail(true, file, buffers, offset, *flags):
             if next(calls) == 7:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return true(file, buffers, offset)
@@ -109,7 +111,7 @@ def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
 def test_a_read_that_comes_in_parts_is_put_together(memory, cold, monkeypatch):
     _, disk = memory
 
-    def part(true, file, buffers, offset):
+    def part(true, file, buffers, offset, *flags):
         return true(file, [buffers[0][: max(1, len(buffers[0]) // 3)]], offset)
 
     reading(monkeypatch, part)
@@ -118,7 +120,7 @@ def test_a_read_that_comes_in_parts_is_put_together(memory, cold, monkeypatch):
 
 def test_a_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch):
     _, disk = memory
-    reading(monkeypatch, lambda true, file, buffers, offset: 0)
+    reading(monkeypatch, lambda true, file, buffers, offset, *flags: 0)
     with pytest.raises(CorruptBlock, match=r"cannot be read .*the file ends before it"):
         check_right(disk)
 
@@ -141,7 +143,7 @@ def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, 
 
     in_flight, together = threading.Condition(), 0
 
-    def late(true, file, buffers, offset):
+    def late(true, file, buffers, offset, *flags):
         nonlocal together
         with in_flight:  # nothing comes before four reads were asked for
             together += 1
@@ -169,17 +171,14 @@ def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatc
     check_right(disk)
 
 
-@pytest.mark.parametrize("watch", [0, 64])
-@pytest.mark.parametrize("reads", [0, 2])
+@pytest.mark.parametrize("way", [None, share, uncached, mapped])
 def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
-    memory, monkeypatch, watch, reads
+    memory, monkeypatch, way
 ):
     catalog, disk = memory
     spoil(catalog, RecordKey(1, 4, 1))
-    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", watch)
-    monkeypatch.setattr(
-        "memstore.disk.read.cold_read.disk_reads", itertools.count(0, reads).__next__
-    )
+    if way is not None:
+        way(monkeypatch)
     disk = DiskTier(catalog)
     with pytest.raises(
         CorruptBlock, match=f"document 1, block 4, layer 1 is damaged .*head {HEADS - 1}"
@@ -275,7 +274,6 @@ def in_shared_child(tier: DiskTier, path: Path, results: "multiprocessing.Queue[
 
 def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monkeypatch):
     share(monkeypatch)
-    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
     catalog, disk = make(tmp_path / "memory")
     true, reading, forked = Batch.fill, threading.Event(), threading.Event()
 
@@ -304,7 +302,6 @@ def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monk
 
 def test_an_interrupt_leaves_no_thread_that_fills_slots(tmp_path, monkeypatch):
     share(monkeypatch)
-    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
     catalog, disk = make(tmp_path / "memory")
     true, helped = Batch.fill, threading.Event()
 
@@ -344,8 +341,8 @@ def test_a_closed_memory_has_no_threads_and_says_that_it_is_closed(tmp_path, mon
 
 def test_of_several_damaged_records_the_first_is_named(tmp_path, monkeypatch):
     share(monkeypatch)
-    for number, watch in enumerate((0, 64)):
-        monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", watch)
+    for number, way in enumerate((share, uncached)):
+        way(monkeypatch)
         catalog, disk = make(tmp_path / str(number))
         for block in (9, 4, 6):
             spoil(catalog, RecordKey(1, block, 1))

@@ -2,13 +2,13 @@
 is named.
 """
 
-import itertools
 import os
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,27 +35,23 @@ from support.disk_records import (
     WRITE,
     keys_and_values,
     make,
+    mapped,
     new_slab,
     share,
+    uncached,
     write,
 )
 from support.records import decode, encode
 
 
-@pytest.fixture(params=["mapped", "shared", "asked", "both"])
+@pytest.fixture(params=["as it is", "shared", "uncached", "mapped"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Records are read as if the page cache held them all, by one thread or by several, or none of
-    them, or as it really is.
+    """Records are read as it really is (the page cache holds them), by several threads, as if it
+    held none of them, or from the mapped file.
     """
-    if request.param == "mapped":
-        monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
-    elif request.param == "shared":
-        monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
-        share(monkeypatch)
-    elif request.param == "asked":
-        monkeypatch.setattr(
-            "memstore.disk.read.cold_read.disk_reads", itertools.count(0, 2).__next__
-        )
+    for name, change in (("shared", share), ("uncached", uncached), ("mapped", mapped)):
+        if request.param == name:
+            change(monkeypatch)
     return str(request.param)
 
 
@@ -181,34 +177,54 @@ def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(1, 0, 2)[1][1])
 
 
-def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("heads", [range(HEADS), [1]])
+def test_the_disk_is_asked_from_the_first_record_that_the_page_cache_does_not_hold(
+    tmp_path, monkeypatch, codec, heads
 ):
+    catalog, disk = make(tmp_path / "memory", codec)
     asked: list[int] = []
-    reads = iter(range(0))
     monkeypatch.setattr(
-        "memstore.disk.read.cold_read.ask", lambda file, pieces: asked.append(len(pieces))
+        "memstore.disk.read.placed_read.ask", lambda file, pieces: asked.append(min(pieces).offset)
     )
-    monkeypatch.setattr("memstore.disk.read.cold_read.disk_reads", lambda: next(reads, 0))
-    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 3)
-    monkeypatch.setattr("memstore.tiers.disk_tier._SLOW", -1.0)
-    monkeypatch.setattr("memstore.tiers.disk_tier._FEW", 1)
-    monkeypatch.setattr("memstore.tiers.disk_tier._FEW_BYTES", 0)
-    catalog, disk = make(tmp_path / "memory")
-    slab = new_slab(3)
-    units = [BlockKey(1, 0, block, 0) for block in range(3)]
+    true, lacking, partly = os.preadv, set[int](), False
 
-    def batches_asked_for(count: int) -> list[bool]:
-        before = []
-        for _ in range(count):
-            asked.clear()
-            disk.read(units, slab, range(3))
-            before.append(bool(asked))
-        return before
+    def preadv(file, buffers, offset, flags=0):
+        if not flags or offset not in lacking:
+            return true(file, buffers, offset)
+        if partly:
+            return true(file, [buffers[0][:1]], offset)
+        raise BlockingIOError
 
-    assert batches_asked_for(5) == [True, True, True, False, False]
-    reads = iter([0, 1])  # before the batch, and after its first record
-    assert batches_asked_for(5) == [True, True, True, False, False]
+    monkeypatch.setattr(os, "preadv", preadv)
+    units = [BlockKey(1, 0, block, head) for block in range(6) for head in heads]
+    with catalog.database.read() as txn:
+        keys = [record_key(RecordKey(1, block, 0)) for block in range(6)]
+        starts = [place.offset for place in txn.extents_of("blocks", keys) if place is not None]
+    for first, last, some_of_it in ((6, 6, False), (2, 2, False), (0, 5, True), (5, 5, False)):
+        lacking, partly = set(starts[first : last + 1]), some_of_it
+        asked.clear()
+        slab = new_slab(len(units))
+        assert disk.read(units, slab, range(len(units))) == [ROWS] * len(units)
+        for slot, unit in enumerate(units):
+            k, v = keys_and_values(1, 0, unit.block)
+            assert torch.equal(slab[slot, 0], k[unit.head])
+            assert torch.equal(slab[slot, 1], v[unit.head])
+        assert asked == starts[first:]
+    catalog.close()
+
+
+def test_a_place_is_looked_up_anew_after_every_commit(tmp_path):
+    catalog, _ = make(tmp_path / "memory", "raw")
+    keys = [record_key(RecordKey(1, block, 1)) for block in range(4)]
+    for turn in range(40):  # pages are used again by then, those of keys for other keys
+        k, v = keys_and_values(1, turn, turn)
+        key = RecordKey(1, turn % 4, 1)
+        catalog.database.write(partial(write, catalog, key=key, k=k, v=v))
+        with catalog.database.read() as txn:
+            for one, place in zip(keys, txn.extents_of("blocks", keys), strict=True):
+                assert place is not None
+                assert os.pread(txn.file, place.size, place.offset) == txn.get("blocks", one)
     catalog.close()
 
 

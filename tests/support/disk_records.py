@@ -22,7 +22,17 @@ def share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers made from now on read every batch with three threads, a record at a time."""
     monkeypatch.setattr("memstore.disk.read.work_sharing.cores", lambda: 3)
     for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED"):
-        monkeypatch.setattr(f"memstore.tiers.disk_tier.{name}", 0)
+        monkeypatch.setattr(f"memstore.disk.read.placed_read.{name}", 0)
+
+
+def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record is read as one that the page cache does not hold."""
+    monkeypatch.setattr("memstore.disk.read.placed_read.NOWAIT", None)
+
+
+def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record is read as one of which it cannot be told where it lies in the file."""
+    monkeypatch.setattr(Transaction, "extents_of", lambda txn, table, keys: [None] * len(keys))
 
 
 def keys_and_values(

@@ -124,7 +124,13 @@ class Environment(OpenEnvironment):
     def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
         assert self.data_file is not None
         return Transaction(
-            inner, self.tables, self.path, self.data_file, self.page_size, writable=writable
+            inner,
+            self.tables,
+            self.path,
+            self.data_file,
+            self.page_size,
+            self.key_pages,
+            writable=writable,
         )
 
     def record(self, transaction: Transaction) -> None:

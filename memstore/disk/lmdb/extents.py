@@ -5,23 +5,15 @@ import mmap
 import os
 import struct
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from memstore.disk.lmdb.pages import (
-    BRANCH,
-    DEEPEST,
-    HEADER,
-    LEAF,
-    NODE,
-    OVERFLOW,
-    TABLE_RECORD,
-    Page,
-)
+from memstore.disk.lmdb.key_pages import KeyPage
+from memstore.disk.lmdb.pages import DEEPEST, HEADER, NODE, OVERFLOW, TABLE_RECORD
 
 CAN_ASK = hasattr(os, "posix_fadvise")
 _ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
@@ -49,36 +41,47 @@ def extent_of(key: memoryview, page_size: int) -> Extent | None:
 
 
 def extents_of(
-    file: int, page_size: int, table: memoryview, keys: Sequence[bytes]
+    file: int, page_size: int, table: memoryview, keys: Sequence[bytes], kept: dict[int, KeyPage]
 ) -> list[Extent | None]:
-    """Where the values of keys lie; None for a key that there is not, and for a value that lies
-    beside its key.
+    """Where the values of keys of one length lie; None for a key that there is not, and for a value
+    that lies beside its key.
 
-    table: how the table of tables describes it. LMDB's own search touches the first page of every
-    value that it finds, one after the other. Here only pages of keys are read, and all of a level
-    are asked for at once. What leads through a page that is not as it must be is not found. Raises
-    OSError.
+    table: how the table of tables describes it; kept: pages of keys of this state of the file by
+    their numbers, to which those that are read are added. LMDB's own search touches the first page
+    of every value that it finds, one after the other. Here only pages of keys are read, and all of
+    a level are asked for at once. What leads through a page that is not as it must be is not found.
+    Raises OSError.
     """
     if len(table) != TABLE_RECORD.size:
         return [None] * len(keys)
     _, depth, root = TABLE_RECORD.unpack(table)
-    end = os.fstat(file).st_size // page_size
     found: dict[bytes, Extent] = {}
-    pages = {root: list(keys)}
+    level: dict[int, list[bytes]] = {root: list(keys)}
     for _ in range(min(depth, DEEPEST)):
-        pages = {number: inside for number, inside in pages.items() if number < end}
-        ask(file, [Extent(number * page_size, page_size) for number in pages])
+        new = [number for number in level if number not in kept]
+        if new:
+            _keep(file, page_size, new, kept)
         below: dict[int, list[bytes]] = {}
-        for number, inside in pages.items():
-            with suppress(struct.error, IndexError):
-                page = Page(os.pread(file, page_size, number * page_size))
+        for number, inside in level.items():
+            page = kept.get(number)
+            if page is not None:
                 _look_up(page, page_size, inside, below, found)
-        pages = below
+        level = below
     return [found.get(key) for key in keys]
 
 
+def _keep(file: int, page_size: int, numbers: list[int], kept: dict[int, KeyPage]) -> None:
+    """Read pages of keys, of which all are asked for at once."""
+    end = os.fstat(file).st_size // page_size
+    numbers = [number for number in numbers if number < end]
+    ask(file, [Extent(number * page_size, page_size) for number in numbers])
+    for number in numbers:
+        with suppress(struct.error):
+            kept[number] = KeyPage(os.pread(file, page_size, number * page_size))
+
+
 def _look_up(
-    page: Page,
+    page: KeyPage,
     page_size: int,
     keys: Sequence[bytes],
     below: dict[int, list[bytes]],
@@ -87,17 +90,18 @@ def _look_up(
     """Look keys up in one page: into `below` go the pages that a branch leads to, into `found` the
     places in a leaf.
     """
-    nodes = page.offsets
-    for key in keys:
-        if page.flags & BRANCH:  # its first node stands for all keys before the second one's
-            node = page.node_at(nodes[bisect_right(nodes, key, 1, key=page.key_at) - 1])
-            if node is not None:
-                below.setdefault(node.page, []).append(key)
-        elif page.flags & LEAF:
-            at = bisect_left(nodes, key, key=page.key_at)
-            node = page.node_at(nodes[at]) if at < len(nodes) else None
-            if node is not None and node.key == key and node.flags & OVERFLOW:
-                found[key] = Extent(node.page * page_size + HEADER, node.size)
+    try:
+        if page.is_branch:
+            least, numbers = page.below(len(keys[0]))
+            for key in keys:
+                below.setdefault(numbers[bisect_right(least, key, 1) - 1], []).append(key)
+        elif page.is_leaf:
+            for key in keys:
+                value = page.value(key)
+                if value is not None:
+                    found[key] = Extent(value[0] * page_size + HEADER, value[1])
+    except (struct.error, IndexError):
+        pass  # the rest of its keys is not found
 
 
 def ask(file: int, pieces: Sequence[Extent]) -> None:

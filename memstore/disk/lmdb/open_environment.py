@@ -28,6 +28,7 @@ from memstore.disk.files import (
     take_room,
     whole_pages,
 )
+from memstore.disk.lmdb.key_pages import KeyPages
 from memstore.disk.lmdb.lmdb_errors import MAX_READERS, named_lmdb_errors
 from memstore.disk.lmdb.locks import Gate, WriterLock
 from memstore.disk.lmdb.meta_pages import check_commits, check_length
@@ -63,6 +64,7 @@ class OpenEnvironment:
         self._thread = threading.local()
         self.data_file: int | None = None
         self.page_size = mmap.PAGESIZE
+        self.key_pages = KeyPages()
         self._inner: Any = None
         self.tables: dict[str, Any] = {}
         self.writable = False  # whether the directory allows it
@@ -123,6 +125,7 @@ class OpenEnvironment:
                 metasync=False,
             )
             self._read_write = read_write
+            self.key_pages = KeyPages()  # numbers of transactions begin anew in a new file
             self.page_size = self._inner.stat()["psize"]
             self._inner.reader_check()
             # In an environment open for writing this begins a writing transaction, so the

@@ -8,6 +8,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from memstore.disk.lmdb.extents import Extent, ask, extent_of, extents_of
+from memstore.disk.lmdb.key_pages import KeyPages
 from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
@@ -29,11 +30,13 @@ class Transaction:
         path: Path,
         file: int,
         page_size: int,
+        key_pages: KeyPages,
         *,
         writable: bool,
     ) -> None:
         """Use Database.read or Database.write."""
         self.inner, self.tables, self._path, self._page_size = inner, tables, path, page_size
+        self._key_pages = key_pages
         self.file = file  # descriptor, to read a Extent from while the transaction lasts
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
@@ -54,18 +57,17 @@ class Transaction:
             return [value for _, value in cursor.getmulti(keys)]
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
-        """Where values lie in the data file, told without reading them; None where that cannot be
-        told.
+        """Where the values of keys of one length lie in the data file, told without reading them;
+        None where that cannot be told.
 
         That is: where there is none, where it is so small that it lies among the keys, and in a
         writing transaction, whose pages are not in the file yet. Raises OSError.
         """
         description = None if self.writable else self.inner.get(table.encode())
-        return (
-            [None] * len(keys)
-            if description is None
-            else extents_of(self.file, self._page_size, description, keys)
-        )
+        if description is None or not keys:
+            return [None] * len(keys)
+        kept = self._key_pages.of(self.inner.id())
+        return extents_of(self.file, self._page_size, description, keys, kept)
 
     def extents(
         self, table: str, start: bytes, end: bytes | None

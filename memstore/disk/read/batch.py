@@ -31,16 +31,11 @@ class Slots:
         """bits: of the slab, contiguous [S, 2, block_size, head_dim]; they are written to."""
         self.bits = bits
         self.rows = bits.reshape(len(bits), -1).view(np.uint8)  # [S, bytes of a unit]
-        self._flat = self.rows.reshape(-1)
-        self.bytes = self._flat.data
+        self.bytes = self.rows.reshape(-1).data
 
     def put(self, at: int, data: memoryview) -> None:
         """Copy bytes to byte `at`."""
         self.bytes[at : at + len(data)] = data
-
-    def put_aside(self, at: int, data: memoryview) -> None:
-        """The same, while other threads go on: it takes longer to begin."""
-        self._flat[at : at + len(data)] = np.frombuffer(data, np.uint8)
 
 
 class Batch:
@@ -50,7 +45,6 @@ class Batch:
         self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], table: BlockTable
     ) -> None:
         self.units, self.slots, self.numbers = units, slots, numbers
-        self.shared = False  # by several threads
         self.lengths = [table.geometry.block_size] * len(units)
         self._table = table
         self.unit_bytes = slots.rows.shape[1]
@@ -118,7 +112,7 @@ class Batch:
         cannot know; then a page is written anew under it, and does not become again what it was.
         """
         size, numbers, heads = self.unit_bytes, self.numbers, len(self._heads)
-        put = self.slots.put_aside if self.shared else self.slots.put
+        put = self.slots.put
         start = len(records[0]) - heads * size
         parts = [(at, at + size) for at in range(start, len(records[0]), size)]
         for (_, _, _, places), data, expected in zip(wanted, records, digests):
@@ -165,38 +159,50 @@ class Batch:
             return None
         return [header, *(memory[slots[head] : slots[head] + size] for head in self._heads)]
 
+    def digests_of(self, parts: Sequence[memoryview]) -> tuple[bytes, ...]:
+        """The checksums of the heads behind a header, as they lie in slots (places_of)."""
+        size, slots = self.unit_bytes, parts[1:]
+        if len(slots) == 1:  # that are neighbours
+            whole = slots[0]
+            return tuple(
+                [xxh3_64_digest(whole[at : at + size]) for at in range(0, len(whole), size)]
+            )
+        return tuple(map(xxh3_64_digest, slots))
+
     def check_in_place(
-        self, wanted: Sequence[Wanted], parts: Sequence[Sequence[memoryview]]
+        self,
+        wanted: Sequence[Wanted],
+        parts: Sequence[Sequence[memoryview]],
+        found: Sequence[tuple[bytes, ...]],
     ) -> tuple[list[int], list[int]]:
         """Check records that were received where places_of says. Return which of them are full
         blocks in codec raw and what was asked for, and the rest, of which slots hold nothing of
         use.
+
+        found: digests_of each, taken behind the last byte that was received of it.
+        """
+        good: list[int] = []
+        wrong: list[int] = []
+        expected = self.expected(wanted, [of[0] for of in parts])
+        for number, (digests, told) in enumerate(zip(found, expected)):
+            (good if digests == told else wrong).append(number)
+        return good, wrong
+
+    def expected(
+        self, wanted: Sequence[Wanted], headers: Sequence[memoryview]
+    ) -> Sequence[Sequence[bytes] | None]:
+        """The checksums of the heads of records, as their headers tell them; None for what is no
+        full block in codec raw, or not what was asked for.
         """
         if not wanted:
-            return [], []
-        size = self.unit_bytes
-        digests = self._table.form.raw_digests_in(
-            b"".join([of[0] for of in parts]),
-            [key for _, key, _, _ in wanted],
-            [write for _, _, write, _ in wanted],
-        )
-        if digests is None and len(wanted) == 1:
-            return [], [0]
-        good: list[int] = []
-        rest: list[int] = []
-        if digests is None:
-            for number, (one, of) in enumerate(zip(wanted, parts)):
-                (good if self.check_in_place([one], [of])[0] else rest).append(number)
-            return good, rest
-        starts = range(0, size * len(self._heads), size)
-        for number, (of, expected) in enumerate(zip(parts, digests)):
-            if len(of) == 2:  # slots that are neighbours
-                whole = of[1]
-                found = [xxh3_64_digest(whole[at : at + size]) for at in starts]
-            else:
-                found = [xxh3_64_digest(head) for head in of[1:]]
-            (good if tuple(found) == expected else rest).append(number)
-        return good, rest
+            return ()
+        keys, writes = [record[1] for record in wanted], [record[2] for record in wanted]
+        together = self._table.form.raw_digests_in(b"".join(headers), keys, writes)
+        if together is not None:
+            return together
+        if len(wanted) == 1:
+            return (None,)
+        return [self.expected([one], [header])[0] for one, header in zip(wanted, headers)]
 
     def _are_in_a_row(self, places: Sequence[int]) -> bool:
         """Whether neighbouring units go to neighbouring slots."""

@@ -76,7 +76,8 @@ class SharedReads:
         ):
             some = [wanted[number] for number in numbers]
             if isinstance(replies, Received):
-                good, wrong = batch.check_in_place(some, replies)
+                found = [batch.digests_of(parts) for parts in replies]
+                good, wrong = batch.check_in_place(some, replies, found)
                 answers.good.extend([Found(some[number], replies[number]) for number in good])
                 others = [
                     Found(some[number], (memoryview(b"".join(replies[number])),))
