@@ -85,7 +85,7 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
         return gigabytes(BATCH * size, run)
 
     runs = {"disk": disk, "record": a_record, "pieces": pieces}
-    for _ in range(80):  # the tier stops asking the disk after 64 batches that did not need it
+    for _ in range(20):
         for run in runs.values():
             run(0)
     found: dict[str, list[float]] = {name: [] for name in runs}

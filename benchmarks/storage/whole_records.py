@@ -2,15 +2,16 @@
 LMCache's files?
 
 The disk tier reads batches of 32 records that the page cache holds into slots, every checksum
-taken: with one thread, and with as many as it takes by itself. With --lmcache, naming a python that
-has LMCache (0.5.6 was measured), its `fs_native` backend loads batches of 32 files of the same size
-and number, by the functions of `lmcache bench l2` and for every number of --workers; it takes no
-checksums.
+taken: with one thread, and with as many as it takes by itself. Beside it, os.preadv alone, a record
+a call at its known place, into the same slots, without checksums. With --lmcache, naming a python
+that has LMCache (0.5.6 was measured), its `fs_native` backend loads batches of 32 files of the same
+size and number, by the functions of `lmcache bench l2` and for every number of --workers; it takes
+no checksums.
 
-Fresh random bytes, codec raw. Batches are taken in turns, A B B A, so that whatever else the
-machine does meets all alike; of a repeat's batches the median and the fastest tenth count (the
-latter tells of a machine that has its cores free), then the medians of all repeats; ratios within a
-repeat, to the number of workers that was best in all.
+Fresh random bytes, codec raw. Batches are taken in turns, in an order drawn anew for each turn, so
+that whatever else the machine does meets all alike; of a repeat's batches the median and the
+fastest tenth count (the latter tells of a machine that has its cores free), then the medians of all
+repeats; ratios within a repeat, to the number of workers that was best in all.
 
     python -m benchmarks.storage.whole_records --lmcache /opt/lmcache/bin/python
 """
@@ -33,7 +34,7 @@ from benchmarks.common.memories import workplace
 from benchmarks.common.options import add
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table
-from benchmarks.common.timing import interleaved, paired_ratio
+from benchmarks.common.timing import paired_ratio
 from benchmarks.storage.records import (
     BATCH,
     SHAPES,
@@ -44,12 +45,15 @@ from benchmarks.storage.records import (
     number,
     reading_parser,
 )
-from memstore.block import BlockKey
+from memstore.block import BlockKey, RecordKey
+from memstore.disk.format.keys import record_key
+from memstore.disk.read.batch import Slots
 from memstore.disk.read.work_sharing import Threads
 from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.raw_bits import raw_view
 
 RECORDS = (SHAPES[0], Shape("49 KB", 3, 64, 64), SHAPES[1], Shape("2 MB", 32, 128, 128))
-ASKED = 70  # batches before the first turn: after 64 the tier asks the disk in advance no more
+WARMING = 20  # batches before the first turn
 BASELINE = Path(__file__).with_name("lmcache_files.py")
 COUNTED = {"median": 0.5, "fast": 0.9}  # of the rates of a repeat's batches
 
@@ -67,32 +71,70 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
         units = [BlockKey(1, 0, block, head) for block in blocks for head in range(shape.heads)]
         return gigabytes(BATCH * shape.record, lambda: tier.read(units, slab, range(count)))
 
+    with memory.database.read() as txn:
+        keys = [record_key(RecordKey(1, block, 0)) for block in range(memory.records)]
+        places = txn.extents_of("blocks", keys)
+    bytes_of_slab = Slots(raw_view(slab)).bytes
+    file = os.open(memory.file, os.O_RDONLY)
+    header = memoryview(bytearray(memory.catalog.blocks.form.header_bytes))
+    parts = [
+        [header, bytes_of_slab[at : at + shape.record]]
+        for at in range(0, BATCH * shape.record, shape.record)
+    ]
+
+    def plain(_: int) -> float:
+        offsets = [place.offset for block in memory.sample(1)[0] if (place := places[block])]
+
+        def run() -> None:
+            for part, offset in zip(parts, offsets):
+                os.preadv(file, part, offset)
+
+        return gigabytes(BATCH * shape.record, run)
+
     tiers = {"one": DiskTier(memory.catalog, threads=1), "several": DiskTier(memory.catalog)}
     runs: dict[str, Callable[[int], float]] = {
         name: partial(disk, tier) for name, tier in tiers.items()
     }
+    runs["preadv"] = plain
     with loads(work / "files", shape, memory.records // BATCH, options) as baselines:
         runs |= baselines
-        for name, run in runs.items():
-            for _ in range(ASKED if name in tiers else 5):
+        for run in runs.values():
+            for _ in range(WARMING):
                 run(0)
         found: dict[str, dict[str, list[float]]] = {
             kind: {name: [] for name in runs} for kind in COUNTED
         }
         for _ in range(options.repeats):
-            for name, rates in interleaved(runs, options.batches).items():
+            for name, rates in shuffled(runs, options.batches).items():
                 for kind, share in COUNTED.items():
                     found[kind][name].append(sorted(rates)[int(share * len(rates))])
+    os.close(file)
     memory.close()
     shutil.rmtree(memory.path)
     row: dict[str, Any] = {"record": shape.name}
     for kind, of_kind in found.items():
         medians = {name: statistics.median(of_runs) for name, of_runs in of_kind.items()}
         row[kind] = {"gb_s": medians, "to_one": paired_ratio(of_kind["several"], of_kind["one"])}
+        row[kind]["to_preadv"] = paired_ratio(of_kind["one"], of_kind["preadv"])
         if baselines:
             best = max(baselines, key=medians.__getitem__)
-            row[kind] |= {"best": best, "to_best": paired_ratio(of_kind["several"], of_kind[best])}
+            row[kind] |= {
+                "best": best,
+                "to_best": paired_ratio(of_kind["several"], of_kind[best]),
+                "one_to_best": paired_ratio(of_kind["one"], of_kind[best]),
+            }
     return row
+
+
+def shuffled(runs: dict[str, Callable[[int], float]], turns: int) -> dict[str, list[float]]:
+    """Each run's rates. A run that comes behind itself, or always behind the same other one, would
+    find the processor's caches as no other does.
+    """
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(turns):
+        for name in random.sample(list(runs), len(runs)):
+            found[name].append(runs[name](turn))
+    return found
 
 
 @contextmanager
@@ -146,20 +188,21 @@ def main() -> None:
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table."""
     head = ["record", "batches", "one thread", f"{Threads().count} threads", "ratio"]
+    head += ["preadv alone", "one thread of it"]
     lines = []
     for row in rows:
         for kind, name in zip(COUNTED, ("median", "fastest tenth")):
             found = row[kind]
             rates = found["gb_s"]
             cells = [row["record"], name, number(rates["one"]), number(rates["several"])]
-            cells.append(spread(found["to_one"]))
+            cells += [spread(found["to_one"]), number(rates["preadv"]), spread(found["to_preadv"])]
             if "best" in found:
                 best = found["best"]
                 cells.append(f"{number(rates[best])}, {best.removeprefix('lmcache ')}")
-                cells.append(spread(found["to_best"]))
+                cells += [spread(found["one_to_best"]), spread(found["to_best"])]
             lines.append(cells)
     if "best" in rows[0]["median"]:
-        head += ["LMCache, workers", "ratio"]
+        head += ["LMCache, workers", "one thread of it", f"{Threads().count} threads of it"]
     return table(head, lines)
 
 

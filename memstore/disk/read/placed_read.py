@@ -4,8 +4,9 @@ taken there while its bytes are near.
 
 Read, and not mapped: a page of a mapped file is asked for when it is touched first, one at a time
 and in every process anew, and a disk's failure is an error here, not the end of the process. What
-the page cache holds is read at once (RWF_NOWAIT). At the first record that it does not hold, the
-disk is asked for what is left of the batch, a window ahead of what is read, in the file's order.
+the page cache holds is read at once (RWF_NOWAIT). For the rest, or what is left of a batch once a
+window of records was not there, the disk is asked a window ahead of what is read, in the file's
+order.
 """
 
 import threading
@@ -68,8 +69,8 @@ class PlacedReader:
     def _read_cached(
         self, file: int, placed: Sequence[Placed], batch: Batch, failed: list[Wanted]
     ) -> list[Placed]:
-        """Read records until one is not in the page cache; return what is not read then. failed:
-        takes those that are not whole.
+        """Read records until a window of them is not in the page cache; return what is not read
+        then. failed: takes those that are not whole.
         """
         flags = NOWAIT
         if flags is None:
@@ -80,7 +81,7 @@ class PlacedReader:
 
         def parts() -> Iterator[Sequence[Placed]]:
             nonlocal taken
-            while taken < len(placed) and not cold:
+            while taken < len(placed) and len(cold) < _WINDOW:
                 part = placed[taken : taken + each]
                 taken += len(part)
                 yield part
@@ -89,7 +90,7 @@ class PlacedReader:
             cold.extend(self._read_part(file, part, batch, flags, failed))
 
         self._threads.share(parts(), work, threads)
-        return [*cold, *placed[taken:]] if cold else []
+        return [*cold, *placed[taken:]]
 
     def _shares(self, count: int) -> tuple[int, int]:
         """How many records of a batch are read before they are checked, and by how many threads."""
@@ -139,8 +140,8 @@ class PlacedReader:
     def _read_part(
         self, file: int, part: Sequence[Placed], batch: Batch, flags: int, failed: list[Wanted]
     ) -> list[Placed]:
-        """Read some records. With NOWAIT among the flags it ends at the first that the page cache
-        does not hold; return what is not read then. Raises CorruptBlock for what the disk does not
+        """Read some records. With NOWAIT for flags those that the page cache does not hold are
+        returned, and it ends at a window of them. Raises CorruptBlock for what the disk does not
         give.
         """
         size = self._table.form.raw_record_bytes
@@ -152,11 +153,8 @@ class PlacedReader:
             whole = [(one, parts) for one, parts in zip(raw, places) if parts is not None]
             raw = [one for one, parts in zip(raw, places) if parts is None]
         cold = self._receive(file, whole, batch, flags, failed) if whole else []
-        if raw:
-            cold += raw if cold else self._receive_heads(file, raw, batch, flags, failed)
-        if rest:
-            cold += rest if cold else self._read_each(file, rest, batch, flags, failed)
-        return cold
+        cold += self._receive_heads(file, raw, batch, flags, failed) if raw else []
+        return cold + self._read_each(file, rest, batch, flags, failed) if rest else cold
 
     def _receive(
         self,
@@ -169,63 +167,77 @@ class PlacedReader:
         """The same for records that may be full blocks in codec raw, each with where its bytes
         belong (Batch.places_of).
         """
-        size, found, digests_of = self._table.form.raw_record_bytes, [], batch.digests_of
-        try:
-            for (place, _), parts in whole:
-                read_into(file, parts, place.offset, size, flags)
-                found.append(digests_of(parts))
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise self._unreadable(whole[len(found)][0][1], error) from error
-        received = whole[: len(found)]
-        records = [record for (_, record), _ in received]
-        _, wrong = batch.check_in_place(records, [parts for _, parts in received], found)
+        size, digests_of = self._table.form.raw_record_bytes, batch.digests_of
+        records, received, found = [], [], []
+        cold: list[Placed] = []
+        for number, (one, parts) in enumerate(whole):
+            try:
+                read_into(file, parts, one[0].offset, size, flags)
+            except BlockingIOError:
+                cold.append(one)
+                if len(cold) == _WINDOW:
+                    cold += [after for after, _ in whole[number + 1 :]]
+                    break
+                continue
+            except OSError as error:
+                raise self._unreadable(one[1], error) from error
+            found.append(digests_of(parts))
+            records.append(one[1])
+            received.append(parts)
+        _, wrong = batch.check_in_place(records, received, found)
         failed.extend([records[number] for number in wrong])
-        return [one for one, _ in whole[len(found) :]]
+        return cold
 
     def _receive_heads(
         self, file: int, part: Sequence[Placed], batch: Batch, flags: int, failed: list[Wanted]
     ) -> list[Placed]:
         """The same for some heads of records that may be full blocks in codec raw."""
         header_bytes, size = self._table.form.header_bytes, batch.unit_bytes
-        headers, found = self._headers(len(part)), []
-        try:
-            for header, (place, record) in zip(headers, part):
-                digests = []
-                read_into(file, [header], place.offset, header_bytes, flags)
+        records, headers, found = [], [], []
+        cold: list[Placed] = []
+        for number, (header, one) in enumerate(zip(self._headers(len(part)), part)):
+            (start, _), record = one
+            digests = []
+            try:
+                read_into(file, [header], start, header_bytes, flags)
                 for index in record[3]:
                     head, slot = batch.units[index][3], batch.numbers[index] * size
                     values = batch.slots.bytes[slot : slot + size]
-                    at = place.offset + header_bytes + head * size
-                    read_into(file, [values], at, size, flags)
+                    read_into(file, [values], start + header_bytes + head * size, size, flags)
                     digests.append((head, xxh3_64_digest(values)))
-                found.append(digests)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise self._unreadable(part[len(found)][1], error) from error
-        received = [record for _, record in part[: len(found)]]
-        expected = batch.expected(received, headers[: len(found)])
-        for record, digests, told in zip(received, found, expected):
+            except BlockingIOError:
+                cold.append(one)
+                if len(cold) == _WINDOW:
+                    cold += part[number + 1 :]
+                    break
+                continue
+            except OSError as error:
+                raise self._unreadable(record, error) from error
+            found.append(digests)
+            records.append(record)
+            headers.append(header)
+        for record, digests, told in zip(records, found, batch.expected(records, headers)):
             if told is None or any(told[head] != digest for head, digest in digests):
                 failed.append(record)
-        return list(part[len(found) :])
+        return cold
 
     def _read_each(
         self, file: int, rest: Sequence[Placed], batch: Batch, flags: int, failed: list[Wanted]
     ) -> list[Placed]:
         """The same for other records."""
+        cold: list[Placed] = []
         for number, one in enumerate(rest):
             try:
                 self._read_one(file, *one, batch, flags)
             except BlockingIOError:
-                return list(rest[number:])
+                cold.append(one)
+                if len(cold) == _WINDOW:
+                    return [*cold, *rest[number + 1 :]]
             except CorruptBlock:
                 failed.append(one[1])
             except OSError as error:
                 raise self._unreadable(one[1], error) from error
-        return []
+        return cold
 
     def _unreadable(self, record: Wanted, error: OSError) -> CorruptBlock:
         return CorruptBlock(
