@@ -14,7 +14,7 @@ question's own walk to the tap told beside it.
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -89,14 +89,14 @@ class Chosen:
         if name not in self.numbers:
             number = self.numbers[name] = len(self.numbers)
             selector, texts = self.reader.selector, self.blocks.scope([name])
-            if (known := self._landmarks(name)) is not None:
+            if (known := self.landmarks(name)) is not None:
                 self.found.tokens.add(number, 0, *known)
             words = selector.words([self.blocks.text(block) for block in texts])
             if words is not None:
                 self.found.words.add(number, 0, BlockWords.of(words))
         return self.numbers[name]
 
-    def _landmarks(self, name: str) -> tuple[Tensor, list[int]] | None:
+    def landmarks(self, name: str) -> tuple[Tensor, list[int]] | None:
         """A document's landmarks and the lengths of its passages, from an earlier run if there was
         one.
         """
@@ -166,8 +166,13 @@ def main() -> None:
     write(options, {"rows": rows})
 
 
-def read_options() -> argparse.Namespace:
-    options = parser(__doc__, lengths=["128K"])
+def read_options(
+    doc: str | None = __doc__, more: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.Namespace:
+    """more: adds options of another script over the same questions."""
+    options = parser(doc, lengths=["128K"])
+    if more is not None:
+        more(options)
     add(options, "--documents", 8, "of 128K tokens each")
     add(options, "--questions", 100, "of each task")
     tasks = [task for task in TASKS if task != "natural"]
