@@ -8,6 +8,8 @@ less, and told is the share of the exact best --best that stand among its first 
 - pooled m: the means of m equal parts of a passage's landmarks, scored as its tokens would be;
 - centroids p: every landmark stands for the nearest of --centroids (k-means); a question's token
   looks at its p nearest ones alone, and a passage without these gets the least of them;
+- centroids + b bits: the nearest centroid and what is left of each number in b bits (buckets of
+  equal counts, as PLAID's, arXiv 2205.09707), over all tokens;
 - a stage + words: what it scores and BM25's scores, added as the selector adds them.
 
 Bytes a token are of what the stage keeps, vectors in int8.
@@ -101,6 +103,7 @@ def first_stage_options(options: argparse.ArgumentParser) -> None:
     add(options, "--best", 8, "of the exact search")
     add(options, "--kept", [100, 250, 500, 1000, 2000], "by the first stage")
     add(options, "--centroids", [1024, 4096], "of all landmarks")
+    add(options, "--bits", [1, 2], "of what is left of a landmark")
 
 
 def joined(chosen: Chosen, names: Sequence[str]) -> tuple[Tensor, np.ndarray]:
@@ -142,6 +145,11 @@ def made(landmarks: Tensor, lengths: np.ndarray, options: argparse.Namespace) ->
                 ),
                 2.0,
             )
+        for bits in options.bits:
+            near = with_residuals(landmarks, codes, centroids, bits)
+            rank = partial(by_tokens, vectors=near, lengths=lengths)
+            size = 2 + landmarks.shape[1] * bits / 8
+            stages[f"{count} centroids + {bits} bits"] = Stage(rank, size)
     for name in [name for name in stages if name != "words"]:
         rank = partial(with_words, stage=stages[name].rank)
         stages[f"{name} + words"] = Stage(rank, stages[name].bytes_a_token)
@@ -181,6 +189,22 @@ def by_centroids(
     seen = torch.maximum(near, least)[:, torch.from_numpy(codes)].numpy()
     starts = np.cumsum(lengths) - lengths
     return asked.weights.numpy() @ np.maximum.reduceat(seen, starts, axis=1)
+
+
+def with_residuals(landmarks: Tensor, codes: np.ndarray, centroids: Tensor, bits: int) -> Tensor:
+    """Landmarks [tokens, width] as centroids and residuals of so many bits say them."""
+    base = centroids[torch.from_numpy(codes)]
+    left = landmarks - base
+    some = left[:: max(1, len(left) // 5_000)]
+    edges = torch.quantile(some.flatten(), torch.linspace(0, 1, (1 << bits) + 1)[1:-1])
+    middles = torch.quantile(some.flatten(), (torch.arange(1 << bits) + 0.5) / (1 << bits))
+    return normalize(base + middles[torch.bucketize(left, edges)], dim=-1)
+
+
+def by_tokens(asked: Asked, vectors: Tensor, lengths: np.ndarray) -> np.ndarray:
+    near = (asked.rows @ vectors.T).numpy()
+    starts = np.cumsum(lengths) - lengths
+    return asked.weights.numpy() @ np.maximum.reduceat(near, starts, axis=1)
 
 
 def with_words(asked: Asked, stage: Rank) -> np.ndarray:
