@@ -36,12 +36,6 @@ class Page:
         count = max(0, min(self.lower, len(data)) - HEADER) // 2
         self.offsets: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, HEADER)
 
-    def key_at(self, offset: int) -> bytes:
-        """The key of the node there. Raises struct.error where there can be none."""
-        size = NODE.unpack_from(self._data, offset)[3]
-        begin = offset + NODE.size
-        return self._data[begin : begin + size]
-
     def node_at(self, offset: int) -> Node | None:
         """The node there; None for one that does not lie inside the page."""
         page = self._data

@@ -46,6 +46,23 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
             yield Record(key.block, key.layer, bytes(data))
 
 
+def _check_importable(catalog: Catalog, file: Path, head: Head) -> None:
+    """Is it of this memory's model and selector, and all of it right? Raises as import_document."""
+    signature, _, spec = head
+    path = catalog.database.path
+    catalog.signature.check_same(
+        signature, str(file), f"only a memory of that model can import it, and {path} is not"
+    )
+    if spec != catalog.index_spec:
+        here, there = (s.name if s is not None else "none" for s in (catalog.index_spec, spec))
+        raise WrongModel(
+            f"{file} was written for selector {there}, {path} has {here}, or another state of it; "
+            "import it into a memory with the same one"
+        )
+    for _ in read_parts(file, head, catalog.blocks):
+        pass
+
+
 def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """Read an exported document into a memory under `name`, which must be free; the caller holds
     the writer lock.
@@ -55,22 +72,9 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """
     database = catalog.database
     head = read_head(file)
-    signature, original, spec = head
-    catalog.signature.check_same(
-        signature,
-        str(file),
-        f"only a memory of that model can import it, and {database.path} is not",
-    )
-    if spec != catalog.index_spec:
-        here, there = (s.name if s is not None else "none" for s in (catalog.index_spec, spec))
-        raise WrongModel(
-            f"{file} was written for selector {there}, {database.path} has {here}, or another "
-            "state of it; import it into a memory with the same one"
-        )
-    for _ in read_parts(file, head, catalog.blocks):
-        pass  # all of it is right, before anything is written
+    _check_importable(catalog, file, head)
     # Which file it was read from there is of no folder here.
-    imported = replace(original.portable(), name=name)
+    imported = replace(head[1].portable(), name=name)
 
     def begin(txn: Transaction) -> Document:
         catalog.check_selector(txn)

@@ -75,14 +75,13 @@ class LeasedAttention(ABC):
 
         For the heads of `wanted`: rotated [R, 1, h, T, D], places [h, T or 1, K], scores [h, T, K].
         """
-        locate = self.locate
         try:
-            lease, slots = lease_requested(self._lease, wanted, locate)
+            lease, slots = lease_requested(self._lease, wanted, self.locate)
         except BlocksUnavailable as error:
             if not self.store.allow_partial:
                 raise
             self.absent |= error.documents
-            wanted = without_units(wanted, error.units, locate)
+            wanted = without_units(wanted, error.units, self.locate)
             kept = rows_reading(wanted.candidates, local)
             local = self._closed(wanted.layer, local, kept, wanted.first_head)
             return self._attend_requested(wanted, rotated, local, places, scores, is_last)
@@ -119,13 +118,17 @@ class LeasedAttention(ABC):
                 gated=self.cmt_keys is not None,
                 return_mass=recording,
             )
-            if self.on_read is not None and mass is not None:
-                rows = mass.shape[2]
-                for row in range(0 if self.read_all_rows else rows - 1, rows):
-                    reads = requested_reads(wanted, row, mass[0], slots, lease, locate)
-                    if reads:
-                        self.on_read(reads)
+            if mass is not None:
+                self._tell_reads(wanted, mass, slots, lease)
         return output
+
+    def _tell_reads(self, wanted: BlockRequest, mass: Tensor, slots: Tensor, lease: Lease) -> None:
+        """Tell on_read what the last row read, or every row."""
+        rows = mass.shape[2]
+        for row in range(0 if self.read_all_rows else rows - 1, rows):
+            reads = requested_reads(wanted, row, mass[0], slots, lease, self.locate)
+            if reads and self.on_read is not None:
+                self.on_read(reads)
 
     def _lease(self, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
