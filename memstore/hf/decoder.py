@@ -3,7 +3,6 @@ its sizes, and how each layer attends.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.generation.quantized_products import Weights
-from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights
+from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
 from memstore.model.adapter import Attend, AttentionSpec, Enter
@@ -65,7 +64,7 @@ class AttachedDecoder:
         quantized: bool = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        with self.weights.used() if quantized else nullcontext(0) as made:
+        with self.weights.used() if quantized else as_loaded() as made:
             if quantized and layers is None and given.shape[1] == 1:
                 few = len(given) <= MOST_ROWS
                 states = self._step(given, attend, enter, made if few else 0)
@@ -78,7 +77,7 @@ class AttachedDecoder:
         them. quantized: as in ModelAdapter.hidden.
         """
         config = self.config
-        with self.weights.used() if quantized else nullcontext():
+        with self.weights.used() if quantized else as_loaded():
             logits = self._head(states.to(self.dtype)).float()
         logits = logits * (getattr(config, "logit_scale", None) or 1.0)
         logits = logits / (getattr(config, "logits_scaling", None) or 1.0)

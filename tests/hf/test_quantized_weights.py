@@ -237,3 +237,22 @@ def test_every_kind_of_decoder_generates_with_them(kind, weights):
         logits = [model.logits(full[:, -1], quantized=which) for which in (False, True)]
     apart = [float((a - b).norm() / a.norm()) for a, b in ((full, few), logits)]
     assert 0 < apart[0] < (0.1 if weights == "int8" else 0.8) and apart[1] < 0.03
+
+
+def test_what_is_read_while_a_token_is_generated_goes_through_the_weights_as_loaded():
+    model, ids = AttachedDecoder(decoder("llama"), "int8"), torch.tensor([[7]])
+    inside = []
+
+    def attend(layer, q, k, v):
+        return v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+    def reading(layer, q, k, v):
+        if not inside:
+            inside.append(model.hidden(ids, attend))
+        return attend(layer, q, k, v)
+
+    with torch.no_grad():
+        full, few = (model.hidden(ids, attend, quantized=which) for which in (False, True))
+        again = model.hidden(ids, reading, quantized=True)
+    torch.testing.assert_close(inside[0], full, rtol=0, atol=0)
+    torch.testing.assert_close(again, few, rtol=0, atol=0)

@@ -35,13 +35,13 @@ def weights_named(name: str, device: torch.device) -> Weights:
 
 
 @contextmanager
-def as_loaded() -> Iterator[None]:
+def as_loaded() -> Iterator[int]:
     """Within QuantizedWeights.used, this thread's forward passes multiply by the weights as they
     were loaded.
     """
     before, _active.now = getattr(_active, "now", False), False
     try:
-        yield
+        yield 0
     finally:
         _active.now = before
 
