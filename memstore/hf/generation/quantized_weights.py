@@ -39,9 +39,15 @@ def as_loaded() -> Iterator[int]:
     """Within QuantizedWeights.used, this thread's forward passes multiply by the weights as they
     were loaded.
     """
-    before, _active.now = getattr(_active, "now", False), False
-    try:
+    with _taking(False):
         yield 0
+
+
+@contextmanager
+def _taking(quantized: bool) -> Iterator[None]:
+    before, _active.now = getattr(_active, "now", False), quantized
+    try:
+        yield
     finally:
         _active.now = before
 
@@ -69,13 +75,11 @@ class QuantizedWeights:
             yield 0
             return
         with self._making:
-            if self._of != self._state:
+            if self._of != (state := self._state):
                 self._make()
-        _active.now = True
-        try:
+                self._of, self._times = state, self._times + 1
+        with _taking(True):
             yield self._times
-        finally:
-            _active.now = False
 
     @property
     def _on_cpu(self) -> bool:
@@ -83,7 +87,9 @@ class QuantizedWeights:
 
     @property
     def _state(self) -> object:
-        return [(one.weight.data_ptr(), one.weight._version) for one in self._linear[-1:]]
+        """Where all weights are, and how often each was written to."""
+        weights = [one.weight for one in self._linear]
+        return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
 
     def _make(self) -> None:
         for linear in self._linear:
@@ -91,7 +97,6 @@ class QuantizedWeights:
         if self._head is not None:  # what it rounds shows in every token: never 4 bits of 8
             weight = self._head.weight.detach()
             _attach(self._head, quantized(weight, "auto"))
-        self._of, self._times = self._state, self._times + 1
 
 
 class _Linear(nn.Linear):
@@ -116,8 +121,9 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def _attach(linear: nn.Linear, multiply: Multiply | None) -> None:
+    linear.__class__ = nn.Linear if multiply is None else _Linear
+    linear.__dict__.pop("few", None)
     if multiply is not None:
-        linear.__class__ = _Linear
         cast(_Linear, linear).few = multiply
 
 

@@ -1,5 +1,5 @@
-"""What a function of tensors computes, as a graph (torch.fx) that is changed and compiled to a
-function of plain inputs: traced_step.py makes one of a decoder's layer.
+"""A function of tensors as a graph (torch.fx): traced, changed, and compiled to a function of plain
+inputs; traced_layers.py makes one of a decoder's layer.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
