@@ -88,7 +88,8 @@ class QuantizedWeights:
     @property
     def _state(self) -> object:
         """Where all weights are, and how often each was written to."""
-        weights = [one.weight for one in self._linear]
+        parts = [*self._linear, *([self._head] if self._head is not None else [])]
+        weights = [one.weight for one in parts]
         return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
 
     def _make(self) -> None:
