@@ -30,17 +30,11 @@ from benchmarks.common.memories import workplace
 from benchmarks.common.options import add, parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import tokens_number, tokens_text
-from benchmarks.speed.growth_documents import NAME, of_documents, of_readers
+from benchmarks.speed.growth_documents import NAME, of_documents
 from benchmarks.speed.growth_limits import disk
-from benchmarks.speed.growth_models import (
-    SHAPES,
-    loaded,
-    measure,
-    opening,
-    random_model,
-    read_in,
-    text_of,
-)
+from benchmarks.speed.growth_models import measure, opening, read_in, text_of
+from benchmarks.speed.growth_readers import of_readers
+from benchmarks.speed.growth_weights import SHAPES, loaded, random_model
 from memstore.training.corpus import read_documents
 
 Keep = Callable[[str, dict[str, Any]], None]
@@ -88,7 +82,7 @@ def readers(directory: Path, options: argparse.Namespace, keep: Keep) -> None:
     read_in(reader, text_of(reader, read_documents(options.text), length)[0], path)
     del reader
     for count in options.readers:
-        keep(str(count), of_readers(path, count, options))
+        keep(str(count), of_readers(path, count, options.seconds))
     shutil.rmtree(path)
 
 

@@ -174,14 +174,20 @@ def of_readers(points: dict[str, Any]) -> str:
     """A number of readers a line."""
     head = ["readers", "questions/s", "cores they had", "questions/s of a core"]
     head += ["latency, ms: median, 99%", "resident MB", "MB of its own"]
+    some = _sorted(points, "readers")
     lines = [
         [one["x"], f"{one['questions_per_second']:.1f}", f"{one['cores_had']:.2f}"]
-        + [f"{1 / one['core_per_question']:.1f}"]
+        + [f"{1 / one['core_per_question']:.1f} ({_least(some) / one['core_per_question']:.2f})"]
         + [", ".join(f"{1e3 * one['latency'][at]:,.0f}" for at in ("median", "99%"))]
         + [f"{one['resident'] / 1e6:,.0f}", f"{one['own_part'] / 1e6:,.0f}"]
-        for _, one in _sorted(points, "readers")
+        for _, one in some
     ]
     return table(head, lines) if lines else ""
+
+
+def _least(readers: list[tuple[str, Point]]) -> float:
+    """Seconds of a core a question where they are fewest."""
+    return min(float(one["core_per_question"]) for _, one in readers)
 
 
 def of_models(points: dict[str, Any]) -> str:
