@@ -149,7 +149,7 @@ def _speeds(one: Point, share: dict[str, float]) -> list[str]:
     seconds = one["seconds"]
     return [
         f"{one['tokens'] / seconds['read in']['core']:,.0f} ({share['read in']:.2f})",
-        f"{1e3 * seconds['first token']['core']:,.0f} ({share['first token']:.2f})",
+        f"{1e3 * seconds['first token']['core']:,.0f} ({share.get('first token', np.nan):.2f})",
         f"{1 / seconds['decode']['core']:,.0f} ({share['decode']:.2f})",
     ]
 
@@ -210,21 +210,28 @@ def _sorted(points: dict[str, Any], part: str) -> list[tuple[str, Point]]:
 
 def draw(figure: Any, points: dict[str, Any]) -> None:
     """A panel a part, both axes logarithmic."""
-    panels = figure.subplots(2, 2)
-    xs = ("tokens of memory", "documents", "readers", "parameters")
-    for axes, part, about in zip(panels.flat, ("tokens", "documents", "readers", "models"), xs):
-        names: dict[str, str] = {}
-        for curve in CURVES:
+    panels = figure.subplots(2, 2).flat
+    parts: dict[str, tuple[str, Callable[[float], str]]] = {
+        "tokens": ("tokens of memory (dashed: books-1m)", lambda x: tokens_text(_near(x))),
+        "documents": ("documents", "{:,.0f}".format),
+        "readers": ("readers", "{:.0f}".format),
+        "models": ("parameters", lambda x: f"{x / 1e6:,.0f}M"),
+    }
+    for axes, (part, (about, named)) in zip(panels, parts.items()):
+        colours: dict[str, str] = {}
+        ticks: dict[str, float] = {}
+        for curve in (one for one in CURVES if one.part.split()[0] == part):
             x, y = points_of(points, curve)
-            if curve.part.split()[0] == part and len(x) > 1:
-                colour = names.setdefault(curve.title, f"C{len(names)}")
-                series = curve.part.partition(" ")[2]
-                dashed = "--" if series == "books-1m" else "-"
-                label = curve.title if not series else f"{series}: {curve.title}"
-                axes.loglog(x, y, "o" + dashed, color=colour, label=label, markersize=3)
+            dashed = "--" if curve.part.endswith("books-1m") else "-"
+            label = None if curve.title in colours else curve.title
+            colour = colours.setdefault(curve.title, f"C{len(colours)}")
+            ticks |= {named(one): one for one in x}
+            axes.loglog(x, y, f"o{dashed}", color=colour, label=label, markersize=3)
+        axes.minorticks_off()
+        axes.set_xticks(list(ticks.values()), list(ticks))
         axes.set_xlabel(about)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=6)
+        axes.legend(fontsize=7)
     figure.suptitle("What costs more as work grows, and what does not", fontsize=11)
 
 
