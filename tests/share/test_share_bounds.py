@@ -159,7 +159,7 @@ url = "s3://bucket/x"
             assert connection.recv(1)  # it waits for the answer
             process.send_signal(signal.SIGINT)
             try:
-                _, said = process.communicate(timeout=60)
+                _, said = process.communicate(timeout=180)
             finally:
                 process.kill()
             assert said.strip().endswith(b"KeyboardInterrupt")
