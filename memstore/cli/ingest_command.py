@@ -8,8 +8,9 @@ import typer
 
 from memstore.cli.command import command
 from memstore.cli.ingest_files import Reading, checked, text_of
+from memstore.cli.ingest_library import ingest_library
 from memstore.cli.options.command_options import Json, Store
-from memstore.cli.options.ingest_options import HowRead, WhichFiles
+from memstore.cli.options.ingest_options import HowRead, OnCluster, WhichFiles
 from memstore.cli.options.option_groups import ASK_BUDGET, Tiers
 from memstore.cli.readers import reader_for_ingest
 from memstore.cli.terminal import console
@@ -30,6 +31,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest notes.txt --name diary --append",
     "memstore ingest papers --recursive --sync",
     "memstore ingest library --recursive --model smollm2 --workers 4",
+    "memstore ingest library --recursive --to s3://team/library --engine ray",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
 def ingest(
@@ -46,6 +48,7 @@ def ingest(
     which: WhichFiles,
     how: HowRead,
     tiers: Tiers,
+    cluster: OnCluster,
     as_json: Json = False,
 ) -> None:
     """Read documents into a memory, and make it if need be.
@@ -54,6 +57,9 @@ def ingest(
     is said, and does not keep others from being read (exit status 1).
     """
     how.check()
+    if cluster.check(how, which):
+        ingest_library(paths, which, how, cluster, as_json=as_json)
+        return
     from memstore.disk.format.codec import codec_for_new
     from memstore.store.open_options import on_device
 

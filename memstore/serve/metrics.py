@@ -85,15 +85,23 @@ def serve(port: int | None) -> Iterator[Metrics]:
     """Serve metrics at http://127.0.0.1:PORT/metrics until the block ends; set `store` of what is
     yielded.
 
-    port: 0 takes any that is free; with None nothing is served. Raises InvalidInput for a missing
-    prometheus-client and for a port that cannot be had.
+    port: 0 takes any that is free; with None nothing is served. Raises as `served` does.
     """
     metrics = Metrics()
     if port is None:
         yield metrics
         return
+    with served(metrics, port) as metrics.port:
+        yield metrics
+
+
+@contextmanager
+def served(collector: Any, port: int) -> Iterator[int]:
+    """Serve what a custom collector of prometheus_client tells until the block ends; yields the
+    port. Raises InvalidInput for a missing prometheus-client and for a port that cannot be had.
+    """
     registry = new_registry()
-    registry.register(metrics)
+    registry.register(collector)
     from prometheus_client import start_http_server
 
     try:
@@ -102,9 +110,8 @@ def serve(port: int | None) -> Iterator[Metrics]:
         raise InvalidInput(
             f"metrics cannot be served at {ADDRESS}:{port}: {error.strerror}; choose another port"
         ) from None
-    metrics.port = server.server_port
     try:
-        yield metrics
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()

@@ -17,6 +17,8 @@ from memstore.store.write_locks import remove_leftovers, written_here
 from memstore.store.written_documents import WrittenDocuments
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
+    from memstore.share.objects.object_store import ObjectStore
+    from memstore.share.publish.publish import PublishOptions
     from memstore.share.publish.publish import Report as Published
     from memstore.store.verify.report import Report
 
@@ -106,6 +108,14 @@ class MemoryStore(WrittenDocuments):
         seconds = GRACE if grace is None else grace
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
         return publish(catalog, documents, place, options, progress)
+
+    def stage(self, objects: "ObjectStore", key: str, options: "PublishOptions") -> str:
+        """Send every ready document for a manifest that somebody writes who has what others stage,
+        too; return the staged object. Raises as `publish` does.
+        """
+        from memstore.share.publish.staging import stage
+
+        return stage(self._on_disk().catalog, self.ready(), objects, key, options)
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, under another name if one is given; the same

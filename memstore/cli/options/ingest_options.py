@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memstore.cli.options.command_options import ScoreRange, TopK, parse_budget, parse_size
+from memstore.cli.options.command_options import (
+    MetricsPort,
+    ScoreRange,
+    TopK,
+    parse_budget,
+    parse_size,
+)
 from memstore.cli.options.model_options import ModelOptions
 
 if TYPE_CHECKING:
+    from memstore.disk.format.passage_parts import Keep
     from memstore.documents.folder import Files
     from memstore.model.model_api import ModelAPI
     from memstore.store.write.admission import Mode
@@ -42,7 +49,7 @@ class WhichFiles:
         ),
     ] = False
 
-    def find(self, paths: list[str], store: Path, mode: "Mode") -> "Files":
+    def find(self, paths: list[str], store: Path | None, mode: "Mode") -> "Files":
         """The files. Raises typer.BadParameter for options that do not go with them."""
         from memstore.documents.folder import find
 
@@ -140,16 +147,81 @@ class HowRead:
         """What becomes of a document that is there already."""
         return "append" if self.append else "replace" if self.replace else "new"
 
+    @property
+    def kept(self) -> "Keep":
+        """Raises typer.BadParameter for what cannot be kept."""
+        if self.keep not in ("kv", "text"):
+            raise typer.BadParameter(f"--keep is kv or text, not {self.keep}")
+        return "kv" if self.keep == "kv" else "text"
+
     def lookup(self, reader: "ModelAPI") -> dict[str, Any]:
         """How a model looks up while it reads. Raises InvalidConfig for a setting out of range."""
-        settings: dict[str, Any] = {
+        reader.lookup.changed(**self._looked_up)
+        return self.settings
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `ModelAPI.ingest` is told."""
+        more: dict[str, Any] = {"retrieve": True} if self.retrieve else {}
+        return self._looked_up | more | ({"keep": self.keep} if self.keep != "kv" else {})
+
+    @property
+    def _looked_up(self) -> dict[str, Any]:
+        return {
             "top_k": self.top_k,
             "score_range": self.score_range,
             "chunk_blocks": self.chunk_blocks,
         }
-        reader.lookup.changed(**settings)
-        if self.retrieve:
-            settings["retrieve"] = True
-        if self.keep != "kv":
-            settings["keep"] = self.keep
-        return settings
+
+
+@dataclass(frozen=True)
+class OnCluster:
+    """Where documents go that many machines read: an option a field."""
+
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="Publish there what is read, and keep it nowhere else (--engine ray).",
+        ),
+    ] = None
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="ray", help="Read on every worker of a cluster of Ray's."),
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Of the cluster; default: $RAY_ADDRESS, else one that runs here, else a new one "
+            "on this machine.",
+        ),
+    ] = None
+    metrics_port: MetricsPort = None
+
+    def check(self, how: HowRead, which: WhichFiles) -> bool:
+        """Is a cluster to read? Raises typer.BadParameter for options that do not go together."""
+        if self.engine not in (None, "ray"):
+            raise typer.BadParameter(f"--engine is ray, not {self.engine}")
+        if (self.to is None) != (self.engine is None):
+            raise typer.BadParameter(
+                "--to and --engine ray go together; one process reads into --store, which "
+                "`memstore share push` publishes"
+            )
+        if self.engine is None:
+            for name, given in (("address", self.address), ("metrics-port", self.metrics_port)):
+                if given is not None:
+                    raise typer.BadParameter(f"--{name} goes with --engine ray")
+            return False
+        for name, set_there in (
+            ("append", how.append),
+            ("sync", which.sync),
+            ("workers", how.workers != 1),
+            ("quota", how.quota is not None),
+            ("kv-budget", how.kv_budget is not None),
+        ):
+            if set_there:
+                raise typer.BadParameter(f"--{name} does not go with --engine ray")
+        return True

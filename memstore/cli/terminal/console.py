@@ -211,6 +211,26 @@ def working(what: str, parts: str = "layers") -> Iterator[Callable[[int, int], N
 
 
 @contextmanager
+def changing(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that is told anew: in its place on a terminal, now and then elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(visible(what)) as status:
+            yield lambda line: status.update(visible(line))
+        return
+    last = time.monotonic()
+
+    def told(line: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            note(line)
+
+    yield told
+
+
+@contextmanager
 def _bar(what: str) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import (

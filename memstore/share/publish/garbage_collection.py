@@ -1,5 +1,5 @@
 """Removing what a published memory no longer names: manifests that were followed by others, and the
-segments and pages that none of those that are left names.
+segments and pages that none of those that are left names, nor what is staged for the next.
 """
 
 import time
@@ -12,6 +12,7 @@ from memstore.share.format.document_pages import PAGES, Entry
 from memstore.share.format.manifest import MANIFESTS, manifest_name, manifest_number
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
+from memstore.share.format.staged import STAGED, read_staged
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Found, ObjectStore
 
@@ -22,7 +23,7 @@ class Pruned(NamedTuple):
     """What was removed."""
 
     manifests: int
-    objects: int  # segments and pages
+    objects: int  # segments, pages, and what was staged
     bytes: int  # of all of these
     leftovers: int  # half-written files of a directory
 
@@ -31,7 +32,8 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     """Remove what nobody has needed for `grace` seconds: publishing must not take longer, and
     readers of an older manifest have as long.
 
-    A manifest is needed until another has followed it for so long, and so is what it names.
+    A manifest is needed until another has followed it for so long, and so is what it names; what is
+    staged, until nothing has been staged for so long.
     Raises MemoryNotFound, StoreUnavailable, CorruptMemory (a manifest that is needed, or a page of
     it, is damaged: then nothing is removed).
     """
@@ -39,6 +41,11 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     # Listed before the manifests are read: what a later manifest names was sent later, or is named
     # by an earlier one, too.
     listed_objects = [*objects.names(FOLDER), *objects.names(PAGES)]
+    staged = list(objects.names(STAGED))  # before the manifests, by one of which it may be followed
+    if not any(found.modified >= before for found in staged):
+        listed_objects += staged  # nobody has gone on for so long
+        staged = []
+    named = _staged(objects, staged)
     listed: dict[int, Found] = {}
     for found in objects.names(MANIFESTS):
         with suppress(ValueError):  # another's object stays where it is
@@ -50,7 +57,7 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
         if number < newest.manifest.number
         and any(other > number and found.modified < before for other, found in listed.items())
     ]
-    named = _named(newest)
+    named |= _named(newest)
     pages = {page.name for page in newest.manifest.pages}
     for number in sorted(listed):
         if number < newest.manifest.number and number not in old:
@@ -65,6 +72,18 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     objects.delete([manifest_name(number) for number in old])  # first, so that none names what goes
     objects.delete([found.name for found in gone])
     return Pruned(len(old), len(gone), _bytes([*manifests, *gone]), objects.sweep(grace))
+
+
+def _staged(objects: ObjectStore, found: Iterable[Found]) -> set[str]:
+    """The objects that staged manifests name."""
+
+    def named(name: str) -> set[str]:
+        try:
+            return _named(read_staged(objects, name))
+        except ObjectNotFound:
+            return set()  # it was published, and is named by that manifest
+
+    return set().union(*at_once(named, [each.name for each in found]))
 
 
 def _named(published: Published, known: set[str] | None = None) -> set[str]:

@@ -10,9 +10,10 @@ sees any of it.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Keep
@@ -36,6 +37,8 @@ from memstore.share.publish.garbage_collection import GRACE
 from memstore.share.publish.manifest_commit import Change, commit
 from memstore.share.publish.segment_writer import SegmentWriter
 from memstore.share.publish.send_document import DocumentPublisher
+
+T = TypeVar("T")
 
 _TRIES = 20
 _READS = 4  # segments that are read at once
@@ -93,12 +96,39 @@ def publish(
     CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket). What was published before stays
     whatever happens.
     """
+    return _tried(
+        documents,
+        objects,
+        options,
+        lambda: _Publishing(catalog, documents, objects, options).run(progress),
+    )
+
+
+def send_ahead(
+    catalog: Catalog, documents: Sequence[Document], objects: ObjectStore, options: PublishOptions
+) -> tuple[Manifest, list[Entry]]:
+    """Send documents for a manifest that is to come; return what a first one would be, and what it
+    is to say of those that are not published as they are, in order of names. Raises as `publish`.
+    """
+    return _tried(
+        documents,
+        objects,
+        options,
+        lambda: _Publishing(catalog, documents, objects, options).ahead(),
+    )
+
+
+def _tried(
+    documents: Sequence[Document],
+    objects: ObjectStore,
+    options: PublishOptions,
+    work: Callable[[], T],
+) -> T:
+    """The result of work that finds again what was sent, where others changed what is there."""
     _check_keep(documents, options.keep)
     for _ in range(_TRIES):
-        try:
-            return _Publishing(catalog, documents, objects, options).run(progress)
-        except _Changed:
-            continue  # what was sent is found again
+        with suppress(_Changed):
+            return work()
     raise StoreUnavailable(f"{objects.url}: others keep changing what is published; try again")
 
 
@@ -152,9 +182,47 @@ class _Publishing:
         )
 
     def run(self, progress: Progress) -> Report:
-        objects, form = self._objects, self._catalog.index_spec
+        objects, form, sending = self._objects, self._catalog.index_spec, self._sending
         newest = Published.newest(objects)
         old = self._admitted(newest)
+        new_form = newest is None or newest.manifest.selector != form
+        entries = self.send(newest, old, progress)
+        change = Change(entries, form, new_form)
+
+        def next_manifest(now: Published | None) -> tuple[Manifest, Change] | None:
+            if self._admitted(now) != old:
+                raise _Changed
+            if now is not None:
+                if now.manifest.selector != (None if newest is None else newest.manifest.selector):
+                    raise _Changed
+                if not (entries or new_form):
+                    return None
+            if not sending.lasts():
+                raise _Changed
+            return self.first() if now is None else now.manifest, change
+
+        published = commit(objects, next_manifest)
+        assert published is not None
+        there = [d.name for d in self._documents if d.name not in entries]
+        return Report(
+            published.manifest.number, list(entries), there, len(sending.sent), sum(sending.sent)
+        )
+
+    def ahead(self) -> tuple[Manifest, list[Entry]]:
+        """As send_ahead."""
+        newest = Published.newest(self._objects)
+        entries = self.send(newest, self._admitted(newest), lambda done, documents: None)
+        if not self._sending.lasts():
+            raise _Changed
+        return self.first(), [entries[name] for name in sorted(entries)]
+
+    def send(
+        self, newest: Published | None, old: Mapping[str, Entry], progress: Progress
+    ) -> dict[str, Entry]:
+        """Send what is not there of the documents that are not published as they are; return what
+        a manifest is to say of these. old: what is published of the documents.
+        """
+        objects, form = self._objects, self._catalog.index_spec
         whole = self._whole(newest, old)
         new_form = newest is None or newest.manifest.selector != form
         wanted = [
@@ -175,29 +243,10 @@ class _Publishing:
             documents.add(document, whole.get(document.name))
         sending.flush()
         progress(len(wanted), len(wanted))
-        entries = {d.name: self._entry(d, sending.pieces(d.name)) for d in wanted}
-        change = Change(entries, form, new_form)
+        return {d.name: self._entry(d, sending.pieces(d.name)) for d in wanted}
 
-        def next_manifest(now: Published | None) -> tuple[Manifest, Change] | None:
-            if self._admitted(now) != old:
-                raise _Changed
-            if now is not None:
-                if now.manifest.selector != (None if newest is None else newest.manifest.selector):
-                    raise _Changed
-                if not (entries or new_form):
-                    return None
-            if not sending.lasts():
-                raise _Changed
-            return self._first() if now is None else now.manifest, change
-
-        published = commit(objects, next_manifest)
-        assert published is not None
-        there = [d.name for d in self._documents if d.name not in entries]
-        return Report(
-            published.manifest.number, list(entries), there, len(sending.sent), sum(sending.sent)
-        )
-
-    def _first(self) -> Manifest:
+    def first(self) -> Manifest:
+        """What the first manifest begins from."""
         catalog, selector = self._catalog, self._catalog.index_spec
         return Manifest(
             0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(), selector, (),

@@ -1,0 +1,1 @@
+"""Reading a library of documents by many machines into one published memory."""

@@ -1,0 +1,109 @@
+"""Ray as what has a library read: the only module that imports it. Where and when a batch is read,
+its retries and the processes that read are Ray's.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from memstore.closing import Closing
+from memstore.errors import InvalidInput, MemstoreError, StoreUnavailable, install_extra
+from memstore.library.batch import Batch, Done, Job, Told
+from memstore.share.format.manifest import Manifest
+
+_AHEAD = 2  # batches for every reader that are given to Ray: one is read, one waits
+_RETRIES = 5  # of a batch whose reader was ended, by Ray
+
+
+class RayEngine(Closing):
+    """A cluster of Ray's; a context manager that leaves it. One task a batch, on a CPU core or, in
+    a cluster that has any, a GPU; the process of a task keeps its model for the next.
+    """
+
+    def __init__(self, address: str | None = None, *, gpus: bool = True) -> None:
+        """address: of a cluster; None for the one that $RAY_ADDRESS or `ray start` on this machine
+        tells, else for one that is started here and ends with this. gpus: use them. Raises
+        InvalidInput.
+        """
+        try:
+            import ray
+            import ray.exceptions
+        except ImportError:
+            raise InvalidInput(f"--engine ray needs Ray: {install_extra('ray')}") from None
+        self._ray = ray
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise InvalidInput(f"no cluster of Ray at {address or 'this machine'}: {why}") from None
+        self._unit = "GPU" if gpus and ray.cluster_resources().get("GPU") else "CPU"
+
+    @property
+    def workers(self) -> int:
+        return max(1, int(self._ray.cluster_resources().get(self._unit, 1)))
+
+    def describe(self, job: Job) -> Manifest:
+        from memstore.library.reading import describe
+
+        return self._result(self._task(describe).remote(job))
+
+    def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
+        from memstore.library.reading import read_batch
+
+        task, given = self._task(read_batch), self._ray.put(job)
+        again = deque[Batch]()
+        coming = chain(batches)
+        running: dict[Any, Batch] = {}
+        while True:
+            while len(running) < _AHEAD * self.workers:
+                batch = again.popleft() if again else next(coming, None)
+                if batch is None:
+                    break
+                running[task.remote(given, batch)] = batch
+            if not running:
+                return
+            (done,), _ = self._ray.wait([*running])
+            batch = running.pop(done)
+            try:
+                yield self._result(done)
+            except _ReaderEnded as error:
+                if len(batch) > 1:  # one of them may be why
+                    again += [[one] for one in batch]
+                else:
+                    yield Done([Told.refused(batch[0], MemstoreError(str(error)))])
+
+    def _task(self, work: Any) -> Any:
+        amount = {"num_cpus": 1} if self._unit == "CPU" else {"num_cpus": 1, "num_gpus": 1}
+        return self._ray.remote(
+            max_retries=_RETRIES, retry_exceptions=[StoreUnavailable], max_calls=0, **amount
+        )(work)
+
+    def _result(self, task: Any) -> Any:
+        """What a task returned. Raises the MemstoreError that it raised, and MemstoreError."""
+        wrong = self._ray.exceptions
+        try:
+            return self._ray.get(task)
+        except (wrong.WorkerCrashedError, wrong.OutOfMemoryError, wrong.NodeDiedError) as error:
+            raise _ReaderEnded(
+                f"its reader was ended {_RETRIES + 1} times ({type(error).__name__}): too little "
+                "memory, perhaps"
+            ) from None
+        except wrong.RayTaskError as error:
+            if isinstance(error.cause, MemstoreError):
+                raise error.cause from None
+            raise MemstoreError(f"a reader failed: {error.cause!r}") from error
+        except wrong.RayError as error:
+            why = str(error).partition("\n")[0]
+            raise MemstoreError(
+                f"the cluster is lost ({type(error).__name__}: {why}); what was read is kept, and "
+                "the same command goes on from there"
+            ) from None
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        self._ray.shutdown()
+
+
+class _ReaderEnded(MemstoreError):
+    """The process that read a batch was ended, and so were those that tried it again."""

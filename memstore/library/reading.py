@@ -1,0 +1,126 @@
+"""What a reader of a library does: a batch of documents through a model into a memory of its own,
+and from there, staged, to where the library is published.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from memstore.compute import Compute
+from memstore.documents import read
+from memstore.errors import DocumentExists, InvalidInput
+from memstore.hf.models_by_name import reader_named
+from memstore.library.batch import Batch, Done, Given, Job, Told
+from memstore.model.model_api import ModelAPI
+from memstore.model.texts.source_text import Text
+from memstore.share.format.manifest import Manifest
+from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publish.publish import PublishOptions
+from memstore.store.memory_store import MemoryStore
+from memstore.store.open_options import on_device
+
+_BUDGET = 128 << 20  # bytes of the host tier, of which an ingest reads its latest blocks alone
+_PREFIX = "memstore-library-"
+
+
+def describe(job: Job) -> Manifest:
+    """What the first manifest of a library is that is read so. Raises what loading a model does."""
+    reader = _reader(job.model, job.compute)
+    signature, codec = reader.signature.public, job.codec or reader.codec
+    return Manifest(0, b"", 0.0, signature, codec, time.time(), reader.keeps, ())
+
+
+def read_batch(job: Job, batch: Batch) -> Done:
+    """Read documents and stage them. One that cannot be read is told, and does not keep others from
+    being read.
+
+    Raises InvalidWeights, StorageFull (this machine's), WrongModel, StoreUnavailable,
+    CorruptMemory.
+    """
+    told: list[Told] = []
+    texts: list[tuple[Given, Text]] = []
+    for given in batch:
+        try:
+            text = _text(given)
+        except InvalidInput as error:
+            told.append(Told.refused(given, error))
+            continue
+        if text.digest in given.known:
+            told.append(Told(given.name, "there", len(given.data), text.digest))
+        elif given.taken and not job.replace:
+            told.append(Told.refused(given, _other_content(given.name, job.url)))
+        else:
+            texts.append((given, text))
+    if not texts:
+        return Done(told)
+    reader = _reader(job.model, job.compute)
+    with _scratch() as path, _memory(job, reader, path) as memory:
+        for given, text in texts:
+            told.append(_ingest(job, reader, memory, given, text))
+        documents = memory.ready()
+        if not documents:
+            return Done(told)
+        objects = open_object_store(job.url, make=True)
+        options = PublishOptions(keep=job.keep, replace=True)  # what is refused is refused above
+        return Done(told, memory.stage(objects, job.key(batch), options))
+
+
+def _text(given: Given) -> Text:
+    """Raises InvalidInput."""
+    text = Text(read(given.data, given.path), given.name)
+    text.check()
+    return text
+
+
+def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Told:
+    try:
+        document = reader.ingest(text, memory, **dict(job.lookup))
+    except (InvalidInput, DocumentExists) as error:
+        if memory.has(given.name):  # what was read of it
+            memory.forget(given.name)
+        return Told.refused(given, error)
+    size = len(given.data)
+    return Told(given.name, "read", size, text.digest, document.blocks, document.tokens)
+
+
+def _other_content(name: str, url: str) -> DocumentExists:
+    return DocumentExists(
+        f"document {name!r} is published at {url} with other content; give --replace to put this "
+        "in its place"
+    )
+
+
+@cache
+def _reader(model: str, compute: Compute) -> ModelAPI:
+    """One for all batches of a process."""
+    return reader_named(model, compute=compute, own_process=True)
+
+
+def _memory(job: Job, reader: ModelAPI, path: Path) -> MemoryStore:
+    return MemoryStore.create(
+        path / "memory",
+        reader.signature,
+        codec=job.codec or reader.codec,
+        selector=reader.keeps,
+        **on_device({"host_budget": _BUDGET}, job.compute.device),
+    )
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A directory until the block ends. What readers that were killed left is removed."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{_PREFIX}*"):
+        with suppress(ValueError, OSError):
+            process = int(left.name.removeprefix(_PREFIX).partition("-")[0])
+            try:
+                os.kill(process, 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as path:
+        yield Path(path)

@@ -1,0 +1,167 @@
+"""Publishing what several processes have sent: each stages its documents, and one of them, or
+another, writes the manifest that names all.
+
+What is staged is found again by who goes on, and no reader sees it. It stays while anybody stages
+there: see `prune`.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from memstore.disk.format.document import Document
+from memstore.disk.tables.catalog import Catalog
+from memstore.errors import ObjectNotFound, StoreUnavailable, WrongModel
+from memstore.share.format.document_pages import Entry
+from memstore.share.format.manifest import Manifest
+from memstore.share.format.published import Published
+from memstore.share.format.segments import FOLDER
+from memstore.share.format.staged import STAGED, read_staged, write_staged
+from memstore.share.objects.daemon_threads import at_once
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.publish.garbage_collection import GRACE
+from memstore.share.publish.manifest_commit import Change, commit
+from memstore.share.publish.publish import PublishOptions, send_ahead
+
+_RENEWED = 0.25  # of the grace period: how old what was staged last may be, to be relied on
+
+
+class Staged(NamedTuple):
+    """What a staged object holds."""
+
+    name: str
+    entries: dict[str, Entry]  # by name
+    pages: list[str]  # objects
+
+
+class Outcome(NamedTuple):
+    """What publishing it did."""
+
+    number: int  # of the manifest that is the newest now
+    published: list[str]  # documents that are new in it, or changed
+    refused: list[str]  # under whose names others published other content meanwhile
+
+
+def stage(
+    catalog: Catalog,
+    documents: Sequence[Document],
+    objects: ObjectStore,
+    key: str,
+    options: PublishOptions,
+) -> str:
+    """Send documents of a memory and stage them; return the object, `staged/KEY`. Raises as
+    `publish` does.
+    """
+    first, entries = send_ahead(catalog, documents, objects, options)
+    return write_staged(objects, key, first, entries)
+
+
+def find_staged(objects: ObjectStore, like: Manifest, *, grace: float = GRACE) -> list[Staged]:
+    """What was staged by whoever had this signature, selector and codec, and is still all there; it
+    is renewed, so that it stays. Raises CorruptMemory, StoreUnavailable.
+    """
+    found = list(objects.names(STAGED))
+    if not found:
+        return []
+    latest = max(found, key=lambda each: each.modified)
+    if latest.modified < time.time() - _RENEWED * grace:
+        objects.put(latest.name, bytes(objects.get(latest.name)))
+    return read_all(objects, like, [each.name for each in found])
+
+
+def read_all(objects: ObjectStore, like: Manifest, names: Sequence[str]) -> list[Staged]:
+    """The same of these objects; those that are gone are passed over."""
+    segments = {each.name for each in objects.names(FOLDER)}
+
+    def read(name: str) -> Staged | None:
+        try:
+            held = read_staged(objects, name)
+            if _form(held.manifest) != _form(like):
+                return None
+            whole = {
+                entry.row.name: entry
+                for entry in held.documents()
+                if all(piece.segment in segments for piece in entry.pieces)
+            }
+        except ObjectNotFound:
+            return None
+        return Staged(name, whole, [page.name for page in held.manifest.pages])
+
+    return [held for held in at_once(read, names) if held is not None]
+
+
+def check_form(first: Manifest, newest: Published | None, url: str) -> None:
+    """Raises WrongModel where another model's memory is published, or one that is found by another
+    selector.
+    """
+    if newest is None:
+        return
+    elsewhere = "publish to another prefix"
+    first.signature.check_same(newest.manifest.signature, url, elsewhere)
+    if newest.manifest.selector != first.selector:
+        raise WrongModel(f"{url} holds documents that are found by another selector; {elsewhere}")
+
+
+def publish_staged(
+    objects: ObjectStore,
+    first: Manifest,
+    wanted: Mapping[str, str],
+    staged: Mapping[str, Entry],
+    before: Mapping[str, Entry],
+    *,
+    replace: bool,
+) -> Outcome:
+    """Write the manifest that names staged documents, if there are any.
+
+    wanted: the digests of their texts, by name. staged: as they were found. before: what was
+    published under their names when they were read. replace: also in place of what others published
+    under them meanwhile. Raises WrongModel, StoreUnavailable (others pruned what was staged: begin
+    again).
+    """
+    new: dict[str, Entry | None] = {}
+    refused: list[str] = []
+
+    def change(newest: Published | None) -> tuple[Manifest, Change] | None:
+        check_form(first, newest, objects.url)
+        there = {} if newest is None else newest.entries(list(wanted))
+        new.clear()
+        refused.clear()
+        segments = {found.name for found in objects.names(FOLDER)} if staged else set()
+        for name, digest in wanted.items():
+            entry, now = staged.get(name), there.get(name)
+            others = now is not None and now != before.get(name)
+            if entry is not None and (replace or not others):
+                if not {piece.segment for piece in entry.pieces} <= segments:
+                    raise _pruned(objects)
+                new[name] = entry
+            elif now is None or not others:
+                raise _pruned(objects)
+            elif now.row.source_hash != digest:
+                refused.append(name)
+        if not new:
+            return None
+        form = newest is None or newest.manifest.selector != first.selector
+        return first if newest is None else newest.manifest, Change(new, first.selector, form)
+
+    published = commit(objects, change)
+    number = 0 if published is None else published.manifest.number
+    return Outcome(number, list(new), list(refused))
+
+
+def _pruned(objects: ObjectStore) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{objects.url}: others pruned what was read; give the same command again"
+    )
+
+
+def remove_staged(
+    objects: ObjectStore, staged: Iterable[Staged], published: Collection[str]
+) -> None:
+    """Remove what was staged of documents that are all published, or given up, by now."""
+    done = [held for held in staged if held.entries.keys() <= set(published)]
+    objects.delete([held.name for held in done])  # first, so that none names what goes
+    objects.delete([page for held in done for page in held.pages])
+
+
+def _form(manifest: Manifest) -> tuple[object, ...]:
+    return manifest.signature.digest, manifest.selector, manifest.codec

@@ -1,0 +1,259 @@
+"""A library read in by many: what is published is what one process publishes, whoever of them is
+ended, and whenever; nothing is read twice, and nothing left out without a reason.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("obstore")
+pytest.importorskip("transformers")
+
+from memstore.disk.format.document import Document
+from memstore.errors import MemoryNotFound, StoreUnavailable, WrongModel
+from memstore.library import library_ingest, reading
+from memstore.share.format.published import Published
+from memstore.share.format.segments import FOLDER
+from memstore.share.format.staged import STAGED
+from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publish import staging
+from memstore.share.publish.garbage_collection import prune
+from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
+from support.places import Killed, WatchedPlace
+
+pytestmark = pytest.mark.usefixtures("passages")
+__all__ = ["passages"]
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, url: str) -> WatchedPlace:
+    """What is called of the place at a URL from now on."""
+    place = WatchedPlace(open_object_store(url, make=True))
+    for module in (library_ingest, reading):
+        monkeypatch.setattr(module, "open_object_store", lambda url, make=False: place)
+    return place
+
+
+def document(url: str, name: str) -> Document:
+    entry = Published.open(open_object_store(url)).entry(name)
+    assert entry is not None
+    return entry.row
+
+
+@pytest.mark.parametrize("keep", ["kv", "text"])
+def test_what_is_published_is_what_one_process_publishes(tmp_path: Path, keep: str) -> None:
+    path, url = folder(tmp_path / "library", 9), f"file://{tmp_path}/many"
+    settings = (("keep", keep),) if keep == "text" else ()
+    progress, number, told = ingest(path, job(url, keep=keep, lookup=settings))
+    assert number == 1 and {one.status for one in told.values()} == {"read"}
+    assert progress.documents.total() == progress.files == len(told) == 9
+    assert progress.done == progress.bytes and progress.passages and progress.tokens
+    alone = f"file://{tmp_path}/one"
+    one_process(path, tmp_path / "memory", alone, **({"keep": keep} if settings else {}))
+    assert content(url, tmp_path) == content(alone, tmp_path)
+    clean(url)
+
+
+def test_the_same_again_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, url = folder(tmp_path / "library", 5), f"file://{tmp_path}/many"
+    ingest(path, job(url))
+    place = watched(monkeypatch, url)
+    progress, number, told = ingest(path, job(url))
+    assert number == 1 and place.sent == 0 and progress.tokens == 0
+    assert {one.status for one in told.values()} == {"there"}
+    assert not any(call in ("put", "create", "delete") and what for call, what in place.calls)
+
+
+def test_other_content_is_refused_or_replaces(tmp_path: Path) -> None:
+    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
+    ingest(path, job(url))
+    before = document(url, "001.txt")
+    (path / "001.txt").write_text("Another text about a lamp.\n")
+    (path / "004.txt").write_text("A new text about a door.\n")
+    progress, _, told = ingest(path, job(url))
+    assert told["001.txt"].status == "refused" and "--replace" in told["001.txt"].error[1]
+    assert (told["000.txt"].status, told["004.txt"].status) == ("there", "read")
+    assert document(url, "001.txt") == before
+    assert progress.documents == {"there": 3, "read": 1, "refused": 1}
+    _, number, told = ingest(path, job(url, replace=True))
+    assert number == 3 and told["001.txt"].status == "read"
+    assert document(url, "001.txt").source_hash != before.source_hash
+    clean(url)
+
+
+def test_bad_documents_are_told_and_the_others_read(tmp_path: Path) -> None:
+    path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
+    (path / "binary.txt").write_bytes(b"a\0b")
+    (path / "empty.txt").write_text(" \n")
+    (path / "latin.txt").write_bytes("é".encode("latin-1"))
+    (path / "broken.pdf").write_bytes(b"%PDF-1.4\nnothing")
+    (path / "gone.txt").symlink_to(path / "nowhere")  # links are not followed
+    _, _, told = ingest(path, job(url))
+    refused = {name: one.error for name, one in told.items() if one.status == "refused"}
+    assert refused.keys() == {"binary.txt", "empty.txt", "latin.txt", "broken.pdf"}
+    for name, (kind, why) in refused.items():
+        assert kind == "UnreadableDocument" and str(path / name) in why
+    names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
+    assert names == ["000.txt", "001.txt", "002.txt"]
+
+
+def test_nothing_to_read_publishes_nothing(tmp_path: Path) -> None:
+    path, url = folder(tmp_path / "library", 0), f"file://{tmp_path}/many"
+    (path / "empty.txt").write_text("")
+    progress, number, _ = ingest(path, job(url))
+    assert number == 0 and progress.documents == {"refused": 1}
+    with pytest.raises(MemoryNotFound):
+        Published.open(open_object_store(url))
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_ended_at_any_request_the_same_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    monkeypatch.setattr(library_ingest, "_LEAST", 1)  # each a batch
+    path = folder(tmp_path / "library", 5)
+    undisturbed = f"file://{tmp_path}/undisturbed"
+    place = watched(monkeypatch, undisturbed)
+    ingest(path, job(undisturbed))
+    expected = content(undisturbed, tmp_path)
+    calls = place.calls
+    every = [at for at in range(len(calls)) if answered is False or calls[at][0] != "get"]
+    step = 1 if "MEMSTORE_KILLS" in os.environ else 4
+    read: set[int] = set()
+    for end in every[::step]:
+        url = f"file://{tmp_path}/{answered}-{end}"
+        place = watched(monkeypatch, url)
+
+        def die(number: int, name: str, what: object, end: int = end) -> None:
+            if number >= end:
+                raise Killed
+
+        setattr(place, "after" if answered else "before", die)
+        with pytest.raises((Killed, StoreUnavailable)):
+            ingest(path, job(url))
+        watched(monkeypatch, url)
+        _, number, told = ingest(path, job(url))
+        assert number == 1
+        read.add(sum(one.status == "read" for one in told.values()))
+        assert content(url, tmp_path) == expected, f"ended at {calls[end]}"
+        clean(url)
+    assert {0, 5} <= read and len(read) > 3  # of all that was staged, and of nothing
+
+
+def test_what_is_staged_outlasts_a_pruning_while_somebody_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
+    objects, engine = open_object_store(url, make=True), Here()
+    other = folder(tmp_path / "other", 1)
+    ingest(other, job(url))
+    aged: list[int] = []
+
+    def age(batch: int) -> None:
+        if batch == 3:
+            aged.append(batch)
+            files = [p for p in (tmp_path / "many").rglob("*") if p.is_file()]
+            *old, last = sorted(files, key=lambda p: (p.parent.name == STAGED, p.stat().st_mtime))
+            for file in old:
+                os.utime(file, (0, 0))
+            assert last.parent.name == STAGED
+            segments = len([*objects.names(FOLDER)])
+            prune(objects, grace=3600.0)
+            assert len([*objects.names(FOLDER)]) == segments
+
+    monkeypatch.setattr(library_ingest, "_LEAST", 1)  # each a batch
+    engine.before = age
+    (path / "000.txt").write_text("Another name than that of the other folder.\n")
+    ingest(path, job(url, replace=True), engine)
+    assert aged
+    clean(url)
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+def test_what_was_pruned_is_read_again(tmp_path: Path, replacing: bool) -> None:
+    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
+    objects, engine = open_object_store(url, make=True), Here()
+    ingest(folder(tmp_path / "other", 1), job(url))  # a manifest, without which nothing is pruned
+    (path / "000.txt").write_text("Another text about a lamp.\n")
+    if not replacing:
+        (path / "000.txt").unlink()
+    engine.before = lambda batch: prune(objects, grace=0.0)
+    with pytest.raises(StoreUnavailable, match="same command again"):
+        ingest(path, job(url, replace=replacing), engine)
+    _, number, told = ingest(path, job(url, replace=replacing))
+    assert number == 2 and "read" in {one.status for one in told.values()}
+    clean(url)
+
+
+def test_two_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
+    other = folder(tmp_path / "other", 8)
+    engine = Here()
+
+    def again(batch: int) -> None:
+        if batch == 1:  # one reads the same, and another what has the same names in part
+            ingest(path, job(url))
+            ingest(other, job(url))
+
+    engine.before = again
+    _, _, told = ingest(path, job(url), engine)
+    assert {one.status for one in told.values()} <= {"read", "there"}
+    newest = Published.open(open_object_store(url))
+    assert [entry.row.name for entry in newest.documents()] == [f"{n:03}.txt" for n in range(8)]
+    clean(url)
+
+
+def test_other_content_that_others_publish_meanwhile_stays(tmp_path: Path) -> None:
+    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
+    other = folder(tmp_path / "other", 1)
+    (other / "000.txt").write_text("What others say of it.\n")
+    engine = Here()
+    engine.before = lambda batch: ingest(other, job(url)) if batch == 1 else None
+    progress, _, told = ingest(path, job(url), engine)
+    assert told["000.txt"].status == "refused" and "by others" in told["000.txt"].error[1]
+    assert progress.documents == {"read": 3, "refused": 1}
+    assert document(url, "000.txt").tokens < document(url, "002.txt").tokens
+    clean(url)
+
+
+def test_what_another_model_staged_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
+    monkeypatch.setattr(library_ingest, "publish_staged", dead)
+    with pytest.raises(Killed):
+        ingest(path, job(url))
+    monkeypatch.setattr(library_ingest, "publish_staged", staging.publish_staged)
+    _, _, told = ingest(path, job(url, codec="raw"))
+    assert {one.status for one in told.values()} == {"read"}
+    manifest = Published.open(open_object_store(url)).manifest
+    assert manifest.codec == "raw"
+    with pytest.raises(WrongModel):
+        from memstore.hf.models_by_name import reader_named
+
+        shipped = reader_named("books-1m")
+        monkeypatch.setattr(reading, "_reader", lambda model, compute: shipped)
+        ingest(path, job(url))
+
+
+def dead(*arguments: object, **more: object) -> None:
+    raise Killed
+
+
+def test_directories_of_readers_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(reading.tempfile, "tempdir", str(tmp_path))
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    left = tmp_path / f"{reading._PREFIX}{child}-abc"
+    used = tmp_path / f"{reading._PREFIX}{os.getpid()}-abc"
+    others = tmp_path / f"{reading._PREFIX}notes"
+    for path in (left, used, others):
+        (path / "memory").mkdir(parents=True)
+    ingest(folder(tmp_path / "library", 2), job(f"file://{tmp_path}/many"))
+    assert not left.exists() and used.exists() and others.exists()
+    assert [p for p in tmp_path.glob(f"{reading._PREFIX}*") if p not in (used, others)] == []

@@ -1,0 +1,255 @@
+"""`memstore ingest --engine ray` on a real cluster of two workers: readers and the command itself
+are killed, and the same command goes on to what one process publishes.
+
+MEMSTORE_RAY_KILLS (4) sets how often; `make soak` runs 100.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("obstore")
+
+from memstore.library import reading
+from support.commands import Result, start
+from support.libraries import clean, content, folder
+from support.processes import children_of
+from support.services import S3_ENVIRONMENT, free_port, make_bucket, s3_server
+
+KILLS = int(os.environ.get("MEMSTORE_RAY_KILLS", "4"))
+pytestmark = [pytest.mark.services, pytest.mark.timeout(14_400 if KILLS > 20 else 900)]
+
+
+class Cluster:
+    """A cluster of this machine, with a worker for each of its CPUs."""
+
+    def __init__(self, workers: int) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += [f"--port={self.port}", f"--num-cpus={workers}", "--include-dashboard=false"]
+        command += ["--node-ip-address=127.0.0.1", "--disable-usage-stats"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._head = subprocess.Popen(command, **quiet, start_new_session=True)
+
+    def ingest(self, *words: object) -> "subprocess.Popen[str]":
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return start(
+            "ingest", *words, "--engine", "ray", "--address", self.address, fresh=True, **pipes
+        )
+
+    def readers(self) -> list[int]:
+        """The processes that read batches now."""
+        return [one for one in descendants(self._head.pid) if b"read_batch" in title(one)]
+
+    def close(self) -> None:
+        below = descendants(self._head.pid)
+        self._head.terminate()
+        self._head.wait()
+        for one in below:
+            kill(one)
+
+
+def descendants(process: int) -> list[int]:
+    found = []
+    for child in children_of(process):
+        found += [child, *descendants(child)]
+    return found
+
+
+def title(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def ended(process: "subprocess.Popen[str]") -> Result:
+    out, err = process.communicate()
+    return Result(process.returncode, out, err)
+
+
+def until(true: Callable[[], object], process: "subprocess.Popen[str]") -> bool:
+    """Wait for it, as long as a process runs."""
+    while process.poll() is None:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        # in which it keeps the token that its processes know each other by
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("scratch")))
+        made = Cluster(2)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("read") / "library", 16, lines=40)
+
+
+@pytest.fixture(scope="module")
+def expected(
+    cluster: Cluster, library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[bytes, bytes]]:
+    """What is published undisturbed, which is what one process publishes."""
+    tmp_path = tmp_path_factory.mktemp("undisturbed")
+    url, alone = f"file://{tmp_path}/many", f"file://{tmp_path}/one"
+    told = ended(cluster.ingest(library, "-r", "--to", url, "--model", "books-1m", "--json"))
+    assert (told.json["read"], told.json["refused"], told.status) == (16, 0, 0), told.err
+    memory = tmp_path / "memory"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for words in (
+        ["ingest", library, "-r", "--store", memory, "--model", "books-1m"],
+        ["share", "push", alone, "--store", memory],
+    ):
+        assert ended(start(*words, fresh=True, **pipes)).status == 0
+    found = content(url, tmp_path)
+    assert found == content(alone, tmp_path)
+    return found
+
+
+def test_the_same_input_twice_sends_nothing_and_bad_documents_are_told(
+    cluster: Cluster, library: Path, tmp_path: Path
+) -> None:
+    path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
+    (path / "bad.txt").write_bytes(b"a\0b")
+    first = ended(cluster.ingest(path, "-r", "--to", url, "--model", "books-1m"))
+    assert first.status == 1 and first.out.startswith("4 files: 3 read, 1 refused")
+    assert "bad.txt is binary" in first.err
+    objects = sorted((tmp_path / "many").rglob("*"))
+    again = ended(cluster.ingest(path, "-r", "--to", url, "--json"))
+    assert (again.json["there"], again.json["read"], again.json["number"]) == (3, 0, 1)
+    assert [one["document"] for one in again.json["failed"]] == ["bad.txt"]
+    assert sorted((tmp_path / "many").rglob("*")) == objects
+
+
+def test_killed_readers_and_commands_end_at_the_undisturbed_result(
+    cluster: Cluster, library: Path, tmp_path: Path, expected: dict[str, dict[bytes, bytes]]
+) -> None:
+    chance = random.Random(int(os.environ.get("MEMSTORE_SEED", "0")))
+    kills, run, where = 0, 0, dict.fromkeys(("reader", "reading", "publishing"), 0)
+    while kills < KILLS:
+        url, place = f"file://{tmp_path}/{run}", tmp_path / str(run)
+        run += 1
+        command = library, "-r", "--to", url, "--model", "books-1m", "--json"
+        for _ in range(3):
+            process = cluster.ingest(*command)
+            which = min(where, key=lambda one: (where[one], chance.random()))
+            if which == "reader" and until(cluster.readers, process):
+                time.sleep(chance.uniform(0, 1))
+                for one in cluster.readers()[:1]:
+                    kill(one)
+                    where[which] += 1
+            elif which == "reading" and until(cluster.readers, process):
+                time.sleep(chance.uniform(0, 3))
+            elif which == "publishing":
+                least = chance.randrange(1, 16)
+                until(partial(has_staged, place, least), process)
+                time.sleep(chance.uniform(0, 0.5))
+            if which != "reader" and process.poll() is None:
+                process.kill()
+                where[which] += 1
+            if ended(process).status == 0:
+                break
+        kills = sum(where.values())
+        last = ended(cluster.ingest(*command))
+        assert last.status == 0, last.err
+        assert last.json["read"] + last.json["there"] == 16
+        until_idle(cluster)
+        assert content(url, tmp_path) == expected, f"kill {kills}: {where}"
+        clean(url)
+    assert all(where.values())
+
+
+def has_staged(place: Path, least: int) -> bool:
+    return len([*place.glob("staged/*")]) >= least
+
+
+def until_idle(cluster: Cluster) -> None:
+    """Readers of a command that was killed may still write."""
+    while cluster.readers():
+        time.sleep(0.05)
+
+
+def test_into_a_bucket_with_metrics(
+    cluster: Cluster, library: Path, tmp_path: Path, expected: dict[str, dict[bytes, bytes]]
+) -> None:
+    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        make_bucket(endpoint, "team")
+        for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
+            patch.setenv(name, value)
+        own = Cluster(2)  # whose readers have this environment
+        try:
+            port = free_port()
+            words = library, "-r", "--to", "s3://team/library", "--model", "books-1m", "--json"
+            process = own.ingest(*words, "--metrics-port", port)
+            seen: list[str] = []
+
+            def look() -> bool:
+                try:
+                    address = f"http://127.0.0.1:{port}/metrics"
+                    seen.append(urllib.request.urlopen(address, timeout=5).read().decode())
+                except OSError:
+                    return False
+                return 'memstore_library_documents_total{status="read"}' in seen[-1]
+
+            assert until(look, process)
+            assert "memstore_library_tokens_per_second" in seen[-1]
+            told = ended(process)
+            assert told.status == 0 and json.loads(told.out)["read"] == 16, told.err
+        finally:
+            own.close()
+        assert content("s3://team/library", tmp_path) == expected
+        clean("s3://team/library")
+
+
+def test_a_document_that_ends_its_readers_is_told(
+    cluster: Cluster, library: Path, tmp_path: Path
+) -> None:
+    """As one whose conversion takes more memory than there is."""
+    code = (
+        "import os; from pathlib import Path; from memstore.documents.folder import find\n"
+        "from memstore.compute import Compute; from memstore.library.batch import Job\n"
+        "from memstore.library import reading, ray_engine\n"
+        "from memstore.library.library_ingest import ingest_library\n"
+        "def read_batch(job, batch, read=reading.read_batch):\n"
+        "    if any(one.name == '003.txt' for one in batch): os.kill(os.getpid(), 9)\n"
+        "    return read(job, batch)\n"
+        "reading.read_batch = read_batch\n"
+        "ray_engine._RETRIES = 1\n"
+        f"files = find([{str(library)!r}], recursive=True).files[:6]\n"
+        f"engine = ray_engine.RayEngine({cluster.address!r})\n"
+        f"job = Job('file://{tmp_path}/many', 'books-1m', Compute())\n"
+        "told = []\n"
+        "ingest_library(files, job, engine, lambda progress, some: told.extend(some))\n"
+        "print({one.name: (one.status, one.error) for one in told})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = eval(done.stdout)
+    assert told.pop("003.txt")[0] == "refused" and len(told) == 5
+    assert {status for status, _ in told.values()} == {"read"}
+    assert reading._PREFIX
