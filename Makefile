@@ -16,7 +16,7 @@ marked = -m $(1) $$(grep --recursive --files-with-matches --include='test_*.py' 
 CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
 SYSTEM := chromium redis-server
 
-.PHONY: demo docs test smollm2 models test-models services test-services soak lint setup clean
+.PHONY: demo docs test smollm2 models test-models services test-services test-ray soak lint setup clean
 
 # A real book and a real model. TEXT=book.txt: your text, and your questions. MODEL=: another model.
 # ARGS=--landmarks: the model of the paper's kind that ships, and facts hidden in 128K tokens.
@@ -49,6 +49,11 @@ services: setup
 test-services: services
 	$(TEST) $(call marked,services) -n $(WORKERS) $(ARGS)
 
+# A library read in by a cluster of Ray's, which starts here: apart, since its kills take minutes.
+test-ray: setup
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt ray 'moto[server]'
+	$(TEST) tests/library -m services $(ARGS)
+
 # Pages that are written from the code, then the site of all pages in build/site; a dead link fails.
 docs: setup
 	$(PIP) -c constraints.txt -e '.[docs]'
@@ -64,13 +69,15 @@ soak: setup
 		MEMSTORE_SERVE_HOSTILE=$${MEMSTORE_SERVE_HOSTILE:-2000} \
 		MEMSTORE_KEY_DEEDS=$${MEMSTORE_KEY_DEEDS:-2000} \
 		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-5000} \
+		MEMSTORE_RAY_KILLS=$${MEMSTORE_RAY_KILLS:-100} \
 		MEMSTORE_PAGES_APART=$${MEMSTORE_PAGES_APART:-1} \
 		$(TEST) tests/store/test_durability.py tests/store/test_soak.py tests/store/test_hostile.py tests/documents/test_hostile_documents.py \
 		tests/cli/test_signals.py tests/share/test_published_hostile.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/serve/test_serve_keys.py tests/store/test_computed_again.py \
 		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \
 		tests/store/test_replace_selector.py tests/store/test_kv_budget.py \
-		-s --timeout 7200 $(ARGS)
+		tests/library \
+		-s --timeout 7200 -m 'not models' $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

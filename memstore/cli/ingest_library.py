@@ -1,6 +1,7 @@
 """Reading documents in by a cluster: progress, what was refused and why, and what came of it."""
 
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ def ingest_library(
     for error in found.refused:
         refuse(type(error).__name__, str(error))
     with ExitStack() as open_here:
+        open_here.enter_context(redirect_stdout(sys.stderr))  # to which Ray tells of its processes
         engine = open_here.enter_context(RayEngine(cluster.address, gpus=how.by.device != "cpu"))
         show = open_here.enter_context(console.changing("reading"))
         served = _Served(open_here, cluster.metrics_port)

@@ -5,20 +5,17 @@ What may differ from one machine or day to the next is listed in `MAY_DIFFER`, a
 """
 
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from memstore.__main__ import main as command_line
-from support.forked import forked
 from support.paths import ROOT
+from support.shown_commands import run, run_again, steps
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAY_DIFFER = (
@@ -27,13 +24,6 @@ MAY_DIFFER = (
     (r"\b\d+\.\d+ s\b", "SECONDS"),
     (r" +", " "),  # columns are as wide as what is in them
 )
-
-
-class Step(NamedTuple):
-    """A command as it is typed, and what it is said to print."""
-
-    command: str
-    output: str
 
 
 def blocks(language: str) -> list[str]:
@@ -54,66 +44,11 @@ def test_nothing_says_to_install_the_package_of_that_name_which_is_somebody_else
     assert said == []
 
 
-def steps(console: str) -> list[Step]:
-    """The commands of a console block; a command goes on to the end of its here-document."""
-    found, lines = [], iter(console.splitlines())
-    for line in lines:
-        if not line.startswith("$ "):
-            command, output = found[-1]
-            found[-1] = Step(command, f"{output}{line}\n")
-            continue
-        command = line.removeprefix("$ ")
-        if end := re.search(r"<<'(\w+)'", command):
-            for more in lines:
-                command += f"\n{more}"
-                if more == end[1]:
-                    break
-        found.append(Step(command, ""))
-    return found
-
-
 def alike(output: str) -> str:
     """An output without what may differ."""
     for pattern, name in MAY_DIFFER:
         output = re.sub(pattern, name, output)
     return output.strip()
-
-
-def variables(directory: Path) -> dict[str, str]:
-    """Those of a reader who has installed memstore, and has set none of ours."""
-    programs = directory / ".programs"
-    programs.mkdir(exist_ok=True)
-    memstore = programs / "memstore"
-    memstore.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m memstore "$@"\n')
-    memstore.chmod(0o755)
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    chosen = {"MEMSTORE_STORE", "MEMSTORE_MODEL", "COLUMNS"}
-    return {name: os.environ[name] for name in os.environ if name not in chosen} | {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": paths,
-    }
-
-
-def printed(process: "subprocess.Popen[str]") -> str:
-    """What a process prints that ends well."""
-    out, err = process.communicate()
-    assert process.returncode == 0, f"{process.args} failed:\n{err}"
-    return out
-
-
-def run(command: list[str], directory: Path) -> str:
-    """What a command prints, run by that reader."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return printed(
-        subprocess.Popen(command, cwd=directory, env=variables(directory), text=True, **streams)
-    )
-
-
-def run_again(program: Callable[[], object], words: list[str], directory: Path) -> str:
-    """What a program prints, run by that reader as a fork that has imported everything."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    env = variables(directory)
-    return printed(forked(program, words, cwd=directory, env=env, text=True, **streams))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,104 @@
+"""How much faster do the workers of a Ray cluster read a library in than one of them?
+
+alone      Tokens a second of one worker, of a cluster of this machine with one on every core.
+together   The same of all of them.
+ratio      Of each round, in which alone and together follow each other; with their order changed
+           from round to round.
+
+A round reads --documents parts of a book, others than any round before it, publishes them under a
+URL of its own, and counts from the first batch to the manifest. All workers have loaded the model
+before. torch has one thread in each; `load` is the system's over a minute before a round (other
+programs share the cores).
+
+    python -m benchmarks.share.library --text books-test.jsonl.zst --to file:///tmp/libraries
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.options import add, plain_parser
+from benchmarks.common.results import write_part
+from benchmarks.common.tables import table
+from benchmarks.real.stored_once import part
+from memstore.compute import Compute
+from memstore.documents.folder import find
+from memstore.library import ray_engine
+from memstore.library.batch import Job
+from memstore.library.library_ingest import ingest_library
+
+
+class Some(ray_engine.RayEngine):
+    """Of a cluster a few workers: as many batches are given to it."""
+
+    few: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many read."""
+        return self.few or super().workers
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = plain_parser(__doc__)
+    add(options, "--text", required=True, nargs="+")
+    add(options, "--to", required=True, about="URL, below which each round has a library")
+    add(options, "--model", "smollm2")
+    add(options, "--documents", 12)
+    add(options, "--characters", 4000, "of a document")
+    add(options, "--rounds", 3)
+    args = options.parse_args()
+    ray_engine._AHEAD = 1  # one of one worker: another would take what waits
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    rounds = _rounds(args)
+    ratios = [one["together"] / one["alone"] for one in rounds]
+    rows = [
+        (f"{one['alone']:.0f}", f"{one['together']:.0f}", f"{ratio:.2f}", one["load"])
+        for one, ratio in zip(rounds, ratios)
+    ]
+    print(table("alone | together | ratio | load", rows))
+    print(f"median ratio {statistics.median(ratios):.2f}")
+    found = {"rounds": rounds, "ratios": ratios, "median": statistics.median(ratios)}
+    write_part(args, args.to.partition(":")[0], found)
+
+
+def _rounds(args: argparse.Namespace) -> list[dict[str, Any]]:
+    most = args.documents * args.characters
+    text = part(args.text, (2 * args.rounds + 1) * most, args.seed)
+    rounds: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as path, Some(gpus=False) as engine:
+        folders = iter(range(1 << 30))
+
+        def run(few: int | None, documents: int) -> float:
+            number = next(folders)
+            folder = Path(path) / str(number)
+            folder.mkdir()
+            for each in range(documents):
+                at = number * most + each * args.characters
+                (folder / f"{each}.txt").write_text(text[at : at + args.characters])
+            engine.few = few
+            job = Job(f"{args.to}/{os.getpid()}-{number}", args.model, Compute())
+            files = find([str(folder)], recursive=True).files
+            progress, _ = ingest_library(files, job, engine, lambda progress, told: None)
+            assert progress.documents == {"read": documents}, progress
+            return progress.tokens_per_second
+
+        run(None, 2 * engine.workers)  # all have the model
+        for number in range(args.rounds):
+            load = round(os.getloadavg()[0], 1)
+            order = [("alone", 1), ("together", None)]
+            speeds = {
+                name: run(few, args.documents)
+                for name, few in (order if (number + args.seed) % 2 else order[::-1])
+            }
+            rounds.append({**speeds, "load": load})
+            print(rounds[-1], flush=True)
+    return rounds
+
+
+if __name__ == "__main__":
+    main()
