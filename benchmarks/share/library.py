@@ -4,6 +4,8 @@ alone      Tokens a second of one worker, of a cluster of this machine with one 
 together   The same of all of them.
 ratio      Of each round, in which alone and together follow each other; with their order changed
            from round to round.
+free       The ratio that cores would give which nobody shares: the number of workers by what they
+           took of a processor for a token, alone, and together.
 
 A round reads --documents parts of a book, others than any round before it, publishes them under a
 URL of its own, and counts from the first batch to the manifest. All workers have loaded the model
@@ -17,6 +19,7 @@ import argparse
 import os
 import statistics
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from memstore.library import ray_engine
 from memstore.library.batch import Job
 from memstore.library.library_ingest import ingest_library
 
+_WORKERS = (b"ray::IDLE", b"ray::read_batch", b"ray::describe")  # as Ray calls their processes
+
 
 class Some(ray_engine.RayEngine):
     """Of a cluster a few workers: as many batches are given to it."""
@@ -39,7 +44,12 @@ class Some(ray_engine.RayEngine):
     @property
     def workers(self) -> int:
         """How many read."""
-        return self.few or super().workers
+        return self.few or self.workers_at_all
+
+    @property
+    def workers_at_all(self) -> int:
+        """How many there are."""
+        return super().workers
 
 
 def main() -> None:
@@ -57,12 +67,19 @@ def main() -> None:
     rounds = _rounds(args)
     ratios = [one["together"] / one["alone"] for one in rounds]
     rows = [
-        (f"{one['alone']:.0f}", f"{one['together']:.0f}", f"{ratio:.2f}", one["load"])
+        [
+            f"{one['alone']:.0f}",
+            f"{one['together']:.0f}",
+            f"{ratio:.2f}",
+            f"{one['free']:.2f}",
+            one["load"],
+        ]
         for one, ratio in zip(rounds, ratios)
     ]
-    print(table("alone | together | ratio | load", rows))
+    print(table("alone | together | ratio | free | load", rows))
     print(f"median ratio {statistics.median(ratios):.2f}")
-    found = {"rounds": rounds, "ratios": ratios, "median": statistics.median(ratios)}
+    free = statistics.median(one["free"] for one in rounds)
+    found = {"rounds": rounds, "median": statistics.median(ratios), "free": free}
     write_part(args, args.to.partition(":")[0], found)
 
 
@@ -73,7 +90,8 @@ def _rounds(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as path, Some(gpus=False) as engine:
         folders = iter(range(1 << 30))
 
-        def run(few: int | None, documents: int) -> float:
+        def run(few: int | None, documents: int) -> tuple[float, float]:
+            """Tokens a second, and of a second of a processor."""
             number = next(folders)
             folder = Path(path) / str(number)
             folder.mkdir()
@@ -83,21 +101,34 @@ def _rounds(args: argparse.Namespace) -> list[dict[str, Any]]:
             engine.few = few
             job = Job(f"{args.to}/{os.getpid()}-{number}", args.model, Compute())
             files = find([str(folder)], recursive=True).files
+            began = _processor_seconds()
             progress, _ = ingest_library(files, job, engine, lambda progress, told: None)
             assert progress.documents == {"read": documents}, progress
-            return progress.tokens_per_second
+            spent = _processor_seconds() - began
+            return progress.tokens_per_second, progress.tokens / spent
 
         run(None, 2 * engine.workers)  # all have the model
         for number in range(args.rounds):
             load = round(os.getloadavg()[0], 1)
             order = [("alone", 1), ("together", None)]
-            speeds = {
-                name: run(few, args.documents)
-                for name, few in (order if (number + args.seed) % 2 else order[::-1])
-            }
-            rounds.append({**speeds, "load": load})
+            found: dict[str, Any] = {"load": load}
+            for name, few in order if (number + args.seed) % 2 else order[::-1]:
+                found[name], found[f"{name}, of a processor"] = run(few, args.documents)
+            by = found["together, of a processor"] / found["alone, of a processor"]
+            rounds.append({**found, "free": engine.workers_at_all * by})
             print(rounds[-1], flush=True)
     return rounds
+
+
+def _processor_seconds() -> float:
+    """That the processes of all workers have taken."""
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cmdline").read_bytes().startswith(_WORKERS):
+                said = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(said[11]) + int(said[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

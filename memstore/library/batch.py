@@ -21,8 +21,8 @@ class Given(NamedTuple):
     name: str
     path: str  # what its file is called in errors
     data: bytes
-    known: tuple[str, ...]  # digests of texts of it that are published, or staged
-    taken: bool  # other content may be published by its name
+    known: tuple[str, ...]  # digests of texts of it that need not be read
+    taken: str | None = None  # the digest of the text that is published by its name
 
 
 Batch = Sequence[Given]

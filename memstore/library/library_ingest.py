@@ -144,7 +144,7 @@ class _Ingest:
             try:
                 batch.append(self._given(file))
             except InvalidInput as error:
-                refused = Given(file.name, str(file.path), b"", (), False)
+                refused = Given(file.name, str(file.path), b"", ())
                 self._add([Told.refused(refused, error)])
             if sum(len(one.data) for one in batch) >= most or len(batch) == _DOCUMENTS:
                 yield batch
@@ -158,8 +158,14 @@ class _Ingest:
                 data = opened.read(LIMITS.file_bytes + 1)
         except OSError as error:
             raise InvalidInput(f"cannot read {file.path}: {error.strerror}") from None
-        taken = file.name in self._before
-        return Given(file.name, str(file.path), data, self._known(file.name), taken)
+        taken = self._before.get(file.name)
+        return Given(
+            file.name,
+            str(file.path),
+            data,
+            self._known(file.name),
+            None if taken is None else taken.row.source_hash,
+        )
 
 
 def _size(file: File) -> int:

@@ -2,6 +2,7 @@
 its retries and the processes that read are Ray's.
 """
 
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -13,6 +14,7 @@ from memstore.library.batch import Batch, Done, Job, Told
 from memstore.share.format.manifest import Manifest
 
 _AHEAD = 2  # batches for every reader that are given to Ray: one is read, one waits
+_CONNECT = 10.0  # seconds
 _RETRIES = 5  # of a batch whose reader was ended, by Ray
 
 
@@ -33,8 +35,9 @@ class RayEngine(Closing):
             raise InvalidInput(f"--engine ray needs Ray: {install_extra('ray')}") from None
         self._ray = ray
         try:
+            _reach(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             why = str(error).partition("\n")[0]
             raise InvalidInput(f"no cluster of Ray at {address or 'this machine'}: {why}") from None
         self._unit = "GPU" if gpus and ray.cluster_resources().get("GPU") else "CPU"
@@ -103,6 +106,13 @@ class RayEngine(Closing):
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
         self._ray.shutdown()
+
+
+def _reach(address: str | None) -> None:
+    """Raises OSError at once where nobody listens, for which Ray waits for minutes."""
+    host, _, port = (address or "").rpartition("/")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), _CONNECT).close()
 
 
 class _ReaderEnded(MemstoreError):

@@ -52,7 +52,7 @@ def read_batch(job: Job, batch: Batch) -> Done:
             continue
         if text.digest in given.known:
             told.append(Told(given.name, "there", len(given.data), text.digest))
-        elif given.taken and not job.replace:
+        elif given.taken not in (None, text.digest) and not job.replace:
             told.append(Told.refused(given, _other_content(given.name, job.url)))
         else:
             texts.append((given, text))

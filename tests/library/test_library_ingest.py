@@ -81,6 +81,20 @@ def test_other_content_is_refused_or_replaces(tmp_path: Path) -> None:
     clean(url)
 
 
+def test_published_whole_the_same_is_kept_as_text_without_being_told_to_replace(
+    tmp_path: Path,
+) -> None:
+    path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
+    ingest(path, job(url))
+    as_text = job(url, keep="text", lookup=(("keep", "text"),))
+    _, _, told = ingest(path, as_text)
+    assert {one.status for one in told.values()} == {"read"}
+    assert document(url, "001.txt").bytes == 0
+    _, number, told = ingest(path, as_text)
+    assert number == 2 and {one.status for one in told.values()} == {"there"}
+    clean(url)
+
+
 def test_bad_documents_are_told_and_the_others_read(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
     (path / "binary.txt").write_bytes(b"a\0b")

@@ -238,6 +238,13 @@ def test_into_a_bucket_with_metrics(
     clean(bucket)
 
 
+def test_a_cluster_that_is_not_there_is_told_at_once(library: Path, tmp_path: Path) -> None:
+    address, pipes = f"127.0.0.1:{free_port()}", {"stderr": subprocess.PIPE}
+    words = library, "-r", "--to", f"file://{tmp_path}/many", "--engine", "ray"
+    told = ended(start("ingest", *words, "--address", address, fresh=True, **pipes))
+    assert told.status == 1 and f"no cluster of Ray at {address}" in told.err
+
+
 def test_a_document_that_ends_its_readers_is_told(
     cluster: Cluster, library: Path, tmp_path: Path
 ) -> None:
