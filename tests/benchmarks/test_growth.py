@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from memstore.hf.quantized_weights import QuantizedWeights, join
 from torch import nn
 
 from benchmarks.speed import growth_figure
 from benchmarks.speed.growth_weights import bytes_read
+from memstore.hf.generation.quantized_weights import QuantizedWeights, join
 from support.paths import ROOT
 
 KEPT = ROOT / "docs" / "results" / "cost.json"
