@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
-from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
+from benchmarks.real.passage_model import parser, passage_model
+from benchmarks.speed.growth_limits import STREAM
+from benchmarks.speed.growth_weights import Weights
 from memstore import MemoryStore
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.generation import Continuation, Sampler
 from memstore.model.passages.passage_session import PassageSession
@@ -35,7 +36,6 @@ from memstore.training.corpus import read_documents
 
 QUESTION = "What does the text say of it, and what follows?"
 TEXT = 40_000  # characters of a book
-READ = 256 << 20  # bytes, of the range that is read to measure the main memory
 
 RIVAL = """
 import json, sys, time
@@ -69,7 +69,10 @@ def main() -> None:
     options = read_options()
     prepare(options.threads)
     text = next(iter(read_documents(options.text)))[:TEXT]
-    readers = {weights: reader_with(options.model, weights) for weights in options.weights}
+    readers = {
+        weights: passage_model(options.model, options.dtype, weights=weights)
+        for weights in options.weights
+    }
     with tempfile.TemporaryDirectory() as folder:
         first = next(iter(readers.values()))
         path = Path(folder) / "memory"
@@ -86,20 +89,19 @@ def main() -> None:
                 )
                 for flash in (False, True)
             }
+            turns["reads"] = reading_turn()
             rounds = [
-                {name: turn() for name, turn in turns.items()}
-                | {"reads": bandwidth(options.threads)}
-                for _ in range(options.rounds + 1)
+                {name: turn() for name, turn in turns.items()} for _ in range(options.rounds + 1)
             ][1:]  # the first one is warm-up
-    sizes = {f"memory, {weights}": weight_bytes(reader) for weights, reader in readers.items()}
+    sizes = {
+        f"memory, {weights}": Weights(reader).generating for weights, reader in readers.items()
+    }
     print(report(rounds, sizes))
     write(options, {"rounds": rounds, "bytes": sizes})
 
 
 def read_options() -> argparse.Namespace:
-    options = plain_parser(__doc__)
-    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", default="smollm2", help="a directory, or smollm2")
+    options = parser(__doc__, dtype="bfloat16")
     options.add_argument("--gguf", required=True, help="the same weights, for llama.cpp")
     options.add_argument("--llama-python", required=True, help="a Python that has llama-cpp-python")
     add(options, "--weights", ["full", "int8", "auto"], "that tokens are generated with")
@@ -107,13 +109,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--tokens", 48, "that are generated")
     add(options, "--rounds", 9, "turns of each")
     return options.parse_args()
-
-
-def reader_with(model: str, weights: str) -> HuggingFacePassageModel:
-    """The model, which generates with these weights."""
-    reader = load_reader(model, weights=weights)
-    assert isinstance(reader, HuggingFacePassageModel)
-    return reader
 
 
 def session_of(reader: Any, store: MemoryStore, passages: int) -> PassageSession:
@@ -149,11 +144,7 @@ def memory_turn(
             # goes on behind the end of a turn, as llama.cpp does
             tokens = Continuation(session, state, options.tokens + 3, Sampler())
             next(tokens), next(tokens)
-            clock, busy = time.perf_counter(), time.process_time()
-            for _ in range(options.tokens):
-                next(tokens)
-            clock, busy = time.perf_counter() - clock, time.process_time() - busy
-            return Taken(clock / options.tokens, busy / options.tokens)
+            return taken(lambda: [next(tokens) for _ in range(options.tokens)], options.tokens)
 
     return turn
 
@@ -181,28 +172,17 @@ def rival_turn(options: argparse.Namespace, prompt: str, flash: bool) -> Callabl
     return turn
 
 
-def bandwidth(threads: int) -> Taken:
-    """Seconds a byte of reading main memory by so many threads."""
-    held = torch.ones(READ // 4)
-    best = Taken(float("inf"), float("inf"))
-    for _ in range(3):
-        clock, busy = time.perf_counter(), time.process_time()
-        held.sum()
-        one = Taken((time.perf_counter() - clock) / READ, (time.process_time() - busy) / READ)
-        best = min(best, one)
-    return best
+def reading_turn() -> Callable[[], Taken]:
+    """Read main memory: seconds a byte."""
+    stream = torch.rand(STREAM // 4)  # nonzero: every page is its own
+    return lambda: taken(stream.sum, STREAM)
 
 
-def weight_bytes(reader: HuggingFacePassageModel) -> int:
-    """What a generated token reads of the linear layers and the head, as they are multiplied."""
-    held: dict[int, Tensor] = {}
-    for layer in reader.model.modules():
-        if isinstance(layer, nn.Linear):
-            few = getattr(layer, "few", layer)
-            few = getattr(few, "whole", few)  # of several layers that are multiplied by together
-            weights = [layer.weight] if few is layer else vars(few).values()
-            held |= {id(one): one for one in weights}
-    return sum(one.numel() * one.element_size() for one in held.values())
+def taken(work: Callable[[], object], units: int) -> Taken:
+    """Seconds a unit of some work."""
+    clock, busy = time.perf_counter(), time.process_time()
+    work()
+    return Taken((time.perf_counter() - clock) / units, (time.process_time() - busy) / units)
 
 
 def report(rounds: list[dict[str, Taken]], sizes: dict[str, int]) -> str:

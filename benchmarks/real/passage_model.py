@@ -13,13 +13,13 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 
 
 def passage_model(
-    directory: Path | str, dtype: str = "float32", caution: float = 1.0
+    directory: Path | str, dtype: str = "float32", caution: float = 1.0, weights: str = "auto"
 ) -> HuggingFacePassageModel:
     """The model, its weights in this dtype; ends the command for one that is trained with
     landmarks. caution: of its lookups; 1 is what its gate was calibrated to, on planted facts as
-    most benchmarks ask for. Raises as `load_reader` does.
+    most benchmarks ask for. weights: that tokens are generated with. Raises as `load_reader` does.
     """
-    reader = load_reader(directory, dtype=DTYPES[dtype])
+    reader = load_reader(directory, dtype=DTYPES[dtype], weights=weights)
     if not isinstance(reader, HuggingFacePassageModel):
         raise SystemExit(f"{directory} is trained with landmarks: it chooses no passages")
     reader.lookup = replace(reader.lookup, caution=caution)

@@ -13,21 +13,18 @@ what fewer bits may change.
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import counting
 from benchmarks.real.questions import TASKS, build
 from memstore import MemoryStore
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.training.corpus import read_documents
 
@@ -53,12 +50,13 @@ def main() -> None:
         path = Path(temporary) / "memory"
         rows: dict[str, list[Said]] = {}
         for name in [*FULL, *(f"bfloat16 {weights}" for weights in options.weights)]:
-            reader = reader_with(options.model, name)
+            dtype, weights = name.split()
+            reader = passage_model(options.model, dtype, caution=0.0, weights=weights)
             with opened(reader, path, plan, questions) as store:
                 rows[name] = [asked(reader, store, one, options.most) for one in questions]
             print(f"  {name}: {sum(one.right for one in rows[name]):.0f} right", flush=True)
     print(compared(rows))
-    write(options, {"tasks": [one.task for one in questions], "rows": rows})
+    write(options, {"tasks": [one.task for one in questions], "rows": numbered(rows)})
 
 
 def read_options() -> argparse.Namespace:
@@ -71,15 +69,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--most", 32, "tokens of an answer")
     add(options, "--tasks", ASKED, choices=TASKS, metavar="TASK")
     return options.parse_args()
-
-
-def reader_with(model: str, name: str) -> HuggingFacePassageModel:
-    """The model by its line's name, answering whatever is asked."""
-    dtype, weights = name.split()
-    reader = load_reader(model, dtype=getattr(torch, dtype), weights=weights)
-    assert isinstance(reader, HuggingFacePassageModel)
-    reader.lookup = replace(reader.lookup, caution=0.0)
-    return reader
 
 
 def opened(
@@ -100,6 +89,18 @@ def asked(reader: Any, store: MemoryStore, question: Question, most: int) -> Sai
         state = session.ask(question.text, lambda: None)
         text = reader.tokenizer.decode(list(session.generate(state, most)))
         return Said(text, question.marks(text))
+
+
+def numbered(rows: dict[str, list[Said]]) -> dict[str, list[tuple[int, float]]]:
+    """For every text a number of its question, the same for the same text, in place of its words:
+    they may be a book's.
+    """
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in rows}
+    for answers in zip(*rows.values(), strict=True):
+        known: dict[str, int] = {}
+        for name, one in zip(rows, answers, strict=True):
+            found[name].append((known.setdefault(one.text, len(known)), one.right))
+    return found
 
 
 def compared(rows: dict[str, list[Said]]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
-from memstore.hf.attention_seam import ForwardCache, attach, run_layers
+from memstore.hf.attention_seam import ForwardCache, apart, attach, run_layers
 from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
@@ -17,8 +17,6 @@ from memstore.hf.model_rotary import ModelRotary
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12
-# by how much logits may differ, of the largest: in float32, and in half precision
-_TOLERANCE, _ROUGH = 1e-4, 0.05
 
 
 class AttachedDecoder:
@@ -77,7 +75,7 @@ class AttachedDecoder:
         them. quantized: as in ModelAdapter.hidden.
         """
         config = self.config
-        with self.weights.used() if quantized else as_loaded():
+        with self.weights.used(look=False) if quantized else as_loaded():
             logits = self._head(states.to(self.dtype)).float()
         logits = logits * (getattr(config, "logit_scale", None) or 1.0)
         logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
@@ -130,13 +128,11 @@ class AttachedDecoder:
         with torch.no_grad():
             stock = self.model(input_ids=ids, use_cache=False).logits[0].float()
             ours = self.logits(self.hidden(ids, attend)[0])
-        exact = self.dtype in (torch.float32, torch.float64)
-        most = float(stock.abs().max()) * (_TOLERANCE if exact else _ROUGH)
-        apart = float((stock - ours).abs().max())
-        if not apart <= most:
+        difference = apart(ours, stock, self.dtype)
+        if difference is not None:
             raise InvalidWeights(
                 f"{self.name} attends in a way that is not known here (its logits differ by "
-                f"{apart:.2g}); it cannot be given a memory"
+                f"{difference:.2g}); it cannot be given a memory"
             )
 
     def _text(self) -> Tensor:

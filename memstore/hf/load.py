@@ -210,16 +210,20 @@ def _in_hub_cache(name: str) -> bool:
 
 
 def wrap(
-    model: Any, tokenizer: Any, adaptation: Adaptation | None = None
+    model: Any, tokenizer: Any, adaptation: Adaptation | None = None, *, weights: str = "auto"
 ) -> HuggingFacePassageModel:
     """A reader over a transformers model and tokenizer that are loaded already; the model's
     weights, and what it computes without a memory, stay as they are.
 
-    adaptation: as for load_reader. Raises InvalidWeights for a model that cannot be given a memory.
+    adaptation, weights: as for load_reader. Raises InvalidWeights for a model that cannot be given
+    a memory, InvalidConfig for weights that are not for its device.
     """
+    generating = weights_named(weights, model.device)
     digest, named = digest_of(model), str(getattr(model, "name_or_path", ""))
     called = model_name(named) if named else None
-    return HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest, called=called)
+    return HuggingFacePassageModel(
+        model, tokenizer, adaptation, weights=digest, called=called, generating=generating
+    )
 
 
 def model_name(name: str | Path) -> ModelName:

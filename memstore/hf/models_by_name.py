@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidConfig, InvalidInput
 from memstore.hf.needed import PACKAGED, check_transformers
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def reader_named(
     """The model that ships by its name, one that `memstore train` wrote, or a Hugging Face model:
     see memstore.hf.load.load_reader.
 
-    compute: see Compute; a landmark model has no weights of fewer bits. own_process: this process
+    compute: see Compute; a landmark model refuses weights of fewer bits. own_process: this process
     does nothing else, and a small model may set how many threads torch uses. adaptation: of a
     Hugging Face model, as load_reader takes it. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
@@ -44,6 +44,7 @@ def reader_named(
     if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
         from memstore.model.landmark.landmark_model import load_model, load_model_for_command
 
+        _check_weights(compute)
         load = load_model_for_command if own_process else load_model
         given = {} if number_format is None else {"dtype": number_format}
         return load(name, device=compute.device, **given)
@@ -119,6 +120,18 @@ def _made_with(model: ModelName | None, where: str) -> str | None:
     if not Path(source).exists():
         raise InvalidInput(f"{made}, and {source} is no longer there; name it with --model")
     return source
+
+
+def _check_weights(compute: Compute) -> None:
+    """Raises InvalidConfig for weights that a landmark model does not have."""
+    import torch
+
+    from memstore.hf.generation.quantized_weights import weights_named
+
+    if weights_named(compute.weights, torch.device("cpu")) in ("int8", "int4"):
+        raise InvalidConfig(
+            f"a landmark model has no {compute.weights} weights; choose auto or full"
+        )
 
 
 def _is_ours(directory: Path) -> bool:

@@ -37,7 +37,7 @@ class RayEngine(Closing):
         try:
             _reach(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
             why = str(error).partition("\n")[0]
             raise InvalidInput(f"no cluster of Ray at {address or 'this machine'}: {why}") from None
         self._unit = "GPU" if gpus and ray.cluster_resources().get("GPU") else "CPU"

@@ -5,6 +5,7 @@ that is stored is computed with them.
 import copy
 import pickle
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
+from memstore.compute import Compute
 from memstore.errors import InvalidConfig
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation import quantized_products
 from memstore.hf.generation.quantized_products import quantized, stored_in_4_bits
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, weights_named
-from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.load import wrap
+from memstore.hf.models_by_name import reader_named
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_sum import Words
 from memstore.store.memory_store import MemoryStore
@@ -170,6 +173,13 @@ def test_a_command_refuses_unknown_weights(tmp_path, monkeypatch):
     assert result.exit_code == 1 and "choose auto, full, int8, int4" in result.output
 
 
+def test_a_landmark_model_refuses_weights_that_it_does_not_have():
+    for weights, advice in (("int8", "auto or full"), ("int3", "auto, full, int8, int4")):
+        with pytest.raises(InvalidConfig, match=advice):
+            reader_named("books-1m", compute=Compute(weights=weights))
+    assert reader_named("books-1m", compute=Compute(weights="full")).signature
+
+
 TEXT = "".join(
     f"The {colour} {thing} of the {place} has the number {number}. "
     for number, (colour, thing, place) in enumerate(
@@ -181,14 +191,20 @@ TEXT = "".join(
 )
 
 
+@contextmanager
+def generating(weights, directory):
+    """A reader that generates with these weights, and an empty memory."""
+    adaptation = Adaptation(Words(), top_k=1)
+    reader = wrap(decoder("llama"), tokenizer(True), adaptation, weights=weights)
+    path = directory / weights
+    with MemoryStore.create(path, reader.signature, selector=reader.keeps) as store:
+        yield reader, store
+
+
 def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
     stored = {}
     for weights in ("full", "int4"):
-        reader = HuggingFacePassageModel(
-            decoder("llama"), tokenizer(True), Adaptation(Words(), top_k=1), generating=weights
-        )
-        path = tmp_path / weights
-        with MemoryStore.create(path, reader.signature, selector=reader.keeps) as store:
+        with generating(weights, tmp_path) as (reader, store):
             reader.ingest("The inn is closed.", store, name="first")
             reader.ask("Is the inn closed?", store, max_new_tokens=6)  # makes them
             document = reader.ingest(TEXT, store, name="inventory")
@@ -209,11 +225,7 @@ def test_an_answer_with_them_is_said_in_other_numbers_only_after_its_first_token
     """The question is read with the weights as they were loaded."""
     states = {}
     for weights in ("full", "int8"):
-        reader = HuggingFacePassageModel(
-            decoder("llama"), tokenizer(True), Adaptation(Words(), top_k=1), generating=weights
-        )
-        path = tmp_path / weights
-        with MemoryStore.create(path, reader.signature, selector=reader.keeps) as store:
+        with generating(weights, tmp_path) as (reader, store):
             reader.ingest(TEXT, store, name="inventory")
             with reader.session(store) as session:
                 first = session.ask("Where is the grey anchor?", lambda: None)

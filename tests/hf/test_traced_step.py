@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from memstore.hf.attention_seam import ForwardCache, run_layers
+from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation.traced_step import TracedStep
 from support.tiny_decoder import KINDS, decoder, of_kind
@@ -22,7 +22,7 @@ def attend(layer, q, k, v):
 
 def by_modules(model: AttachedDecoder, given, enter=None):
     with torch.no_grad():
-        return run_layers(model._stack, given, ForwardCache(attend), enter=enter)
+        return run_layers(attach(model.model), given, ForwardCache(attend), enter=enter)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -30,7 +30,7 @@ def by_modules(model: AttachedDecoder, given, enter=None):
 def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
     model = AttachedDecoder(of_kind(kind), "full")
     ids = torch.arange(rows)[:, None] + 7
-    step = TracedStep(model._stack)
+    step = TracedStep(attach(model.model))
     with torch.no_grad():
         states = step(ids, attend, None, 0)
     assert (states is None) == (kind in UNTRACED)

@@ -23,6 +23,15 @@ _SAMPLE = 8  # rows by which a layer shows whether it was stored in 4 bits
 _EXACT = 2.0**-7  # of the largest of a group: what rounding to bfloat16 may change
 
 
+def multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [.., in_features] in any dtype -> [.., out_features], with the bias of a layer."""
+    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+    product = few(rows).to(x.dtype)
+    if bias is not None:
+        product = product + bias
+    return product.view(*x.shape[:-1], -1)
+
+
 @torch.no_grad()
 def quantized(weight: Tensor, weights: Weights) -> Multiply | None:
     """The product with a weight [out_features, in_features] in so few bits; None where torch has

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from memstore.errors import InvalidConfig
 from memstore.hf.generation import quantized_products
-from memstore.hf.generation.quantized_products import Multiply, Weights, quantized
+from memstore.hf.generation.quantized_products import Multiply, Weights, multiply, quantized
 
 MOST_ROWS = 8  # tokens of a step; more of them are multiplied faster by the weights as loaded
 
@@ -67,15 +67,16 @@ class QuantizedWeights:
         self._times = 0
 
     @contextmanager
-    def used(self) -> Iterator[int]:
+    def used(self, *, look: bool = True) -> Iterator[int]:
         """Within it this thread's forward passes multiply by them. Gives how often they were made:
-        another number whenever they are others, 0 where there are none.
+        another number whenever they are others, 0 where there are none. look: whether weights have
+        changed since; once a token is enough.
         """
         if self._weights == "full" or not self._linear or not self._on_cpu:
             yield 0
             return
         with self._making:
-            if self._of != (state := self._state):
+            if (look or not self._times) and self._of != (state := self._state):
                 self._make()
                 self._of, self._times = state, self._times + 1
         with _taking(True):
@@ -88,8 +89,9 @@ class QuantizedWeights:
     @property
     def _state(self) -> object:
         """Where all weights are, and how often each was written to."""
-        parts = [*self._linear, *([self._head] if self._head is not None else [])]
-        weights = [one.weight for one in parts]
+        parts = self._linear if self._head is None else [*self._linear, self._head]
+        # past Module.__getattr__, which takes longer than all the rest
+        weights = [cast(Tensor, one._parameters["weight"]) for one in parts]
         return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
 
     def _make(self) -> None:
@@ -110,10 +112,7 @@ class _Linear(nn.Linear):
         rows = x.numel() // x.shape[-1]
         if rows > MOST_ROWS or not getattr(_active, "now", False):
             return super().forward(x)
-        product = self.few(x.reshape(rows, -1).to(torch.bfloat16).contiguous()).to(x.dtype)
-        if self.bias is not None:
-            product = product + self.bias
-        return product.view(*x.shape[:-1], -1)
+        return multiply(self.few, x, self.bias)
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:

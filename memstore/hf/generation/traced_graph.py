@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from memstore.hf.generation.quantized_products import Multiply
+from memstore.hf.generation.quantized_products import multiply
 
 _aten = torch.ops.aten
 
@@ -47,13 +47,13 @@ class Graph:
         for node in self._graph.nodes:
             if node.target is _aten.linear.default and node.args[1] in weights:
                 x, few, *bias = node.args
-                node.target, node.args = _multiply, (few, x, *bias)
+                node.target, node.args = multiply, (few, x, *bias)
 
     def products(self) -> Iterable[list[fx.Node]]:
         """Products by quantized weights, those of one factor together."""
         of: dict[Any, list[fx.Node]] = {}
         for node in self._graph.nodes:
-            if node.target is _multiply:
+            if node.target is multiply:
                 of.setdefault(node.args[1], []).append(node)
         return of.values()
 
@@ -63,7 +63,7 @@ class Graph:
         with self._graph.inserting_after(last):
             whole = self._graph.placeholder(f"joined_{nodes[0].name}")
         with self._graph.inserting_before(nodes[0]):
-            product = self._graph.call_function(_multiply, (whole, nodes[0].args[1]))
+            product = self._graph.call_function(multiply, (whole, nodes[0].args[1]))
         start = 0
         for node, count in zip(nodes, rows, strict=True):
             node.target, node.args = _part, (product, start, count, *node.args[2:])
@@ -123,14 +123,6 @@ def _fold_product(node: fx.Node, known: dict[fx.Node, Tensor]) -> None:
 def _equal_form(node: fx.Node, other: Any) -> bool:
     one, two = node.meta["val"], other.meta["val"]
     return (one.shape, one.dtype) == (two.shape, two.dtype)
-
-
-def _multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
-    product = few(rows).to(x.dtype)
-    if bias is not None:
-        product = product + bias
-    return product.view(*x.shape[:-1], -1)
 
 
 def _part(product: Tensor, start: int, rows: int, bias: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from memstore.hf.attention_seam import ForwardCache, active, cache_argument
+from memstore.hf.attention_seam import ForwardCache, active, run_layers
 from memstore.hf.generation.quantized_products import Multiply
 from memstore.hf.generation.quantized_weights import join
 from memstore.hf.generation.traced_graph import Graph
@@ -71,18 +71,11 @@ def called(decoder: nn.Module, given: Tensor) -> list[Call]:
 
     hooks = [layer.register_forward_hook(seen, with_kwargs=True) for layer in layers_of(decoder)]
     try:
-        by_modules(decoder, given, lambda layer, q, k, v: q)
+        run_layers(decoder, given, ForwardCache(lambda layer, q, k, v: q))
     finally:
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def by_modules(decoder: nn.Module, given: Tensor, attend: Attend) -> Tensor:
-    cache = ForwardCache(attend)
-    named = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
-    output = decoder(**named, **cache_argument(decoder, cache), use_cache=True)
-    return cast(Tensor, output.last_hidden_state)
 
 
 def layers_of(decoder: nn.Module) -> list[nn.Module]:
@@ -173,7 +166,7 @@ def whole_graph(decoder: nn.Module, given: Tensor, calls: Sequence[Call]) -> Cal
         _StandIn(layer, number, call)
         for number, (layer, call) in enumerate(zip(layers_of(decoder), calls))
     )
-    graph = Graph(lambda ids: by_modules(stand_in, ids, lambda _, q, k, v: q), given)
+    graph = Graph(lambda ids: run_layers(stand_in, ids, ForwardCache(lambda _, q, k, v: q)), given)
     layers, attend, enter = (graph.input(name) for name in ("layers", "attend", "enter"))
     graph.call(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
     return graph.compiled()
