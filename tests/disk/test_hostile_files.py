@@ -140,7 +140,7 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
         MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store,
         pytest.raises(MemstoreError, match="link"),
     ):
-        ingest(store, "b", text=2, tokens=100 * CHUNK)
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
         store.build_index()
     assert not list(outside.iterdir())
 
@@ -279,7 +279,7 @@ def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
     umask = os.umask(0o000)
     try:
         with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
-            ingest(store, "b", text=2, tokens=100 * CHUNK)
+            ingest(store, "b", text=2, tokens=300 * CHUNK)
             store.compact()
             assert mode(memory / "data.mdb") == wanted
             store.build_index()
@@ -317,8 +317,7 @@ def test_commands_with_closed_streams_end_as_they_would(
 ) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         ingest(store, "b", text=2, tokens=100)
-    every = [*COMMANDS.items()]  # without all streams; each of them without one
-    for command, status in every if len(closed) > 1 else every[closed[0] :: 3]:
+    for command, status in COMMANDS.items():
         words = command.format(there=tmp_path / "b.memory").split()
         done = subprocess.run(
             python_command("memstore", *words, "--store", str(memory)),
@@ -382,7 +381,7 @@ def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_els
 ) -> None:
     pytest.importorskip("faiss")
     with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
-        ingest(store, "b", text=2, tokens=100 * CHUNK)
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
         store.build_index()
     kept = {entry.name for entry in (memory / "index").iterdir()}
     for path in (memory / "index" / "layer-1.idx", memory / "data.mdb"):

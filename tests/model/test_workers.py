@@ -367,7 +367,7 @@ def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
 @pytest.mark.parametrize(
     ("number", "late", "fresh"),
     [
-        (signal.SIGINT, False, False),
+        (signal.SIGINT, False, True),
         (signal.SIGINT, True, False),
         (signal.SIGTERM, False, False),
         (signal.SIGTERM, True, False),

@@ -23,8 +23,8 @@ from support.passage_documents import LAYERS, add, ask, check_content, ingest, i
 from support.selected_documents import create
 from support.synthetic_documents import is_whole
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
-SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "2"))
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "12"))
+SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "4"))
 PROCESSES = 8 if SECONDS > 60 else 4
 COUNT = 40
 TURNS = int(os.environ.get("MEMSTORE_BUDGET_TURNS", "60"))

@@ -57,7 +57,7 @@ from support.synthetic_documents import (
 )
 from support.synthetic_documents import ingest as ingest_chunks
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "10"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "80")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind

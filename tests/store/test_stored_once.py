@@ -33,10 +33,10 @@ from support.selected_documents import create, words
 from support.synthetic_documents import is_whole
 
 COUNT = 40
-SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "2"))
+SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "4"))
 PROCESSES = 8 if SECONDS > 60 else 4
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
-CALLS = int(os.environ.get("MEMSTORE_CALLS", "5"))  # at which of them a job is killed
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "12"))
+CALLS = int(os.environ.get("MEMSTORE_CALLS", "8"))  # at which of them a job is killed
 
 
 @pytest.fixture
