@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from memstore.disk.format.document import Document
 from memstore.errors import MemoryNotFound, StoreUnavailable, WrongModel
 from memstore.library import library_ingest, reading
+from memstore.share.format.document_pages import PAGES
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
 from memstore.share.format.staged import STAGED
@@ -197,6 +198,22 @@ def test_what_was_pruned_is_read_again(tmp_path: Path, replacing: bool) -> None:
     _, number, told = ingest(path, job(url, replace=replacing))
     assert number == 2 and "read" in {one.status for one in told.values()}
     clean(url)
+
+
+def test_what_nobody_goes_on_with_is_pruned_where_nothing_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
+    objects = open_object_store(url, make=True)
+    with pytest.raises(MemoryNotFound):
+        prune(objects, grace=0.0)
+    monkeypatch.setattr(library_ingest, "publish_staged", dead)
+    with pytest.raises(Killed):
+        ingest(path, job(url))
+    there = [found.name for kind in (FOLDER, PAGES, STAGED) for found in objects.names(kind)]
+    assert prune(objects, grace=3600.0).objects == 0  # somebody may go on
+    assert prune(objects, grace=0.0).objects == len(there) > 3
+    assert not any([*objects.names(kind)] for kind in (FOLDER, PAGES, STAGED))
 
 
 def test_two_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ segments and pages that none of those that are left names, nor what is staged fo
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -34,14 +34,15 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
 
     A manifest is needed until another has followed it for so long, and so is what it names; what is
     staged, until nothing has been staged for so long.
-    Raises MemoryNotFound, StoreUnavailable, CorruptMemory (a manifest that is needed, or a page of
-    it, is damaged: then nothing is removed).
+    Raises MemoryNotFound (nothing is published, nor staged), StoreUnavailable, CorruptMemory (a
+    manifest that is needed, or a page of it, is damaged: then nothing is removed).
     """
     before = time.time() - grace
     # Listed before the manifests are read: what a later manifest names was sent later, or is named
     # by an earlier one, too.
     listed_objects = [*objects.names(FOLDER), *objects.names(PAGES)]
     staged = list(objects.names(STAGED))  # before the manifests, by one of which it may be followed
+    ever_staged = bool(staged)
     if not any(found.modified >= before for found in staged):
         listed_objects += staged  # nobody has gone on for so long
         staged = []
@@ -50,21 +51,14 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     for found in objects.names(MANIFESTS):
         with suppress(ValueError):  # another's object stays where it is
             listed[manifest_number(found.name)] = found
-    newest = Published.open(objects)
-    old = [
-        number
-        for number in sorted(listed)
-        if number < newest.manifest.number
-        and any(other > number and found.modified < before for other, found in listed.items())
-    ]
-    named |= _named(newest)
-    pages = {page.name for page in newest.manifest.pages}
-    for number in sorted(listed):
-        if number < newest.manifest.number and number not in old:
-            try:
-                named |= _named(Published.at(objects, number), known=pages)
-            except ObjectNotFound:
-                continue  # another removes at the same time
+    # an ingest that nobody goes on with may have staged what no manifest ever followed
+    newest = Published.newest(objects) if ever_staged else Published.open(objects)
+    old: list[int] = []
+    if newest is not None:
+        old = _followed(listed, newest, before)
+        named |= _named_by(
+            objects, newest, [number for number in sorted(listed) if number not in old]
+        )
     gone = [
         found for found in listed_objects if found.name not in named and found.modified < before
     ]
@@ -72,6 +66,29 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     objects.delete([manifest_name(number) for number in old])  # first, so that none names what goes
     objects.delete([found.name for found in gone])
     return Pruned(len(old), len(gone), _bytes([*manifests, *gone]), objects.sweep(grace))
+
+
+def _followed(listed: Mapping[int, Found], newest: Published, before: float) -> list[int]:
+    """The manifests that have been followed by another for so long."""
+    return [
+        number
+        for number in sorted(listed)
+        if number < newest.manifest.number
+        and any(other > number and found.modified < before for other, found in listed.items())
+    ]
+
+
+def _named_by(objects: ObjectStore, newest: Published, numbers: Sequence[int]) -> set[str]:
+    """The objects that the newest manifest and those before it of these numbers name."""
+    named = _named(newest)
+    pages = {page.name for page in newest.manifest.pages}
+    for number in numbers:
+        if number < newest.manifest.number:
+            try:
+                named |= _named(Published.at(objects, number), known=pages)
+            except ObjectNotFound:
+                continue  # another removes at the same time
+    return named
 
 
 def _staged(objects: ObjectStore, found: Iterable[Found]) -> set[str]:
