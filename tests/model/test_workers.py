@@ -26,6 +26,7 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 
 from memstore import MemoryStore, load_model, load_reader, wrap
+from memstore.disk.files import DATA
 from memstore.disk.lmdb.transaction import TABLES
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
 from memstore.hf.known_selectors import made_here
@@ -409,7 +410,8 @@ def test_no_worker_outlives_the_command(
     assert "Traceback" not in err
     if number != signal.SIGKILL:
         assert not list(own.iterdir())
-    assert whole(tmp_path / "m")
+    if late or (tmp_path / "m" / DATA).exists():  # ended early, it may not have made the memory yet
+        assert whole(tmp_path / "m")
 
 
 @pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
