@@ -36,7 +36,8 @@ def index(
 
     For memories too large to search exactly. It is kept beside the memory and used by every later
     command; documents read after it are searched exactly until there are enough of them to join it.
-    Build it again after much has changed.
+    Build it again after much has changed. --index and --recall are of models with landmark keys of
+    their own.
     """
     options: OpenOptions = {}
     if kind is not None:
@@ -44,14 +45,21 @@ def index(
     if recall is not None:
         options["index_recall"] = recall
     with opened(store, by, options, read_only=False) as (reader, memory):
-        if reader.keeps is not None:
+        if reader.keeps != memory.selector:
             raise InvalidInput(
-                f"this model finds passages by {reader.keeps.name}, which has no landmarks to "
-                "index; `memstore reindex` has a memory found by its present selector"
+                "another selector than this model's finds passages here; `memstore reindex` has "
+                "the memory found by the model's, and then this command makes its index"
             )
-        built = _built(reader, memory, "layers")
+        if reader.keeps is not None and options:
+            raise InvalidInput(
+                "--index and --recall are of models with landmark keys; leave them out"
+            )
+        built = _built(reader, memory, "layers" if reader.keeps is None else "tokens")
     if as_json:
         console.emit({"store": str(store), "index": built})
+        return
+    if reader.keeps is not None:
+        _say_lists(built)
         return
     for layer, engine in built["engines"].items():
         efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
@@ -61,6 +69,17 @@ def index(
         f"{built['seconds']:.1f} s"
         if built["engines"]
         else "too few landmarks to index; they are searched exactly"
+    )
+
+
+def _say_lists(built: dict[str, Any]) -> None:
+    lists = built["engines"]
+    if not lists:
+        console.say("nothing here that lists are made of; passages are scored exactly")
+        return
+    console.say(
+        f"{lists['lists']:,} lists of {lists['landmarks']:,} token landmarks of "
+        f"{lists['passages']:,} passages, {console.size(lists['bytes'])}; {built['seconds']:.1f} s"
     )
 
 
@@ -78,7 +97,9 @@ def reindex(store: Store, *, by: ModelOptions, as_json: Json = False) -> None:
                 "`memstore index` builds an approximate index over them"
             )
         selector = reader.keeps.name
-        built = _built(reader, memory, "documents")
+        built: dict[str, Any] = {"replaced": False, "seconds": 0.0}
+        if memory.selector != reader.keeps:
+            built = _built(reader, memory, "documents")
     if as_json:
         told = {"replaced": built["replaced"], "seconds": built["seconds"]}
         console.emit({"store": str(store), "selector": selector, **told})

@@ -93,7 +93,7 @@ def sweep(directory: Path, begun: re.Pattern[str] = _BEGUN_IN_MEMORY) -> None:
                     os.close(file)
 
 
-_INDEX_FILE = re.compile(r"(layer-\d+|queries)\.idx")
+_INDEX_FILE = re.compile(r"(layer-\d+|queries|passages)\.idx|passages\.lists")
 
 
 def remove_index(path: Path) -> None:

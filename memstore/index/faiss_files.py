@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memstore.disk.files import NO_SPACE, sweep
+from memstore.disk.files import sweep
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
 from memstore.index import faiss_format
 from memstore.index.faiss_head import has_faiss
 from memstore.index.faiss_index import FaissIndex
+from memstore.index.index_file import Unusable, refusals
 
 PAYING = 65_536  # landmarks of a layer from where on `update` finds an engine worth building
 
@@ -55,7 +56,7 @@ class FaissFiles:
             except InvalidInput as error:  # no FAISS here
                 log.warning("%s; searching exactly", error)
                 return
-            except (faiss_format.Unusable, OSError) as problem:
+            except (Unusable, OSError) as problem:
                 log.warning(
                     "%s: %s; building it again from the landmark keys", self.directory, problem
                 )
@@ -102,7 +103,7 @@ class FaissFiles:
             self.index.build(layer, top_k)
             self._write(layer)
         if self.directory is not None and self.index.queries.kept:
-            with self._writing():
+            with refusals(self.directory):
                 faiss_format.write_samples(self.directory, self.index.queries.kept)
         if progress is not None:
             progress(len(self.layers), len(self.layers))
@@ -142,23 +143,11 @@ class FaissFiles:
             self.index.queries.kept = faiss_format.read_samples(self.directory)
         except FileNotFoundError:
             pass
-        except (faiss_format.Unusable, OSError) as problem:
+        except (Unusable, OSError) as problem:
             log.warning("%s: %s", self.directory, problem)
 
     def _write(self, layer: int) -> None:
         if self.directory is None or layer not in self.index.built:
             return
-        with self._writing():
+        with refusals(self.directory):
             faiss_format.write(self.directory, self.index, layer)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """What the system refuses, by name: StorageFull or ReadOnlyMemory."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise StorageFull(
-                    f"{self.directory}: no room for the index; make room and run it again"
-                ) from error
-            raise ReadOnlyMemory(f"{self.directory} cannot be written: {error.strerror}") from error

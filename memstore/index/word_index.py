@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -20,8 +20,11 @@ from xxhash import xxh32_intdigest
 from memstore.disk.format.block_words import BlockWords
 from memstore.index.block_rows import Ranges, Remembered, Rows
 from memstore.index.scope import Scope
+from memstore.index.word_postings import HeldPostings, MappedPostings, Postings, keys_of
 
 K1, B = 1.2, 0.75
+
+_SAMPLED = 4096  # blocks by which a spread is told; a rarer word may be in none of them
 
 _WORD = re.compile(r"[^\W_]+")
 _SHIFT = np.uint64(32)
@@ -42,23 +45,6 @@ def count(text: str) -> list[tuple[int, int]]:
     return sorted(Counter(split(text)).items())
 
 
-class _Postings(NamedTuple):
-    """Words of rows, in order of hash and row."""
-
-    keys: np.ndarray  # uint64 [n]: hash, row
-    counts: np.ndarray  # uint16 [n]
-
-    @classmethod
-    def of(cls, keys: np.ndarray, counts: np.ndarray) -> "_Postings":
-        order = np.argsort(keys)
-        return cls(keys[order], counts[order])
-
-    def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that hold a word, and how often."""
-        low, high = np.searchsorted(self.keys, _bounds(word))
-        return self.keys[low:high].astype(np.uint32), self.counts[low:high]
-
-
 class WordIndex:
     """The words of the blocks of many documents. Safe for several threads.
 
@@ -70,7 +56,8 @@ class WordIndex:
         self._lock = threading.RLock()
         self._rows, self._lengths = Rows(), np.zeros(0, dtype=np.float32)
         self._new: list[tuple[np.ndarray, np.ndarray]] = []  # keys and counts, in no order
-        self._sorted: list[_Postings] = []  # each more than twice as large as the next
+        self._sorted: list[HeldPostings] = []  # each more than twice as large as the next
+        self._mapped: MappedPostings | None = None
         self._scopes = Remembered()
 
     def add(self, document: int, first_block: int, words: BlockWords) -> None:
@@ -87,9 +74,31 @@ class WordIndex:
                 self._lengths = grown
             block = np.repeat(np.arange(n), words.sizes)
             self._lengths[start : start + n] = np.bincount(block, words.counts, minlength=n)
-            keys = words.hashes.astype(np.uint64) << _SHIFT | (block + start).astype(np.uint64)
-            self._new.append((keys, words.counts))
+            self._new.append((keys_of(words.hashes, block + start), words.counts))
             self._scopes.clear()
+
+    def take(
+        self,
+        documents: Sequence[tuple[int, int, bool]],
+        lengths: np.ndarray,
+        postings: MappedPostings,
+    ) -> bool:
+        """Begin with words that lie in a file; whether that was done: an index that holds words
+        already does not.
+
+        documents: of each its number, its blocks in consecutive rows, and whether it is to be
+        known; lengths: float32 [rows], words of each.
+        """
+        with self._lock:
+            if self._rows.end:
+                return False
+            for document, blocks, known in documents:
+                if known:
+                    self._rows.append(document, 0, blocks)
+                else:
+                    self._rows.end += blocks
+            self._lengths, self._mapped = lengths.copy(), postings
+            return True
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
@@ -119,28 +128,88 @@ class WordIndex:
             held = [*self._new, *self._sorted]
             return self._lengths.nbytes + sum(keys.nbytes + counts.nbytes for keys, counts in held)
 
-    def scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+    def _parts(self, word: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows that hold a word, and how often, from where words are held."""
+        mapped: list[Postings] = [] if self._mapped is None else [self._mapped]
+        return [postings.find(word) for postings in (*mapped, *self._sorted)]
+
+    def scores(
+        self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
+    ) -> Tensor:
         """BM25 of each block of the scope, [blocks] float32: the sum over the words of a question
         of weight · idf · tf / (tf + K1·(1 - B + B·length / mean length)).
 
-        idf = ln(1 + (N - df + .5) / (df + .5)) over the N blocks of the scope, of which df hold the
-        word (as Lucene has it). words: hash -> weight, 1 for a plain word. Raises DocumentNotFound
-        if the scope names blocks that are not held.
+        idf = ln(1 + (N - df + .5) / (df + .5)) over the N blocks of `whole` (None: of the scope),
+        of which df hold the word (as Lucene has it), and the mean is theirs. words: hash -> weight,
+        1 for a plain word. Raises DocumentNotFound if a scope names blocks that are not held.
         """
         with self._lock:
             self._settle()
-            found: _Scope = self._scopes.get(scope, lambda: self._look(scope))
+            if whole is not None:
+                wanted = _numbers(self._rows.ranges(scope))
+                return torch.from_numpy(self._scores(words, self._of(whole), wanted))
+            found = self._of(scope)
             scores = np.zeros(self._rows.end, dtype=np.float32)
-            for word, weight in words.items():
-                parts = [postings.find(word) for postings in self._sorted]
-                rows = np.concatenate([found.none, *(rows for rows, _ in parts)])
-                counts = np.concatenate([found.none, *(counts for _, counts in parts)])
-                inside = found.holds[rows]
-                rows, counts = rows[inside], counts[inside].astype(np.float32)
-                idf = math.log(1 + (found.blocks - len(rows) + 0.5) / (len(rows) + 0.5))
-                scores[rows] += weight * idf * counts / (counts + found.damping[rows])
+            for weighted, parts in self._weighted(words, found):
+                for rows, counts in parts:
+                    inside = found.holds[rows]
+                    at, tf = rows[inside], counts[inside].astype(np.float32)
+                    scores[at] += weighted * tf / (tf + found.damping[at])
         pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
         return torch.from_numpy(np.concatenate(pieces))
+
+    def spread(self, words: Mapping[int, float], whole: Scope) -> tuple[float, float]:
+        """Mean and standard deviation of the scores of all blocks of a scope, told by those that
+        hold a rare word and by a sample of the others.
+        """
+        with self._lock:
+            self._settle()
+            found = self._of(whole)
+            rare = [self._lengths[:0].astype(np.int64)]
+            for word in words:
+                parts = [rows for rows, _ in self._parts(word)]
+                if sum(map(len, parts)) <= _SAMPLED:
+                    rare += [rows[found.holds[rows]].astype(np.int64) for rows in parts]
+            known = np.unique(np.concatenate(rare))
+            drawn = np.random.default_rng(found.blocks).integers(0, self._rows.end, 2 * _SAMPLED)
+            drawn = np.setdiff1d(drawn[found.holds[drawn]], known)
+            first = self._scores(words, found, known).astype(np.float64)
+            rest = self._scores(words, found, drawn).astype(np.float64)
+        share = len(known) / max(1, found.blocks)
+        moments = [share * (first**power).mean() if len(first) else 0.0 for power in (1, 2)]
+        moments = [
+            moment + (1 - share) * (rest**power).mean() if len(rest) else moment
+            for power, moment in zip((1, 2), moments)
+        ]
+        return moments[0], max(0.0, moments[1] - moments[0] ** 2) ** 0.5
+
+    def _of(self, scope: Scope) -> "_Scope":
+        found: _Scope = self._scopes.get(scope, lambda: self._look(scope))
+        return found
+
+    def _weighted(
+        self, words: Mapping[int, float], found: "_Scope"
+    ) -> Iterator[tuple[float, list[tuple[np.ndarray, np.ndarray]]]]:
+        """Of every word what a block that holds it often has of it, and its rows and counts."""
+        for word, weight in words.items():
+            parts = self._parts(word)
+            holding = found.holding.get(word)
+            if holding is None:
+                holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
+                found.holding[word] = holding
+            yield weight * math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5)), parts
+
+    def _scores(
+        self, words: Mapping[int, float], found: "_Scope", wanted: np.ndarray
+    ) -> np.ndarray:
+        """Of some rows of a scope alone, float32 [wanted]."""
+        scores = np.zeros(len(wanted), dtype=np.float32)
+        for weighted, parts in self._weighted(words, found):
+            for rows, counts in parts:
+                at, among = _among(wanted, rows)
+                tf = counts[among].astype(np.float32)
+                scores[at] += weighted * tf / (tf + found.damping[wanted[at]])
+        return scores
 
     def _look(self, scope: Scope) -> "_Scope":
         ranges = self._rows.ranges(scope)
@@ -150,19 +219,19 @@ class WordIndex:
         blocks, lengths = int(holds.sum()), self._lengths[: self._rows.end]
         mean = float(lengths[holds].mean(dtype=np.float64)) if blocks else 0.0
         damping = K1 * (1 - B + B * lengths / (mean or 1.0))
-        return _Scope(ranges, holds, blocks, damping, np.zeros(0, dtype=np.uint32))
+        return _Scope(ranges, holds, blocks, damping, {})
 
     def _settle(self) -> None:
         """Sort what is new, and leave out what was dropped once that is half of all."""
         if self._rows.end > 2 * self._rows.live + 64:
             self._leave_out()
         if self._new:
-            self._sorted.append(_Postings.of(*map(np.concatenate, zip(*self._new))))
+            self._sorted.append(HeldPostings.of(*map(np.concatenate, zip(*self._new))))
             self._new = []
         while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(
             self._sorted[-1].keys
         ):
-            self._sorted[-2:] = [_Postings.of(*map(np.concatenate, zip(*self._sorted[-2:])))]
+            self._sorted[-2:] = [HeldPostings.of(*map(np.concatenate, zip(*self._sorted[-2:])))]
 
     def _leave_out(self) -> None:
         """Number anew the rows that some document has."""
@@ -175,7 +244,9 @@ class WordIndex:
             number[start : start + run.size] = np.arange(rows.end, rows.end + run.size)
             rows.append(document, run.first_block, run.size)
         held = [*self._sorted, *self._new]
-        self._sorted, self._new = [], []
+        if self._mapped is not None:
+            held.append(self._mapped.all())
+        self._sorted, self._new, self._mapped = [], [], None
         for keys, counts in held:
             row = number[keys.astype(np.uint32)]
             keys = (keys >> _SHIFT << _SHIFT | row.astype(np.uint64))[row >= 0]
@@ -192,10 +263,20 @@ class _Scope(NamedTuple):
     holds: np.ndarray  # bool [rows]: is the row in it
     blocks: int
     damping: np.ndarray  # float32 [rows]: what a count is damped by
-    none: np.ndarray  # of no rows
+    holding: dict[int, int]  # of words that were asked for: how many blocks hold them
 
 
-def _bounds(word: int) -> np.ndarray:
-    """Between which keys those of a word lie."""
-    first = np.uint64(word) << _SHIFT
-    return np.array([first, first | np.uint64(0xFFFF_FFFF)], dtype=np.uint64)
+def _numbers(ranges: Ranges) -> np.ndarray:
+    """The rows of ranges, int64."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(*rows) for rows in ranges)])
+
+
+def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of some wanted rows are among rows that ascend: where in `wanted`, and where in
+    `rows`.
+    """
+    if not len(rows):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    near = np.searchsorted(rows, wanted).clip(max=len(rows) - 1)
+    at = np.flatnonzero(rows[near] == wanted)
+    return at, near[at]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.index import Hits, Scope
     from memstore.store.retrieve.selector_index import SelectorIndex
     from memstore.store.retrieve.session_document import SessionDocument
+    from memstore.store.retrieve.shortlist import Shortlist
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.lease import Lease
 
@@ -79,6 +80,15 @@ class Lookups(OpenMemory):
         -> weight. See WordIndex.scores. Raises what token_maxima raises.
         """
         return self._select().scores(words, scope)
+
+    def shortlist(self, q: "Tensor", weights: "Tensor", scope: "Scope") -> "Shortlist | None":
+        """The blocks of a large scope that are worth an exact score, where that is the sum over
+        rows of weight times the greatest product with a block's token landmarks: proposed by lists
+        that `build_index` made. None where every block is to be scored, or there are no lists.
+
+        q: float32 [T, width]; weights: float32 [T], which sum to 1. Raises CorruptMemory.
+        """
+        return self._retrieve().shortlist(q, weights, scope)
 
     def _select(self) -> "SelectorIndex":
         selected = self._retrieve().selected
@@ -257,15 +267,17 @@ class Lookups(OpenMemory):
 
         Queries that were kept by `sampled_queries`, or saved before, tell what to optimise for; a
         head without any looks at everything it has, which is right and slow. top_k: blocks wanted
-        of a search. progress: called with (layers done, layers).
+        of a search. progress: called with (layers done, layers). Of a memory with a selector: lists
+        of its token landmarks, by which large scopes are searched in two stages; progress is then
+        called with (tokens done, tokens).
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
-        ReadOnlyMemory, StorageFull.
+        CorruptMemory, ReadOnlyMemory, StorageFull.
         """
-        engines = self._retrieve().engines()
+        retrieval = self._retrieve()
         if self._committed is not None:
             self._writable()
-        return engines.build(top_k, progress)
+        return retrieval.build(top_k, progress)
 
     def update_index(self) -> bool:
         """Bring the index's files up to the documents that came since they were built; is it time

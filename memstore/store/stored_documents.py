@@ -129,7 +129,7 @@ class StoredDocuments(Lookups):
         documents = self.documents()
         held = PassageCounts() if self._committed is None else self._on_disk().catalog.counts()
         ready = sum(document.blocks for document in documents if document.state == "ready")
-        files = [] if self.path is None else (self.path / "index").glob("*.idx")
+        files = [] if self.path is None else (self.path / "index").glob("*.[il]*")
         looked_up = {} if self._retrieval is None else self._retrieval.describe()
         index = {"kind": self._options.get("index", "auto"), "searches": 0, "rows": 0}
         model = self.signature.model

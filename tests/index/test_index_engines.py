@@ -25,6 +25,7 @@ from memstore.index import (
     make_index,
 )
 from memstore.index.faiss_files import FaissFiles
+from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
 from support.index_engines import (
     DIM,
@@ -366,14 +367,14 @@ def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path)
     places = [*range(60), *range(60, len(file), len(file) // 60), len(file) - 1]
     for place in places:
         path.write_bytes(file[:place] + bytes([file[place] ^ 0x10]) + file[place + 1 :])
-        with pytest.raises(faiss_format.Unusable, match=r"layer-0.idx is damaged"):
+        with pytest.raises(Unusable, match=r"layer-0.idx is damaged"):
             faiss_format.read(tmp_path, index, 0)
     for length in (0, 5, 17, 32, 33, 200, len(file) // 2, len(file) - 1):
         path.write_bytes(file[:length])
-        with pytest.raises(faiss_format.Unusable):
+        with pytest.raises(Unusable):
             faiss_format.read(tmp_path, index, 0)
     path.write_bytes(file + b"x")
-    with pytest.raises(faiss_format.Unusable):
+    with pytest.raises(Unusable):
         faiss_format.read(tmp_path, index, 0)
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -386,11 +387,11 @@ def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
     asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
-    with pytest.raises(faiss_format.Unusable, match=r"recall of 0\.95"):
+    with pytest.raises(Unusable, match=r"recall of 0\.95"):
         faiss_format.read(tmp_path, asked_more, 0)
     index, _ = filled(FAISS, 2)
     assert isinstance(index, FaissIndex)
-    with pytest.raises(faiss_format.Unusable, match="stale"):
+    with pytest.raises(Unusable, match="stale"):
         faiss_format.read(tmp_path, index, 0)
 
 

@@ -31,6 +31,7 @@ from memstore.errors import (
     MemstoreError,
 )
 from memstore.index import faiss_format
+from memstore.index.index_file import Unusable
 from memstore.model.landmark.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lookup_trace import read_trace
@@ -541,7 +542,7 @@ def takes(directory: Path, header: Any, payload: bytes, magic: bytes) -> bool:
     index, scope = filled("faiss-ivf-sq8")
     try:
         index.install(0, faiss_format.read(directory, index, 0))
-    except faiss_format.Unusable:
+    except Unusable:
         return False
     found = index.search(0, queries(3), scope, 4)
     assert ((found.candidates >= -1) & (found.candidates < sum(end for *_, end in scope))).all()

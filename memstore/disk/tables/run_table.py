@@ -134,13 +134,53 @@ class RunTable(NamedTuple):
         """A document's token landmarks. Raises CorruptMemory where some are missing."""
         assert self.spec is not None
         none = np.zeros((0, self.spec.heads, self.spec.width), dtype=self.spec.dtype)
-        found = self._of_kind(txn, document, "token")
-        runs = [run for run in found if isinstance(run, TokenRun)]
+        runs = list(self.token_runs(txn, document))
         return TokenRun(
             0,
             np.concatenate([none, *(run.landmarks for run in runs)]),
             np.concatenate([np.zeros(0, np.int64), *(run.lengths for run in runs)]),
         )
+
+    def token_runs(self, txn: Transaction, document: int) -> Iterator[TokenRun]:
+        """The same, run by run."""
+        for run in self._of_kind(txn, document, "token"):
+            if isinstance(run, TokenRun):
+                yield run
+
+    def token_views(
+        self,
+        txn: Transaction,
+        documents: np.ndarray,
+        blocks: np.ndarray,
+        behind: np.ndarray,
+        lengths: np.ndarray,
+    ) -> np.ndarray:
+        """Token landmarks [tokens, heads, width] of single blocks [n] of documents [n], read where
+        they lie: no checksum is looked at.
+
+        behind: tokens from a block's first to the end of its run; lengths: tokens of each block.
+        Raises CorruptMemory where one is missing.
+        """
+        assert self.spec is not None
+        part, each = self.part("token"), RUN_BLOCKS["token"]
+        size = self.spec.heads * self.spec.width * np.dtype(self.spec.dtype).itemsize
+        firsts = (blocks // each * each).tolist()
+        keys = [
+            self._key(document, part, first) for document, first in zip(documents.tolist(), firsts)
+        ]
+        views = txn.views(_TABLE, keys)
+        out = np.empty(int(lengths.sum()) * size, np.uint8)
+        ends = np.cumsum(lengths) * size
+        for view, tail, end, n in zip(
+            views, (behind * size).tolist(), ends.tolist(), (lengths * size).tolist()
+        ):
+            if len(view) < tail:
+                break
+            out[end - n : end] = np.frombuffer(view, np.uint8, n, len(view) - tail)
+        else:
+            if len(views) == len(keys):
+                return out.view(self.spec.dtype).reshape(-1, self.spec.heads, self.spec.width)
+        raise CorruptMemory("token landmarks of some documents are missing; run verify")
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""

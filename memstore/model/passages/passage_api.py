@@ -20,6 +20,7 @@ from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_ingest import find_again, ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession
+from memstore.model.passages.selectors.scoring import score_blocks
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
@@ -98,19 +99,21 @@ class PassageAPI(ModelAPI, PassageModel):
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
         """Have a memory that another selector of this model wrote be found by this one: its texts
-        are read again, through the layers that the selector needs. Returns {"engines": {},
-        "replaced": whether that was so}.
+        are read again, through the layers that the selector needs. One that is found by it already
+        gets lists of its landmarks, by which it is searched in two stages where it is large.
+        Returns {"engines": what was built, "replaced": whether its selector was}.
 
-        progress: called with (documents done, documents). Raises what replace_selector raises.
+        progress: called with (documents done, documents), or, while lists are made, tokens. Raises
+        what replace_selector and MemoryStore.build_index raise.
         """
-        replaced = store.selector != self.keeps
-        if replaced:
-            store.replace_selector(
-                self.keeps,
-                lambda document: find_again(self, store, document),
-                progress or (lambda done, documents: None),
-            )
-        return {"engines": {}, "replaced": replaced}
+        if store.selector == self.keeps:
+            return {"engines": store.build_index(progress=progress), "replaced": False}
+        store.replace_selector(
+            self.keeps,
+            lambda document: find_again(self, store, document),
+            progress or (lambda done, documents: None),
+        )
+        return {"engines": {}, "replaced": True}
 
     def _check(self, store: MemoryStore) -> None:
         """Raises WrongModel for a memory that another selector wrote."""
@@ -150,9 +153,11 @@ class PassageAPI(ModelAPI, PassageModel):
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         ids, words = self.turn_ids(phrase, first=True)
         captured = capture(self, ids).part(words)
-        scores = self.selector.scores(captured, phrase, store, runs)
-        places = [(document, block) for document, _, end in runs for block in range(end)]
-        best = torch.sort(scores, descending=True, stable=True)
+        found = score_blocks(self.selector, captured, phrase, store, runs)
+        places = [
+            (number, block) for number, first, end in found.scope for block in range(first, end)
+        ]
+        best = torch.sort(found.scores, descending=True, stable=True)
         for score, place in zip(best.values.tolist(), best.indices.tolist()):
             document, block = places[place]
             yield Found(document, block, score, {})

@@ -26,6 +26,7 @@ from memstore.model.passages.repositioned_attention import (
 )
 from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
+from memstore.model.passages.selectors.scoring import score_blocks
 from memstore.model.passages.session_passages import OwnPassages
 from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import Run
@@ -185,15 +186,24 @@ class PassageSession(GeneratingSession, Closing):
 
     def _choose(self, captured: Captured, question: str) -> list[Chosen] | None:
         """The passages that are meant; None where nothing answers."""
-        selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
-        scores = selector.scores(captured, question, self.store, scope)
-        adds = partial(selector.adds, captured, self.store)
-        best = Candidates(scores, scope, self.settings.top_k, adds, self._fetch.content)
+        selector, gate, caution = self.reader.selector, self.reader.gate, self.settings.caution
+        scores, scope, where, deviation, blocks = score_blocks(
+            selector, captured, question, self.store, self._scope
+        )
+        adds = partial(selector.adds, captured, where)
+        best = Candidates(
+            scores,
+            scope,
+            self.settings.top_k,
+            adds,
+            self._fetch.content,
+            deviation=deviation,
+            blocks=blocks,
+        )
         self.candidates = best
-        caution = self.settings.caution
-        alone = gate is None or gate.answers(scores, caution)
+        alone = gate is None or gate.answers(scores, caution, blocks=blocks)
         answers = alone or (
-            gate is not None and gate.answer_together(scores, best.together, caution)
+            gate is not None and gate.answer_together(scores, best.together, caution, blocks=blocks)
         )
         self.lookups.done += answers
         self.lookups.skipped += not answers

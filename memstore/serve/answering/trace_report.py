@@ -237,8 +237,8 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
         )
     scores, caution = candidates.scores, session.settings.caution
     return {
-        "blocks": len(scores),
+        "blocks": candidates.blocks,
         "confidence": round(float(scores.max()), 4) if len(scores) else None,
-        "threshold": None if gate is None else round(gate.threshold(len(scores), caution), 4),
+        "threshold": None if gate is None else round(gate.threshold(candidates.blocks, caution), 4),
         "candidates": rows,
     }

@@ -4,7 +4,7 @@ documents does not.
 
 import itertools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, cast
 
@@ -24,7 +24,9 @@ from memstore.index.faiss_files import FaissFiles
 from memstore.index.scope import Scope
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
+from memstore.store.retrieve.first_stage import FirstStage
 from memstore.store.retrieve.selector_index import SelectorIndex
+from memstore.store.retrieve.shortlist import Shortlist
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
@@ -52,6 +54,7 @@ class Retrieval:
         options = options.copy()
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
         self.selected = None if selector is None else SelectorIndex(selector, catalog)
+        self._first_stage = _first_stage(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
         self.index: PackedIndex = make_index(
@@ -102,15 +105,19 @@ class Retrieval:
         self.computed.reopened(catalog)
         if self.selected is not None:
             self.selected.reopened(catalog)
+            self._first_stage = _first_stage(self.selected.table, catalog)
 
     def select(self, selector: RunTable) -> None:
         """The memory has another selector: hold nothing of the old."""
         self.selected = SelectorIndex(selector, self._catalog)
+        self._first_stage = _first_stage(selector, self._catalog)
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
         if self._engines is not None:
             self._engines.drop()
+        if self._first_stage is not None:
+            self._first_stage.close()
 
     # Documents
 
@@ -140,6 +147,9 @@ class Retrieval:
             return
         self._load_all(txn, new)
         self._loaded.update({row.id: row for row in new})
+        if self._first_stage is not None:
+            for row in new:
+                self._first_stage.follow(row.id, row)
 
     def hold(self, scope: Scope) -> None:
         """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
@@ -210,6 +220,8 @@ class Retrieval:
         self.index.remove(number)
         if self.selected is not None:
             self.selected.drop(number)
+        if self._first_stage is not None:
+            self._first_stage.follow(number, None)
         self.tiers.drop_document(number)
 
     def written(self, row: Document) -> None:
@@ -218,6 +230,8 @@ class Retrieval:
             self.index.truncate(row.id, row.blocks)
             if self.selected is not None:
                 self.selected.drop(row.id)
+            if self._first_stage is not None:
+                self._first_stage.follow(row.id, row)
             self.tiers.drop_document(row.id, row.blocks)
             self._loaded[row.id] = row
         else:
@@ -232,6 +246,14 @@ class Retrieval:
         self.index.reserve(layer, len(keys))
         self.index.add(document, layer, self.index.span(document, layer)[1], keys)
 
+    def shortlist(self, q: Tensor, weights: Tensor, scope: Scope) -> Shortlist | None:
+        """See MemoryStore.shortlist."""
+        if self.selected is None or self._first_stage is None:
+            return None
+        return self._first_stage.shortlist(
+            q.numpy(), weights.numpy(), scope, self.selected, self._loaded
+        )
+
     # The index's engines
 
     def open_engines(self, layer: int) -> None:
@@ -241,15 +263,19 @@ class Retrieval:
 
     def update_engines(self) -> bool:
         """Bring the index's files up to the documents that came since; is it time to build anew?"""
+        if self._first_stage is not None and self.selected is not None:
+            return self._first_stage.due(self._loaded, self.selected)
         return self._engines is not None and self._engines.update()
+
+    def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
+        """See MemoryStore.build_index."""
+        if self._first_stage is None:
+            return self.engines().build(top_k, progress)
+        return self._first_stage.build(dict(self._loaded), progress)
 
     def engines(self) -> FaissFiles:
         """What builds the index. Raises InvalidInput for an index that builds nothing."""
         if self._engines is None:
-            if self.selected is not None:
-                raise InvalidInput(
-                    "a memory with a selector is searched without an index to build; nothing to do"
-                )
             raise InvalidInput(
                 "a packed index builds nothing; open the memory with index auto or one of FAISS"
             )
@@ -273,6 +299,13 @@ class Retrieval:
                 **self.index.describe(),
             },
         }
+
+
+def _first_stage(selector: RunTable | None, catalog: Catalog | None) -> FirstStage | None:
+    """Of a memory in a directory that has a selector."""
+    if selector is None or catalog is None or catalog.source is not None:
+        return None
+    return FirstStage(selector, catalog)
 
 
 def _lowest(catalog: Catalog) -> LowestTier:

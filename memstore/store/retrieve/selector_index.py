@@ -5,6 +5,7 @@ about, read when they are first asked for.
 import threading
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, Wrong
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
+from memstore.index.word_postings import MappedPostings
 from memstore.store.index_entries import IndexEntries
 
 
@@ -43,10 +45,28 @@ class SelectorIndex:
         self._hold("token", scope)
         return self._tokens.maxima(q, head, scope)
 
-    def scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """See MemoryStore.word_scores."""
+    def scores(
+        self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
+    ) -> Tensor:
+        """See MemoryStore.word_scores; whole: see WordIndex.scores."""
+        self._hold("words", scope if whole is None else whole)
+        return self._words.scores(words, scope, whole)
+
+    def word_spread(self, words: Mapping[int, float], scope: Scope) -> tuple[float, float]:
+        """Mean and standard deviation of the scores of a scope: see WordIndex.spread."""
         self._hold("words", scope)
-        return self._words.scores(words, scope)
+        return self._words.spread(words, scope)
+
+    def take_words(
+        self,
+        documents: Sequence[tuple[int, int, bool]],
+        lengths: np.ndarray,
+        postings: MappedPostings,
+    ) -> None:
+        """Begin with words that lie in a file: see WordIndex.take."""
+        with self._lock:
+            if "words" in self._held and self._words.take(documents, lengths, postings):
+                self._held["words"].update(number for number, _, known in documents if known)
 
     def hold(self, scope: Scope) -> None:
         """Have all that searches of a scope need. Raises what a search raises."""

@@ -38,9 +38,15 @@ class Candidates:
         k: int,
         adds: Callable[[Scope], Tensor | None],
         content: Content,
+        *,
+        deviation: float | None = None,
+        blocks: int | None = None,
     ) -> None:
-        """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks."""
-        self.scores, self._scope = scores, scope
+        """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks. If the
+        scope is a shortlist, deviation: of all scores, and blocks: how many there are.
+        """
+        self.scores, self._scope, self._deviation = scores, scope, deviation
+        self.blocks = len(scores) if blocks is None else blocks
         self._best = self._distinct(k, content)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
         self._covers = adds(runs)
@@ -94,7 +100,7 @@ class Candidates:
         which no better one says.
         """
         best = torch.tensor([one.score for one in self._best])
-        means = in_range(best, self.scores, settings.score_range)
+        means = in_range(best, self.scores, settings.score_range, self._deviation)
         if parts:
             means |= self._adds() >= _PART
         order = {document: at for at, (document, _, _) in enumerate(self._scope)}

@@ -36,6 +36,20 @@ class Found(Protocol):
         """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
 
 
+class Shortlisted(Found, Protocol):
+    """Some blocks of a large scope, and what selectors ask of a memory to score them
+    (memstore.store.retrieve.shortlist).
+    """
+
+    scope: Scope  # runs of these blocks
+    blocks: int  # of the whole scope
+    spread: tuple[float, float]
+    """Mean and standard deviation over the whole scope of what `Selector.rows` says, by a sample"""
+
+    def word_spread(self, words: Mapping[int, float]) -> tuple[float, float]:
+        """Mean and standard deviation of word_scores over the whole scope."""
+
+
 class Selector(Protocol):
     """Says which blocks a question should read; all layers then read the same."""
 
@@ -53,9 +67,28 @@ class Selector(Protocol):
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it, or None where it needs none."""
 
-    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(
+        self,
+        captured: Captured,
+        question: str,
+        store: Found,
+        scope: Scope,
+        short: Shortlisted | None = None,
+    ) -> Tensor:
         """float32 [blocks of the scope], higher = read it. captured: the tokens of the user's words
-        alone; question: these words.
+        alone; question: these words; short: the store, where it and its scope are a shortlist.
+        """
+
+    def spread(
+        self, scores: Tensor, question: str, short: Shortlisted | None
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of such scores over all blocks, also where they are a
+        shortlist's.
+        """
+
+    def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
+        """Rows [T, width] and weights [T] of a question, where a block's score is the sum over rows
+        of weight times the greatest product with the block's landmarks; None where it is not.
         """
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
@@ -64,19 +97,30 @@ class Selector(Protocol):
         """
 
 
-def standardise(scores: Tensor) -> Tensor:
-    """Scores [blocks] with mean 0 and deviation 1; all 0 where they are all the same."""
-    deviation = scores.std(correction=0)
-    return (scores - scores.mean()) / deviation.clamp_min(1e-6)
+def spread(scores: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of scores [blocks]."""
+    return float(scores.mean()), float(scores.std(correction=0))
 
 
-def in_range(some: Tensor, scores: Tensor, score_range: float | None) -> Tensor:
+def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:
+    """Scores [blocks] of this mean and deviation (None: their own) with mean 0 and deviation 1; all
+    0 where they are all the same.
+    """
+    mean, deviation = spread(scores) if of is None else of
+    return (scores - mean) / max(deviation, 1e-6)
+
+
+def in_range(
+    some: Tensor, scores: Tensor, score_range: float | None, deviation: float | None = None
+) -> Tensor:
     """[n] bool: which of some scores [n] are within score_range standard deviations of all scores
-    [blocks] below the best of these; None = all are.
+    [blocks] below the best of these; None = all are. deviation: of all, where these are a
+    shortlist's.
     """
     if score_range is None or not len(scores):
         return torch.ones(len(some), dtype=torch.bool)
-    return some >= scores.max() - score_range * scores.std(correction=0)
+    deviation = spread(scores)[1] if deviation is None else deviation
+    return some >= scores.max() - score_range * deviation
 
 
 def covered(adds: Tensor) -> Tensor:
@@ -105,17 +149,26 @@ class Gate:
         least = self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
         return least * caution if least > 0 else least
 
-    def answers(self, scores: Tensor, caution: float = 1.0) -> bool:
-        """Does any block of these scores [blocks] answer?"""
-        return confidence(scores) >= self.threshold(len(scores), caution)
+    def answers(self, scores: Tensor, caution: float = 1.0, *, blocks: int | None = None) -> bool:
+        """Does any block of these scores [n] answer? blocks: from how many they were chosen, where
+        they are a shortlist's.
+        """
+        return confidence(scores) >= self.threshold(blocks or len(scores), caution)
 
-    def answer_together(self, scores: Tensor, together: float | None, caution: float = 1.0) -> bool:
+    def answer_together(
+        self,
+        scores: Tensor,
+        together: float | None,
+        caution: float = 1.0,
+        *,
+        blocks: int | None = None,
+    ) -> bool:
         """Do some of these blocks answer a question of several parts together? together: what the
         GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
         """
         if together is None or self.together is None:
             return False
-        return together >= self.threshold(len(scores), caution) + self.together
+        return together >= self.threshold(blocks or len(scores), caution) + self.together
 
 
 def confidence(scores: Tensor) -> float:

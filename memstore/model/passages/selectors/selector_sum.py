@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -12,7 +12,15 @@ from memstore.errors import InvalidConfig
 from memstore.index import word_index as index_words
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.selector import Found, Selector, standardise
+from memstore.model.passages.selectors.selector import (
+    Found,
+    Selector,
+    Shortlisted,
+    spread,
+    standardise,
+)
+
+_LITTLE = 0.1  # weight of the other parts, beside the first one's
 
 
 class Words:
@@ -27,10 +35,24 @@ class Words:
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
         return [index_words.count(text) for text in text_of_block]
 
-    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(
+        self,
+        captured: Captured,
+        question: str,
+        store: Found,
+        scope: Scope,
+        short: Shortlisted | None = None,
+    ) -> Tensor:
         """float32 [blocks of the scope], 0 where no word is shared."""
-        asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
-        return store.word_scores(asked, scope)
+        return store.word_scores(_asked(question), scope)
+
+    def spread(
+        self, scores: Tensor, question: str, short: Shortlisted | None
+    ) -> tuple[float, float]:
+        return spread(scores) if short is None else short.word_spread(_asked(question))
+
+    def rows(self, captured: Captured) -> None:
+        return None
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> None:
         return None
@@ -87,14 +109,42 @@ class Sum:
                 return selector.words(text_of_block)
         return None
 
-    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(
+        self,
+        captured: Captured,
+        question: str,
+        store: Found,
+        scope: Scope,
+        short: Shortlisted | None = None,
+    ) -> Tensor:
         (first, own), *others = self.parts
-        scores = first.scores(captured, question, store, scope)
-        unit = scores.std(correction=0) / own
+        scores = first.scores(captured, question, store, scope, short)
+        unit = first.spread(scores, question, short)[1] / own
         for selector, weight in others:
-            added = standardise(selector.scores(captured, question, store, scope))
-            scores = scores + weight * unit * added
+            added = selector.scores(captured, question, store, scope, short)
+            of_all = selector.spread(added, question, short)
+            scores = scores + weight * unit * standardise(added, of_all)
         return scores
+
+    def spread(
+        self, scores: Tensor, question: str, short: Shortlisted | None
+    ) -> tuple[float, float]:
+        """Of a shortlist's as if what the parts say had nothing to do with each other."""
+        (first, own), *others = self.parts
+        mean, deviation = first.spread(scores, question, short)
+        if short is not None:
+            deviation *= sum((weight / own) ** 2 for _, weight in [(first, own), *others]) ** 0.5
+        return mean, deviation
+
+    def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
+        """Of the first, where the others weigh so little that what it finds holds the best."""
+        (first, own), *others = self.parts
+        return first.rows(captured) if all(each <= _LITTLE * own for _, each in others) else None
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         return self._keeping.adds(captured, store, scope)
+
+
+def _asked(question: str) -> dict[int, float]:
+    """The words of a question, each once."""
+    return dict.fromkeys(index_words.split(question), 1.0)

@@ -1,0 +1,120 @@
+"""Files of an index: a header and some arrays of bytes, under checksums, replaced whole.
+
+A file is a cache. It is read only if it is whole and of this kind; deleting it loses nothing.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgpack
+import msgspec
+import numpy as np
+import xxhash
+
+from memstore.decode import Count, unpack
+from memstore.disk.files import DATA, NO_SPACE, mode_of, open_regular, replacement
+from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
+
+_MAGIC = b"memstore index 2\n"
+_FIXED = len(_MAGIC) + 16  # then the header's length and its checksum
+
+
+class Unusable(Exception):
+    """An index file that is damaged, of another kind, or of other keys; says which."""
+
+
+class Parts(msgspec.Struct):
+    """What every header tells; the rest is of its kind."""
+
+    lengths: list[Count]
+    payload: bytes
+
+
+H = TypeVar("H", bound=Parts)
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Whatever goes wrong over a file's content, in our code or in FAISS, it is Unusable; but what
+    is InvalidInput (no FAISS here) stays so.
+    """
+    try:
+        yield
+    except (Unusable, InvalidInput):
+        raise
+    except Exception as error:
+        raise Unusable(f"{path.name} is not understood ({error})") from error
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file of an index, which takes the place of `path` once the block has ended. Raises
+    OSError.
+    """
+    data = path.parent.with_name(DATA)  # the index is as private as what it is of
+    if not path.parent.exists():
+        mode = mode_of(data) or 0o600
+        path.parent.mkdir(mode=0o700)
+        path.parent.chmod(mode | 0o100 | (mode & 0o044) >> 2)
+    if path.parent.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(path.parent))
+    with replacement(path, like=data) as file:
+        yield file
+
+
+@contextmanager
+def refusals(directory: Path) -> Iterator[None]:
+    """What the system refuses while an index is written, by name: StorageFull or ReadOnlyMemory."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise StorageFull(
+                f"{directory}: no room for the index; make room and run it again"
+            ) from error
+        raise ReadOnlyMemory(f"{directory} cannot be written: {error.strerror}") from error
+
+
+def write_file(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> None:
+    """Write a file; parts: contiguous. Raises OSError."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part.data)
+    packed = msgpack.packb(
+        header | {"lengths": [part.nbytes for part in parts], "payload": digest.digest()}
+    )
+    with new_file(path) as file:
+        file.write(
+            _MAGIC + len(packed).to_bytes(8, "little") + xxhash.xxh3_64(packed).digest() + packed
+        )
+        for part in parts:
+            file.write(part.data)
+
+
+def read_file(path: Path, form: type[H]) -> tuple[H, list[np.ndarray]]:
+    """The checked header and the parts, uint8 [n] each. Raises Unusable, FileNotFoundError,
+    OSError.
+    """
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            content = np.fromfile(file, dtype=np.uint8)
+    except InvalidInput as error:
+        raise Unusable(str(error)) from error
+    if len(content) < _FIXED or content[: len(_MAGIC)].tobytes() != _MAGIC:
+        raise Unusable(f"{path.name} is damaged, or of another version")
+    end = _FIXED + int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 8].tobytes(), "little")
+    packed = content[_FIXED:end].tobytes()
+    if xxhash.xxh3_64(packed).digest() != content[len(_MAGIC) + 8 : _FIXED].tobytes():
+        raise Unusable(f"{path.name} is damaged")
+    with understood(path):
+        header, payload = unpack(packed, form), content[end:]
+        if (
+            len(payload) != sum(header.lengths)
+            or xxhash.xxh3_64(payload.data).digest() != header.payload
+        ):
+            raise Unusable(f"{path.name} is damaged")
+        return header, np.split(payload, np.cumsum(header.lengths)[:-1])

@@ -1,0 +1,196 @@
+"""The first of two stages of a search over very many token landmarks: inverted lists of rounded
+landmarks say which passages are worth an exact score.
+
+A question's score of a passage is a sum over its tokens, weighted, of the greatest product with the
+passage's landmarks, and few of its tokens weigh anything. Each of these looks at the lists nearest
+to it. What it finds above a bound counts; a passage of which it finds nothing counts as much as
+passages below the bound do in the mean, which a sample tells (lists and residuals: PLAID, arXiv
+2205.09707; what is not found is imputed: XTR, arXiv 2304.01982).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memstore.index.faiss_head import faiss
+from memstore.index.late_interaction import INT8_STEPS
+
+SAMPLED = 2048  # passages by which bounds are told
+LEAST_SAMPLED = 256  # of them in a scope: fewer tell nothing
+CODE = 16  # bytes of a landmark in a list; its row takes 8 more
+
+_TRAINED = 40  # landmarks a list that k-means sees
+_ROUNDS = 6  # of k-means
+_OF_A_PART = 256  # lists of a part of the space
+_NEAR = 8  # as many lists as so many parts have are looked at for a landmark
+_LEAST_WEIGHT = 0.02  # of a question's token that is looked up
+_SOUGHT = 0.4  # share of all passages that a question's tokens look for between them
+_PROBED = 64  # lists that one with all the weight would look at; with a quarter of it, half as many
+
+
+class Sample(NamedTuple):
+    """Some passages, evenly spread."""
+
+    rows: np.ndarray  # int64 [m], ascending
+    landmarks: np.ndarray  # int8 [tokens, width]
+    lengths: np.ndarray  # int64 [m]: tokens of each
+
+
+class Proposed(NamedTuple):
+    """What is worth an exact score."""
+
+    rows: np.ndarray  # int64 [n], ascending
+    spread: tuple[float, float]  # mean and standard deviation of the scores of all, by the sample
+
+
+class TokenLists:
+    """Lists of the token landmarks of passages 0, 1, .., in the order in which they were added."""
+
+    def __init__(self, index: Any, lengths: np.ndarray, sample: Sample) -> None:
+        """index: FAISS's, whose ids are passages; lengths: int64 [passages], tokens of each."""
+        self.index, self.lengths, self.sample = index, lengths, sample
+        self.ends = np.cumsum(lengths)  # where each passage's tokens end, counted over all
+        self._near = sample.landmarks.astype(np.float32) / INT8_STEPS
+
+    @property
+    def passages(self) -> int:
+        """How many were added."""
+        return len(self.lengths)
+
+    def propose(
+        self, q: np.ndarray, weights: np.ndarray, most: int, inside: np.ndarray | None
+    ) -> Proposed | None:
+        """The passages that are probably best.
+
+        q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
+        bool [passages], which may be proposed (None: all). None where too few of these are in the
+        sample to tell anything.
+        """
+        starts = np.cumsum(self.sample.lengths) - self.sample.lengths
+        known = slice(None) if inside is None else inside[self.sample.rows]
+        if len(self.sample.rows[known]) < LEAST_SAMPLED:
+            return None
+        maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, known]
+        total = np.zeros(self.passages, np.float32)  # beyond what is imputed
+        for row, of_sample, weight in zip(q, maxima, weights):
+            if weight < _LEAST_WEIGHT:
+                continue
+            bound = np.quantile(of_sample, 1 - min(0.5, _SOUGHT * weight))
+            imputed = float(of_sample[of_sample <= bound].mean())
+            found, products = self._above(row, float(bound), round(_PROBED * weight**0.5))
+            best = np.zeros(self.passages, np.float32)
+            np.maximum.at(best, found, products - imputed)
+            total += weight * best
+        if inside is not None:
+            total[~inside] = 0
+        rows = np.flatnonzero(total)
+        if len(rows) > most:
+            rows = rows[np.argpartition(total[rows], len(rows) - most)[-most:]]
+        scores = weights @ maxima
+        return Proposed(np.sort(rows), (float(scores.mean()), float(scores.std())))
+
+    def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
+        """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in so
+        many lists, and the products.
+        """
+        probed = faiss().SearchParametersIVF(nprobe=max(1, min(lists, int(self.index.nlist))))
+        _, products, found = self.index.range_search(row[None], bound, params=probed)
+        right = (found >= 0) & (found < self.passages)  # a damaged file may say anything
+        return found[right], products[right]
+
+
+class Building:
+    """Lists that are being made: trained with some landmarks, then given all, passage by
+    passage.
+    """
+
+    def __init__(self, some: np.ndarray, tokens: int, passages: int) -> None:
+        """some: int8 [n, width], landmarks at random, `wanted` of them if there are; tokens,
+        passages: how many there are in all. Raises InvalidInput where FAISS is missing.
+        """
+        library = faiss()
+        vectors = some.astype(np.float32) / INT8_STEPS
+        width, count = some.shape[1], lists_of(tokens)
+        means = library.Kmeans(width, count, niter=_ROUNDS, spherical=True, seed=1234)
+        means.train(vectors)
+        quantizer = library.IndexFlatIP(width)
+        quantizer.add(means.centroids)
+        self._assigning = _Assigning(means.centroids)
+        product = library.METRIC_INNER_PRODUCT
+        self.index = library.IndexIVFPQ(quantizer, width, count, CODE, 8, product)
+        self.index.own_fields = True  # the index frees the quantizer, not Python
+        quantizer.this.disown()
+        self.index.train(vectors)
+        self._stride = max(1, passages // SAMPLED)
+        self._lengths: list[np.ndarray] = []
+        self._sampled: list[np.ndarray] = []
+        self._passages = 0
+
+    @staticmethod
+    def wanted(tokens: int) -> int:
+        """How many landmarks of so many to train with."""
+        return min(tokens, lists_of(tokens) * _TRAINED)
+
+    def add(self, landmarks: np.ndarray, lengths: np.ndarray) -> None:
+        """The next passages: landmarks int8 [tokens, width], lengths int64 [n] their tokens."""
+        rows = np.arange(self._passages, self._passages + len(lengths))
+        vectors = landmarks.astype(np.float32) / INT8_STEPS
+        ids, lists = np.repeat(rows, lengths), self._assigning.lists(vectors)
+        pointer = faiss().swig_ptr
+        self.index.add_core(len(vectors), pointer(vectors), pointer(ids), pointer(lists))
+        ends = np.cumsum(lengths)
+        for at in np.flatnonzero(rows % self._stride == 0):
+            self._sampled.append(landmarks[ends[at] - lengths[at] : ends[at]].copy())
+        self._lengths.append(lengths)
+        self._passages += len(lengths)
+
+    def end(self) -> TokenLists:
+        """What was made."""
+        lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
+        rows = np.arange(0, self._passages, self._stride)
+        return TokenLists(
+            self.index, lengths, Sample(rows, np.concatenate(self._sampled), lengths[rows])
+        )
+
+
+class _Assigning:
+    """Which list a landmark belongs to: that of the nearest centroid, sought among the centroids
+    that are nearest to the landmark's part of the space.
+    """
+
+    def __init__(self, centroids: np.ndarray) -> None:
+        """centroids: float32 [lists, width], unit vectors."""
+        library = faiss()
+        self._centroids = np.ascontiguousarray(centroids)
+        parts = library.Kmeans(
+            centroids.shape[1],
+            max(1, len(centroids) // _OF_A_PART),
+            niter=_ROUNDS,
+            spherical=True,
+            seed=1234,
+            min_points_per_centroid=1,
+        )
+        parts.train(self._centroids)
+        self._parts = parts.centroids
+        near = min(len(centroids), _NEAR * _OF_A_PART)
+        self._near = library.knn(self._parts, self._centroids, near, library.METRIC_INNER_PRODUCT)[
+            1
+        ]
+
+    def lists(self, vectors: np.ndarray) -> np.ndarray:
+        """Of landmarks [n, width], int64 [n]."""
+        library, out = faiss(), np.empty(len(vectors), np.int64)
+        product = library.METRIC_INNER_PRODUCT
+        part = library.knn(vectors, self._parts, 1, product)[1][:, 0]
+        order = np.argsort(part, kind="stable")
+        ends = np.searchsorted(part[order], np.arange(len(self._parts)), "right")
+        for near, some in zip(self._near, np.split(order, ends[:-1])):
+            if len(some):
+                found = library.knn(vectors[some], self._centroids[near], 1, product)[1][:, 0]
+                out[some] = near[found]
+        return out
+
+
+def lists_of(tokens: int) -> int:
+    """How many lists so many landmarks are put into: some three times the square root."""
+    return min(1 << int(np.log2(max(1, tokens)) / 2 + 1.5), max(1, tokens // _TRAINED))

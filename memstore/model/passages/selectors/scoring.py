@@ -1,0 +1,36 @@
+"""A question's scores of the blocks of a scope: of all of them, or, where it is large, of a
+shortlist.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from memstore.index.scope import Scope
+from memstore.model.passages.selectors.captured_activations import Captured
+from memstore.model.passages.selectors.selector import Found, Selector
+from memstore.store.memory_store import MemoryStore
+
+
+class Scored(NamedTuple):
+    """Scores of blocks, and what they are of."""
+
+    scores: Tensor  # float32 [blocks of `scope`]
+    scope: Scope
+    store: Found  # where these blocks are looked up
+    deviation: float  # standard, of the scores of all blocks of the whole scope
+    blocks: int  # of the whole scope
+
+
+def score_blocks(
+    selector: Selector, captured: Captured, question: str, store: MemoryStore, scope: Scope
+) -> Scored:
+    """Score the blocks of a scope that are worth it. Raises what MemoryStore's lookups raise."""
+    asked = selector.rows(captured)
+    some = None if asked is None else store.shortlist(*asked, scope)
+    if some is None:
+        blocks = sum(end - first for _, first, end in scope)
+        scores = selector.scores(captured, question, store, scope)
+        return Scored(scores, scope, store, selector.spread(scores, question, None)[1], blocks)
+    scores = selector.scores(captured, question, some, some.scope, some)
+    return Scored(scores, some.scope, some, selector.spread(scores, question, some)[1], some.blocks)

@@ -1,0 +1,286 @@
+"""A large memory is searched in two stages: what the lists propose is scored as it would be without
+them, and what they do not know is not left out.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memstore.disk.files import remove_index
+from memstore.disk.tables.catalog import Catalog
+from memstore.errors import CorruptMemory, InvalidInput, ReadOnlyMemory
+from memstore.index.scope import Scope
+from memstore.store.memory_store import MemoryStore
+from memstore.store.retrieve import first_stage
+from memstore.store.retrieve.shortlist import Shortlist
+from support.many_passages import SIGNATURE, SPEC, add, create, everything, question
+
+DOCUMENTS, EACH, PROPOSED = 4, 300, 60
+
+pytest.importorskip("faiss")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_stage, "PAYING", 1)
+    monkeypatch.setattr(first_stage, "PROPOSED", PROPOSED)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory with lists."""
+    path = tmp_path_factory.mktemp("lists") / "m"
+    with create(path) as store:
+        for text in range(1, DOCUMENTS + 1):
+            add(store, str(text), text, EACH)
+        built = store.build_index()
+        assert (built["passages"], built["landmarks"]) == (DOCUMENTS * EACH, 12 * DOCUMENTS * EACH)
+    return path
+
+
+@pytest.fixture
+def memory(tmp_path: Path, made: Path) -> Iterator[MemoryStore]:
+    """A copy of it, open."""
+    with MemoryStore.open(shutil.copytree(made, tmp_path / "m"), host_budget=1 << 22) as store:
+        yield store
+
+
+def exact(store: MemoryStore, seed: int, scope: Scope) -> torch.Tensor:
+    """The score of every block of a scope."""
+    rows, weights = asked(seed)
+    return weights @ store.token_maxima(rows, 0, scope)
+
+
+def asked(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return question(1 + seed % DOCUMENTS, seed * 37 % EACH, seed)
+
+
+def shortlist(store: MemoryStore, seed: int, scope: Scope) -> Shortlist:
+    found = store.shortlist(*asked(seed), scope)
+    assert found is not None
+    return found
+
+
+def numbers(scope: Scope, whole: Scope) -> list[int]:
+    """Where blocks of a scope stand in the whole one."""
+    first, at = 0, {}
+    for document, begin, end in whole:
+        at[document] = first - begin
+        first += end - begin
+    return [at[document] + block for document, begin, end in scope for block in range(begin, end)]
+
+
+def test_what_is_proposed_is_scored_as_without_lists_and_holds_the_best(
+    memory: MemoryStore,
+) -> None:
+    whole, found = everything(memory), []
+    for seed in range(40):
+        short, scores = shortlist(memory, seed, whole), exact(memory, seed, whole)
+        listed = numbers(short.scope, whole)
+        assert listed == sorted(set(listed)) and len(listed) <= PROPOSED
+        assert short.blocks == DOCUMENTS * EACH
+        rows, weights = asked(seed)
+        torch.testing.assert_close(
+            weights @ short.token_maxima(rows, 0, short.scope), scores[listed]
+        )
+        best = scores.topk(8).indices.tolist()
+        found.append(len({*best} & {*listed}) / 8)
+        assert short.spread == pytest.approx(
+            (float(scores.mean()), float(scores.std(correction=0))), rel=0.1
+        )
+        some = short.scope[5:9]
+        torch.testing.assert_close(
+            weights @ short.token_maxima(rows, 0, some), scores[numbers(some, whole)]
+        )
+    assert np.mean(found) > 0.95
+
+
+def test_words_are_as_rare_as_in_the_whole_scope(memory: MemoryStore) -> None:
+    whole = everything(memory)
+    short = shortlist(memory, 3, whole)
+    listed = numbers(short.scope, whole)
+    for words in ({7: 1.0}, {7: 1.0, 1004: 0.5}, {1 << 31 | 2 << 20 | 17: 1.0}, {5: 1.0}):
+        scores = memory.word_scores(words, whole)
+        torch.testing.assert_close(short.word_scores(words, short.scope), scores[listed])
+        told = short.word_spread(words)
+        assert told == pytest.approx(
+            (float(scores.mean()), float(scores.std(correction=0))), rel=0.02
+        )
+
+
+def test_nothing_outside_a_scope_is_proposed(memory: MemoryStore) -> None:
+    whole = everything(memory)
+    scope = [whole[2], whole[0]]  # in another order than they are stored in
+    for seed in range(8):
+        short = shortlist(memory, seed, scope)
+        assert {document for document, _, _ in short.scope} <= {scope[0][0], scope[1][0]}
+        listed = numbers(short.scope, scope)
+        assert listed == sorted(listed) and short.blocks == 2 * EACH
+        scores = exact(memory, seed, scope)
+        assert scores.argmax() in listed
+    # too few passages to tell from a sample what is usual
+    assert memory.shortlist(*asked(0), [(whole[0][0], 0, 200)]) is None
+
+
+def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) -> None:
+    memory.forget("2")
+    add(memory, "3", 33, EACH - 7, mode="replace")
+    new = add(memory, "new", 5, 20)
+    whole = everything(memory)
+    replaced = memory.document("3").id
+    for seed in (0, 3):  # of texts that are still there
+        short = shortlist(memory, seed, whole)
+        assert {(new.id, 0, 20), (replaced, 0, EACH - 7)} <= {*short.scope}
+        listed, scores = numbers(short.scope, whole), exact(memory, seed, whole)
+        rows, weights = asked(seed)
+        torch.testing.assert_close(
+            weights @ short.token_maxima(rows, 0, short.scope), scores[listed]
+        )
+        assert scores.argmax() in listed
+    memory.build_index()
+    assert len(shortlist(memory, 0, whole).scope) <= PROPOSED
+    memory.describe("1", {"shelf": "upper"})  # its text is the same
+    assert len(shortlist(memory, 0, everything(memory)).scope) <= PROPOSED
+
+
+def test_another_process_sees_what_changed(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    whole = everything(memory)
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        assert other.shortlist(*asked(1), whole) is not None
+        memory.forget("2")
+        memory.build_index()
+        rest = everything(other)
+        assert len(rest) == DOCUMENTS - 1
+        short = shortlist(other, 0, rest)
+        assert exact(other, 0, rest).argmax() in numbers(short.scope, rest)
+        with pytest.raises(ReadOnlyMemory):
+            other.build_index()
+
+
+def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    memory.forget("2", erase=True)
+    assert not list((memory.path / "index").iterdir())
+    assert memory.shortlist(*asked(0), everything(memory)) is None
+    memory.build_index()
+    whole = everything(memory)
+    short = shortlist(memory, 0, whole)
+    assert exact(memory, 0, whole).argmax() in numbers(short.scope, whole)
+
+
+def test_files_that_are_damaged_cost_time_and_no_answer(
+    memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert memory.path is not None
+    whole, index = everything(memory), memory.path / "index"
+    kept = {name: (index / name).read_bytes() for name in ("passages.idx", "passages.lists")}
+    for name, content in (
+        ("passages.idx", kept["passages.idx"][:-1]),
+        ("passages.idx", kept["passages.idx"][:900] + b"\0" + kept["passages.idx"][901:]),
+        ("passages.lists", kept["passages.lists"][:-1]),
+        ("passages.lists", b"\0" * len(kept["passages.lists"])),
+    ):
+        (index / name).unlink()
+        (index / name).write_bytes(content)
+        with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+            assert other.shortlist(*asked(0), whole) is None
+        assert "memstore index" in caplog.text
+        caplog.clear()
+        (index / name).write_bytes(kept[name])
+    # lists are not read as a whole: what they propose wrongly is scored as what it is
+    damaged = bytearray(kept["passages.lists"])
+    for at in np.random.default_rng(0).integers(16, len(damaged), 3000):
+        damaged[at] ^= 1 << at % 8
+    (index / "passages.lists").unlink()
+    (index / "passages.lists").write_bytes(damaged)
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        for seed in range(8):
+            short = shortlist(other, seed, whole)
+            rows, weights = asked(seed)
+            listed = numbers(short.scope, whole)
+            assert min(listed) >= 0 and max(listed) < DOCUMENTS * EACH
+            torch.testing.assert_close(
+                weights @ short.token_maxima(rows, 0, short.scope),
+                exact(other, seed, whole)[listed],
+            )
+
+
+def test_words_of_the_files_are_those_of_the_documents(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    memory.forget("2")
+    add(memory, "3", 33, EACH - 7, mode="replace")
+    add(memory, "new", 5, 20)
+    words = {7: 1.0, 1004: 0.5, 1 << 31 | 4 << 20 | 17: 2.0, 1 << 31 | 33 << 20 | 4: 1.0}
+
+    def scores() -> tuple[torch.Tensor, torch.Tensor]:
+        assert memory.path is not None
+        with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+            whole = everything(other)
+            other.shortlist(*asked(0), whole)  # takes what is in the files
+            return other.word_scores(words, whole), other.word_scores(words, whole[1:])
+
+    found = scores()
+    remove_index(memory.path)
+    for some, expected in zip(found, scores()):
+        assert torch.equal(some, expected) and (some > 2).sum() in (1, 2)
+
+
+def test_damaged_words_are_told(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    whole, path = everything(memory), memory.path / "index" / "passages.lists"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.unlink()
+    path.write_bytes(damaged)
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        short = shortlist(other, 0, whole)
+        with pytest.raises(CorruptMemory, match="memstore index"):
+            short.word_scores({7: 1.0}, short.scope)
+
+
+def test_landmarks_that_are_missing_are_told(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    whole, number = everything(memory), memory.document("1").id
+    catalog = Catalog.open(memory.path)
+    catalog.database.write(lambda txn: catalog.runs.delete_run(txn, number, 0, 32))
+    catalog.close()
+    rows, _ = asked(0)
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        short = shortlist(other, 0, whole)
+        with pytest.raises(CorruptMemory, match="run verify"):
+            short.token_maxima(rows, 0, [(number, 40, 41)])
+
+
+def test_lists_are_made_when_they_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_stage, "PAYING", 12 * EACH)
+    with create(tmp_path / "m") as store:
+        add(store, "small", 1, EACH - 1)
+        assert not store.update_index()
+        assert store.shortlist(*asked(0), everything(store)) is None
+        add(store, "more", 2, EACH)
+        assert store.update_index()
+        store.build_index()
+        assert not store.update_index()
+        assert store.shortlist(*asked(0), everything(store)) is not None
+        remove_index(tmp_path / "m")
+        assert not list((tmp_path / "m" / "index").iterdir())
+    with MemoryStore.open(tmp_path / "m", read_only=True) as store:
+        assert store.shortlist(*asked(0), everything(store)) is None and not store.update_index()
+
+
+def test_what_lists_are_not_made_of_is_scored_exactly(tmp_path: Path) -> None:
+    for spec in (replace(SPEC, heads=0, width=0), replace(SPEC, dtype="float16")):
+        with create(tmp_path / spec.dtype / str(spec.heads), spec) as store:
+            assert store.build_index() == {} and not store.update_index()
+            assert store.shortlist(*asked(0), []) is None
+    with (
+        MemoryStore.create(tmp_path / "packed", SIGNATURE, index="packed") as store,
+        pytest.raises(InvalidInput, match="packed index"),
+    ):
+        store.build_index()
