@@ -177,7 +177,7 @@ class Collector:
         """The stored blocks that were read most, at most so many, best first. same: of blocks
         (document, block) those that say the same.
         """
-        known = {document.id: document for document in store.documents()}
+        known = store.readable()
         totals = {
             (document, block): sum(reads.values())
             for (document, block), reads in self._mass.items()

@@ -78,7 +78,7 @@ class Chat:
                 name: {count: after[name][count] - counts[count] for count in COUNTS}
                 for name, counts in tiers.items()
             },
-            absent=[row.name for row in store.documents() if row.id in session.absent],
+            absent=[row.name for row in store.readable().values() if row.id in session.absent],
             seconds=seconds,
             first_token_seconds=first,
         )

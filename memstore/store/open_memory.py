@@ -177,9 +177,7 @@ class OpenMemory(Closing):
     @property
     def manifest(self) -> int | None:
         """The number of the manifest that a published memory is read by; None for a directory."""
-        if self._committed is None or self._committed.catalog.source is None:
-            return None
-        return self._committed.catalog.database.version.transaction
+        return None if self._committed is None else self._committed.catalog.manifest
 
     @property
     def selector(self) -> IndexSpec | None:

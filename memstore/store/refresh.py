@@ -3,6 +3,7 @@ to look up.
 """
 
 import threading
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from memstore.disk.format.document import Document
@@ -23,6 +24,7 @@ class Committed:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.rows = Rows()
+        self.leaving: Mapping[int, Document] = {}  # see Catalog.leaving
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
         self._version = Version(0, -1)  # that was followed last
         self._changes: Changes | None = None  # of rows, that were followed
@@ -69,19 +71,27 @@ class Committed:
             if version.file != self._version.file and self._retrieval is not None:
                 self._retrieval.rewritten()
             with self.catalog.database.read() as txn:
-                changes = self.catalog.changes(txn)
-                changed = self._changed(txn, changes)
+                changes, leaving = self.catalog.changes(txn), self.catalog.leaving(txn)
+                changed = self._changed(txn, changes, leaving)
                 if self._retrieval is not None:
-                    self._retrieval.follow(txn, changed, but=self.writers)
+                    gone = dict.fromkeys(self.leaving.keys() - leaving.keys())
+                    held = {n: row for n, row in changed.items() if n not in leaving}
+                    self._retrieval.follow(txn, gone | held, but=self.writers)
                 if new is not None:
                     new.follow(txn, self.rows.by_number() | changed, but=self.writers)
+            self.leaving = leaving  # first: who reads one finds it here or there
             self.rows.change(changed)
             self._version, self._changes = version, changes
 
-    def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
-        """The rows that are others now, in order of id; None for one that is gone."""
+    def _changed(
+        self, txn: Transaction, changes: Changes, leaving: Collection[int]
+    ) -> dict[int, Document | None]:
+        """The rows that are others now, in order of id; None for one that is gone, or leaves."""
         numbers = changes.since(self._changes)
         if numbers is not None:
-            return {number: self.catalog.row(txn, number) for number in sorted(numbers)}
+            return {
+                number: None if number in leaving else self.catalog.row(txn, number)
+                for number in sorted(numbers)
+            }
         gone = dict.fromkeys(self.rows.by_number())
         return gone | {row.id: row for row in self.catalog.documents(txn)}

@@ -26,6 +26,13 @@ class StoredDocuments(Lookups):
         self._refresh()
         return [] if self._committed is None else self._committed.rows.listed()
 
+    def readable(self) -> dict[int, Document]:
+        """Every document by id, and those that left the memory a while ago: who has begun to read
+        them goes on.
+        """
+        listed = {document.id: document for document in self.documents()}
+        return listed if self._committed is None else {**self._committed.leaving, **listed}
+
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
         """The named documents, or every one that is read to its end, oldest first; none that holds
         what did not fit into a prompt, unless it is named.

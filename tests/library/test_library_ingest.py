@@ -20,6 +20,8 @@ from memstore.share.format.staged import STAGED
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish import staging
 from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.merge import merge
+from memstore.share.publish.publish import unpublish
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
 from support.places import Killed, WatchedPlace
 
@@ -231,6 +233,27 @@ def test_two_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
     assert {one.status for one in told.values()} <= {"read", "there"}
     newest = Published.open(open_object_store(url))
     assert [entry.row.name for entry in newest.documents()] == [f"{n:03}.txt" for n in range(8)]
+    clean(url)
+
+
+def test_what_others_push_remove_and_merge_meanwhile_is_done(tmp_path: Path) -> None:
+    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
+    pushed = folder(tmp_path / "pushed", 2)
+    for number in range(2):
+        (pushed / f"{number:03}.txt").rename(pushed / f"pushed-{number}.txt")
+    engine = Here()
+
+    def others(batch: int) -> None:
+        if batch == 1:
+            one_process(pushed, tmp_path / "memory", url)
+            unpublish(open_object_store(url), ["pushed-0.txt"])
+            merge(open_object_store(url))
+
+    engine.before = others
+    progress, number, _ = ingest(path, job(url), engine)
+    assert progress.documents == {"read": 6} and number >= 3
+    names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
+    assert names == [*(f"{n:03}.txt" for n in range(6)), "pushed-1.txt"]
     clean(url)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from memstore.serve.api_keys import Access, Keys
 from memstore.serve.settings import ServeSettings
 from memstore.serve.state.database import Database
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import publish
+from memstore.share.publish.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
@@ -337,3 +337,38 @@ def test_what_a_server_keeps_is_of_one_memory(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(InvalidInput, match="the memory s3://bucket/one; give another --state"):
             Database(tmp_path, of="s3://bucket/two")
+
+
+def test_a_server_follows_what_is_published(model: LandmarkModel, tmp_path: Path) -> None:
+    url, foal = f"file://{tmp_path}/there", "What is the name of the new foal?"
+
+    def within_a_minute(true: Callable[[], bool]) -> bool:
+        until = time.monotonic() + 60
+        while not true() and time.monotonic() < until:
+            time.sleep(0.05)
+        return true()
+
+    with MemoryStore.create(tmp_path / "mem", model.signature) as near:
+        model.ingest(DIARY, near, name="diary")
+        near.publish(url)
+        with (
+            MemoryStore.open(url, model.signature, refresh=0.1) as store,
+            serving_store(store, model) as server,
+        ):
+            files = server.openai().files
+            first = ask(server, QUESTION).choices[0].message.content
+            assert first == ANSWER
+            model.ingest(LETTER, near, name="letter")
+            near.publish(url)
+            assert within_a_minute(lambda: store.has("letter"))
+            # in the conversation that is under way, and in another
+            for said in ((QUESTION, first, foal), (foal,)):
+                assert "Clover" in ask(server, *said).choices[0].message.content
+            assert within_a_minute(lambda: "letter" in {file.filename for file in files.list()})
+            unpublish(open_object_store(url), ["diary"])
+            assert within_a_minute(lambda: not store.has("diary"))
+            told = ask(server, QUESTION)
+            assert told.choices[0].message.content != ANSWER
+            cited = {source["document"] for source in told.model_extra["memstore"]["sources"]}
+            assert cited == {"letter"}
+            assert within_a_minute(lambda: {file.filename for file in files.list()} == {"letter"})

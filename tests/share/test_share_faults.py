@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -36,6 +36,7 @@ from memstore.share.calls.rest import Rest
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import unpublish
+from memstore.share.read.published_states import LEAVING
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
 from support.published import (
@@ -63,8 +64,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
         return publish_all(store, f"memory://{path}")
 
 
-def holds_what_was_written(store: MemoryStore, units: list[BlockKey]) -> None:
-    of = truth(store)
+def holds_what_was_written(store: MemoryStore, units: list[BlockKey], of: Any = None) -> None:
+    of = of or truth(store)
     with store.lease(units) as lease:
         for unit, slot in zip(units, lease.held):
             k, v = of(unit)
@@ -250,13 +251,20 @@ def test_opening_survives_a_storm(place: ObjectStore) -> None:
     assert opened > 8
 
 
-def test_a_reader_survives_an_unpublish(tmp_path: Path) -> None:
+def test_a_reader_survives_an_unpublish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with write(tmp_path / "m") as store:
         place = publish_all(store, f"memory://{tmp_path}")
     with open_at(place) as store:
-        units = {name: units_of(store, name)[:4] for name in TEXTS}
+        units, of = {name: units_of(store, name)[:4] for name in TEXTS}, truth(store)
         unpublish(place, ["second"])
         holds_what_was_written(store, units["second"])  # of the manifest that was opened
+        store._on_disk().catalog.database.refresh()
+        assert [row.name for row in store.ready()] == ["first", "third"]
+        holds_what_was_written(store, units["second"], of)  # who began goes on
+        past = time.monotonic() + LEAVING
+        monkeypatch.setattr(
+            "memstore.share.read.published_states.time", SimpleNamespace(monotonic=lambda: past)
+        )
         store._on_disk().catalog.database.refresh()
         assert [row.name for row in store.ready()] == ["first", "third"]
         with pytest.raises(DocumentNotFound):

@@ -15,7 +15,7 @@ Every method takes the transaction it works in, so that what belongs together is
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import msgpack
 
 from memstore.decode import typed
 from memstore.disk.format.codec import codec_for_new
+from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range
 from memstore.disk.format.signature import Signature
@@ -140,6 +141,17 @@ class Catalog(DocumentPassages):
     def close(self) -> None:
         """Close the database; more than once is the same as once."""
         self.database.close()
+
+    @property
+    def manifest(self) -> int | None:
+        """The number of the manifest that a published memory is read by; None for a directory."""
+        return None
+
+    def leaving(self, txn: Transaction) -> Mapping[int, Document]:
+        """Documents that are there no more, and stay a while for who has begun to read them; none
+        in a directory.
+        """
+        return {}
 
     @property
     def codec(self) -> str:

@@ -81,7 +81,7 @@ def absent(session: AskSession, may_read: MayRead) -> list[str]:
     """Documents of a published memory that could not be had, they or blocks of them."""
     if not session.absent:
         return []
-    rows = session.store.documents()
+    rows = session.store.readable().values()
     return [row.name for row in rows if row.id in session.absent and may_read(row.name)]
 
 
@@ -130,7 +130,9 @@ class _Known:
     def __init__(self, reader: ModelAdapter, store: MemoryStore, may_read: MayRead) -> None:
         self._reader, self._store = reader, store
         self._documents: dict[int, Document] = {
-            document.id: document for document in store.documents() if may_read(document.name)
+            number: document
+            for number, document in store.readable().items()
+            if may_read(document.name)
         }
 
     def source(self, block_id: BlockId, weight: float) -> Source | None:

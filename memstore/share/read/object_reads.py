@@ -33,12 +33,13 @@ class ObjectReads:
     """Reads records by where the newest manifest has them. Safe for several threads."""
 
     def __init__(
-        self, catalog: Catalog, remote: Remote, find: Find, refresh: Callable[[], object]
+        self, catalog: Catalog, remote: Remote, find: Find, look_again: Callable[[], object]
     ) -> None:
-        """catalog: of the memory; find: where records lie, by document and key; refresh: has the
-        catalog be of the newest manifest, or raises StoreUnavailable, CorruptMemory.
+        """catalog: of the memory; find: where records lie, by document and key; look_again: has
+        the catalog be of the newest manifest, or raises StoreUnavailable, CorruptMemory.
         """
-        self._catalog, self._remote, self._find, self._refresh = catalog, remote, find, refresh
+        self._catalog, self._remote, self._find = catalog, remote, find
+        self._newest = look_again
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
 
     def read(
@@ -119,7 +120,7 @@ class ObjectReads:
         have been read meanwhile, by another thread.
         """
         with suppress(StoreUnavailable, MemoryNotFound, CorruptMemory):
-            self._refresh()
+            self._newest()
         return self._catalog.database.version != used
 
     def _still_there(

@@ -5,7 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.document_passages import StoredAt
 from memstore.disk.tables.passage_rows import Digest
 from memstore.disk.tables.passage_table import PassageCounts
@@ -42,14 +44,31 @@ class PublishedCatalog(Catalog):
             self,
             database.remote,
             database.find,
-            refresh=database.refresh,
+            look_again=database.look_again,
             local=local,
             shared=shared,
         )
 
+    @property
+    def manifest(self) -> int:
+        """The number of the manifest that is read now; a newer one may be looked for beside it.
+        Raises MemoryClosed.
+        """
+        self._published.version  # noqa: B018 (looks)
+        return self._published.state.manifest.number
+
+    def changes(self, txn: Any) -> Changes:
+        """Whose rows changed last, in this process."""
+        found: Changes = txn.changes
+        return found
+
+    def leaving(self, txn: Any) -> dict[int, Document]:
+        """Documents that are published no more, and stay a while."""
+        return {number: self.document(txn, number) for number in txn.leaving}
+
     def counts(self) -> PassageCounts:
         """Its passages, counted in each document that has them."""
-        entries = [e for e in self._published.state.entries.values() if e.row.of_passages]
+        entries = [e for e in self._published.state.published.values() if e.row.of_passages]
         stored = sum(p.take for e in entries for p in e.pieces if p.kind == "records")
         blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
         return PassageCounts(blocks, stored, size)

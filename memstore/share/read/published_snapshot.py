@@ -1,33 +1,25 @@
 """A published memory as one manifest has it, seen as what a Catalog takes for a transaction."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from memstore.disk.format.keys import document_key, read_passage_key, read_tokens_key
+from memstore.disk.tables.changes import Changes
 from memstore.errors import ObjectNotFound
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Manifest
 from memstore.share.format.pieces import Piece, Value, piece_of
 from memstore.share.read.held_pieces import HeldPieces
 from memstore.share.read.passage_numbers import PassagePlaces
+from memstore.share.read.published_states import State
 
 _BLOCK = 8  # bytes of a document's number in a key
 
 Parts = dict[bytes, bytes]  # values by key, of one document and table
 
 
-@dataclass(frozen=True)
-class State:
-    """The memory as one manifest has it, with numbers for its documents."""
-
-    manifest: Manifest
-    entries: Mapping[int, Entry]  # by number, oldest first
-    rows: Mapping[int, bytes]
-    meta: Mapping[bytes, bytes]
-
-
 class Snapshot:
-    """What a Catalog takes for a transaction: the tables of one State."""
+    """What a Catalog takes for a transaction: the tables of one State. Documents that leave are
+    found by their number.
+    """
 
     writable = False
 
@@ -66,7 +58,7 @@ class Snapshot:
         of the document of `start`.
         """
         if table == "documents":
-            for number in sorted(self._state.rows):
+            for number in sorted(self._state.rows.keys() - self._state.leaving.keys()):
                 key = document_key(number)
                 if key >= start and (end is None or key < end):
                     yield key, self._state.rows[number]
@@ -85,6 +77,16 @@ class Snapshot:
     def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
         """For a walk over values, which are all read when the first is."""
         return iter(())
+
+    @property
+    def changes(self) -> Changes:
+        """Which documents' rows changed last."""
+        return self._state.changes
+
+    @property
+    def leaving(self) -> list[int]:
+        """Documents that are published no more, and stay a while."""
+        return list(self._state.leaving)
 
     def has_records(self, document: int, block: int) -> bool:
         """Are keys and values published of a document's block?"""

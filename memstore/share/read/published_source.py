@@ -38,15 +38,15 @@ class SharedSource:
         remote: Remote,
         find: Find,
         *,
-        refresh: Callable[[], object] = lambda: None,
+        look_again: Callable[[], object] = lambda: None,
         local: LocalCache | None = None,
         shared: Valkey | None = None,
     ) -> None:
-        """catalog, find, refresh: as ObjectReads takes them. local, shared: caches above the object
-        store.
+        """catalog, find, look_again: as ObjectReads takes them. local, shared: caches above the
+        object store.
         """
         self._catalog = catalog
-        self._object_reads = ObjectReads(catalog, remote, find, refresh)
+        self._object_reads = ObjectReads(catalog, remote, find, look_again)
         self.remote, self.local, self.shared = remote, local, shared
         self._signature = catalog.signature.digest
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)

@@ -9,13 +9,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import msgpack
+from functools import partial
 
 from memstore.block import RecordKey
-from memstore.disk.format.document import Write
 from memstore.disk.lmdb.environment import Version
-from memstore.disk.tables.description import FORMAT
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -25,36 +22,20 @@ from memstore.errors import (
 )
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.calls.failures import Failure
-from memstore.share.format.document_pages import Entry, plain_row
-from memstore.share.format.manifest import Manifest, newest_number
+from memstore.share.format.document_pages import Entry
+from memstore.share.format.manifest import newest_number
 from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import Extent
 from memstore.share.format.rollback import note_newest
 from memstore.share.publication_options import REFRESH
 from memstore.share.read.held_pieces import HeldPieces
 from memstore.share.read.passage_numbers import PassagePlaces
-from memstore.share.read.published_snapshot import Snapshot, State
+from memstore.share.read.published_snapshot import Snapshot
+from memstore.share.read.published_states import State, States
 from memstore.share.read.remote import Remote
 
 _log = logging.getLogger("memstore")
-
-
-class Numbers:
-    """Numbers for documents that other machines published: a document keeps its number while it is
-    only appended to, and none is given twice.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, Write | None], int] = {}
-
-    def of(self, entries: Sequence[Entry]) -> dict[int, Entry]:
-        """The numbers of these documents, the oldest first."""
-        numbered = {}
-        for entry in sorted(entries, key=lambda entry: (entry.row.created, entry.row.name)):
-            row = entry.row
-            which = row.name, row.writes[0] if row.writes else None
-            numbered[self._known.setdefault(which, len(self._known) + 1)] = entry
-        return numbered
+_PATIENCE = 2.0  # seconds that who was idle waits for a look for a newer manifest
 
 
 class PublishedDatabase:
@@ -78,49 +59,45 @@ class PublishedDatabase:
         self.path = remote.objects.url
         self.remote, self.pieces = remote, HeldPieces(remote, local)
         self._local, self._at_least, self._told = local, at_least, False
-        self._numbers = Numbers()
+        self._states = States()
         self.places = PassagePlaces()
-        self._lock = threading.RLock()
+        self._lock, self._following = threading.Lock(), threading.Lock()
         self._closed, self._pid = False, os.getpid()
         self._looking = False
-        self._published: Published | None = None  # whose pages the next need not be read for
         self._looked, self._refresh_after = time.monotonic(), refresh
-        self.state: State = self._read(None)
+        # its pages need not be read for the next
+        self._published, entries = self.remote.call(self._newest_documents)
+        self.state = self._states.first(self._published.manifest, entries)
 
     # The newest state
 
-    def _read(self, number: int | None) -> State:
+    def _newest_documents(self) -> tuple[Published, list[Entry]]:
+        found = Published.open(self.remote.objects, cache=self._local, at_least=self._at_least)
+        return found, found.documents()
+
+    def _documents_of(self, number: int) -> tuple[Published, list[Entry]]:
         objects = self.remote.objects
-
-        def read() -> tuple[Published, list[Entry]]:
-            before = self._published
-            if number is None:
-                found = Published.open(objects, cache=self._local, at_least=self._at_least)
-            else:
-                found = Published.at(objects, number, before)
-                note_newest(objects.identity, found.seen, self._local)
-            return found, found.documents()
-
-        self._published, entries = self.remote.call(read)
-        manifest = self._published.manifest
-        with self._lock:
-            numbered = self._numbers.of(entries)
-        rows = {n: msgpack.packb(plain_row(entry.row)) for n, entry in numbered.items()}
-        return State(manifest, numbered, rows, _meta(manifest))
+        found = Published.at(objects, number, self._published)
+        note_newest(objects.identity, found.seen, self._local)
+        return found, found.documents()
 
     @property
     def version(self) -> Version:
-        """Which manifest is read; a newer one is looked for beside it, every few seconds. Raises
-        MemoryClosed.
+        """Which state is read. A newer manifest is looked for every few seconds, beside it; who was
+        idle for longer waits for it, but not for a store that takes long. Raises MemoryClosed.
         """
         self._check()
-        if time.monotonic() - self._looked > self._refresh_after:
+        waited = time.monotonic() - self._looked
+        if waited > self._refresh_after:
             with self._lock:
                 look = not self._looking
                 self._looking, self._looked = True, time.monotonic()
             if look:
-                threading.Thread(target=self._look, name="memstore-manifest", daemon=True).start()
-        return Version(0, self.state.manifest.number)
+                looking = threading.Thread(target=self._look, name="memstore-manifest", daemon=True)
+                looking.start()
+                if waited > self._refresh_after + REFRESH:
+                    looking.join(_PATIENCE)
+        return Version(0, self.state.serial)
 
     def _look(self) -> None:
         try:
@@ -145,26 +122,37 @@ class PublishedDatabase:
                 number or "gone",
                 held,
             )
-        if isinstance(number, int) and number > self.state.manifest.number:
-            state = self._read(number)
-            with self._lock:
-                if state.manifest.number > self.state.manifest.number:
-                    self.state = state
+        read = None
+        if number is not None and number > held:
+            read = self.remote.call(partial(self._documents_of, number))
+        with self._following:
+            state = self.state
+            if read is not None and read[0].manifest.number > state.manifest.number:
+                self._published, entries = read
+                self.state = self._states.next(state, self._published.manifest, entries)
+            elif state.has_left:
+                self.state = self._states.next(state, state.manifest, [*state.published.values()])
 
-    def _newest(self) -> State:
+    def look_again(self) -> State:
+        """The newest state, read since objects are away: nothing leaves any more, but is gone.
+        Raises what refreshing raises.
+        """
         self.refresh()
-        return self.state
+        with self._following:
+            if self.state.leaving:
+                self.state = self._states.without_leaving(self.state)
+            return self.state
 
     @contextmanager
     def read(self) -> "Iterator[Snapshot]":
         """The tables as they are now, for as long as the block lasts."""
         self._check()
-        yield Snapshot(self.state, self.pieces, self.places, self._newest)
+        yield Snapshot(self.state, self.pieces, self.places, self.look_again)
 
     @property
     def file_bytes(self) -> int:
         """Bytes of the records of its documents."""
-        return sum(entry.row.bytes for entry in self.state.entries.values())
+        return sum(entry.row.bytes for entry in self.state.published.values())
 
     def find(
         self, wanted: Sequence[tuple[int, RecordKey]], until: float
@@ -183,19 +171,3 @@ class PublishedDatabase:
             )
         if self._closed:
             raise MemoryClosed(f"{self.path} is closed; open it again")
-
-
-def _meta(manifest: Manifest) -> dict[bytes, bytes]:
-    form = manifest.selector
-    described = {
-        "format": FORMAT,
-        "signature": manifest.signature.to_dict(),
-        "codec": manifest.codec,
-        "created": manifest.created,
-        "quota": None,
-        "selector": form is not None,
-    }
-    meta = {b"memory": msgpack.packb(described)}
-    if form is not None:
-        meta[b"selector"] = msgpack.packb({"form": form.to_dict(), "generation": 0})
-    return meta
