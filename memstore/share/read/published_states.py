@@ -113,9 +113,11 @@ def _rows(
     entries: Mapping[int, Entry], before: Mapping[int, Entry], rows: Mapping[int, bytes]
 ) -> dict[int, bytes]:
     """The rows of documents, packed, but for those that were before."""
-    return {
-        n: rows[n]
-        if n in before and before[n].row == entry.row
-        else msgpack.packb(plain_row(entry.row))
-        for n, entry in entries.items()
-    }
+
+    def packed(number: int, entry: Entry) -> bytes:
+        old = before.get(number)
+        if old is not None and (old is entry or old.row == entry.row):
+            return rows[number]
+        return bytes(msgpack.packb(plain_row(entry.row)))
+
+    return {number: packed(number, entry) for number, entry in entries.items()}
