@@ -102,7 +102,7 @@ class MemstoreModel(llm.Model):
         for said in earlier:
             session.ask(said.prompt.prompt, lambda: None)
             session.feed(reader.tokenizer.encode(f" {said.text()}"))
-        self._chat, self._chat_is = Chat(reader, session, collector), wanted
+        self._chat, self._chat_is = Chat(reader, session, collector, names), wanted
         return self._chat
 
 

@@ -32,6 +32,9 @@ class AskSession(AbstractContextManager["AskSession"], Protocol):
     def lookups(self) -> Lookups:
         """How often blocks were looked for."""
 
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        """Look up in these documents from now on, (id, blocks) each, in place of those before."""
+
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question; the state [hidden_size] that its answer begins with. answering: called
         before that state is computed.

@@ -1,31 +1,41 @@
 """Questions and answers in one session of a model."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector
-from memstore.model.ask_session import AskSession
+from memstore.model.ask_session import AskSession, attached
 from memstore.model.generation import Continuation, ends_sentence
 from memstore.model.texts.detokenizer import Detokenizer
 from memstore.tiers.stats import COUNTS
 
 
 class Chat:
-    """Questions and answers in one session: each sees what was said before, and the same
-    documents.
+    """Questions and answers in one session: each sees what was said before, and the documents as
+    they are then.
     """
 
-    def __init__(self, reader: ModelAdapter, session: AskSession, collector: Collector) -> None:
+    def __init__(
+        self,
+        reader: ModelAdapter,
+        session: AskSession,
+        collector: Collector,
+        documents: Sequence[str] | None = None,
+    ) -> None:
+        """documents: names of those that are asked, which the session has attached; None for
+        all.
+        """
         self._reader, self._session, self._collector = reader, session, collector
+        self._documents, self._asked = documents, False
         # what generates the answer's tokens, while it does
         self.continuation: Continuation | None = None
 
     def ask(self, question: str, **settings: Any) -> Answer:
         """Continue the session with a question and generate its answer; settings: of
-        AnswerSettings. Raises InvalidInput.
+        AnswerSettings. Raises InvalidInput, DocumentNotFound (a named one is gone).
         """
         asking = self.asking(question, **settings)
         while True:
@@ -42,6 +52,9 @@ class Chat:
         chosen = self._reader.answering.changed(**settings)
         check_phrase("question", question)
         session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
+        if self._asked:
+            self._attach()
+        self._asked = True
         began, tiers = time.perf_counter(), store.tier_stats()
         lookups = session.lookups
         done, skipped = lookups.done, lookups.skipped
@@ -82,6 +95,14 @@ class Chat:
             seconds=seconds,
             first_token_seconds=first,
         )
+
+    def _attach(self) -> None:
+        """Ask the documents that there are by now."""
+        session = self._session
+        documents, absent = attached(session.store, self._documents, retrieve=True)
+        session.attach(documents)
+        session.absent.clear()
+        session.absent.update(absent)
 
     def _ends_answer(self, token: int) -> bool:
         return ends_sentence(self._reader.tokenizer.decode([token]))

@@ -180,7 +180,7 @@ class ModelAPI(ModelAdapter):
         """A session that stays warm over several questions."""
         collector = Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
-            yield Chat(self, session, collector)
+            yield Chat(self, session, collector, documents)
 
     def search(
         self,

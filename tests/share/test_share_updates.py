@@ -195,6 +195,31 @@ def test_an_answer_is_finished_with_what_it_began_with(
         assert OLD not in texts(memory.ask(QUESTION))
 
 
+def test_a_chat_asks_what_is_published_by_then(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reader(library, refresh=3600.0) as memory, library.model.chat(memory.store) as chat:
+        assert OLD in texts(chat.ask(QUESTION))
+        library.replace()
+        library.add()
+        look(memory)
+        past = time.monotonic() + published_states.LEAVING
+        monkeypatch.setattr(published_states, "time", SimpleNamespace(monotonic=lambda: past))
+        look(memory)  # nothing stays of the old price
+        said = chat.ask(QUESTION)
+        assert NEW in texts(said) and OLD not in texts(said)
+        assert "the grey mare" in texts(chat.ask("What of the grey mare?"), "more")
+        library.remove()
+        look(memory)
+        assert "mare" not in {source.document for source in chat.ask(QUESTION).sources}
+    with reader(library) as memory, library.model.chat(memory.store, ["more"]) as chat:
+        chat.ask(QUESTION)
+        library.remove("more")
+        look(memory)
+        with pytest.raises(DocumentNotFound, match="no document 'more'"):
+            chat.ask(QUESTION)
+
+
 def test_what_left_is_forgotten_in_time(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     with reader(library, refresh=3600.0) as memory:
         memory.ask(QUESTION)

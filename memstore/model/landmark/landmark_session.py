@@ -212,6 +212,12 @@ class LandmarkSession(ChunkSession, Closing):
             raise
         self.attention.on_read = on_read
 
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        """As AskSession.attach."""
+        if self.blocks.documents != [*documents]:
+            self.blocks.documents[:] = documents
+            self.attention.start_chunk()
+
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question; the state [hidden_size] that its answer begins with.
 

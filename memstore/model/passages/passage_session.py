@@ -77,6 +77,10 @@ class PassageSession(GeneratingSession, Closing):
         self._kept: dict[int, KeysValues] = {}
         self._first: Chosen | None = None  # the passage that these tokens begin with
 
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        """As AskSession.attach; passages that are read now stay until others are."""
+        self._own.blocks.documents[:] = documents
+
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
