@@ -211,7 +211,8 @@ def read(directory: Path, options: argparse.Namespace) -> None:
                 try:
                     work(models[number], store, chance, log)
                 except MemstoreError as error:
-                    log(failed=what, error=type(error).__name__, said=str(error))
+                    said = str(error).replace(place.url, "URL")
+                    log(failed=what, error=type(error).__name__, said=said)
             time.sleep(options.pause)
 
     with store:

@@ -14,7 +14,13 @@ import torch
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
-from memstore.errors import CorruptBlock, InvalidInput, MemstoreError, MissingBlock
+from memstore.errors import (
+    CorruptBlock,
+    DocumentNotFound,
+    InvalidInput,
+    MemstoreError,
+    MissingBlock,
+)
 from memstore.share.format.pieces import RecordIndex, record_pieces
 from memstore.share.format.published import Published
 from memstore.share.format.segments import read_footer
@@ -562,3 +568,27 @@ def test_an_append_sends_what_it_added_of_passages(store, tmp_path) -> None:
     send(store, place)
     assert records_of(place) - before <= bytes_of(store, book(1, 39, 43))
     same_as(store, place, tmp_path, "a")
+
+
+def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstore.share.read.passage_numbers._MOST", 4)
+    place = WatchedPlace(in_memory())
+    write(store, "a", book(1, 0, 9))
+    send(store, place)
+    with open_at(place, host_budget=1 << 20) as reader:
+        number = reader.document("a").id
+
+        def numbers(*blocks: int) -> list[int]:
+            return [at[0] for at in reader.stored_at([(number, block) for block in blocks])]
+
+        first = numbers(0, 1, 2, 3)
+        assert numbers(0, 4) == [first[0], first[-1] + 1]  # another's place, that was asked before
+        assert numbers(1)[0] > first[-1] + 1
+        places = reader._on_disk().catalog.database.places
+        assert len(places._known) == len(places._numbers) == 4
+        with pytest.raises(DocumentNotFound):
+            reader.lease([BlockKey(first[1], LAYERS[0], 0, 0)])
+        monkeypatch.undo()
+        assert read(reader, "a", book(1, 0, 9)) == 0

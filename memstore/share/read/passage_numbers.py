@@ -3,14 +3,24 @@ content, and where it stands.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgpack
 
 from memstore.block import RecordKey
 from memstore.disk.tables.passage_rows import Digest
+from memstore.errors import DocumentNotFound
 
 _FIRST = 1 << 40  # beyond all numbers of documents
+_MOST = 1 << 17  # passages that are known, those that were asked for last
+
+
+class _Known(NamedTuple):
+    digest: Digest
+    document: int  # and block, that was told last
+    block: int
 
 
 class PassagePlaces:
@@ -19,33 +29,40 @@ class PassagePlaces:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers: dict[Digest, int] = {}
-        self._digests: list[Digest] = []
-        self._places: list[tuple[int, int]] = []  # document and block, that was told last
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._next = _FIRST
 
     def number(self, digest: Digest, document: int, block: int) -> int:
         """The number of a passage that stands in a block of a document."""
         with self._lock:
-            number = self._numbers.setdefault(digest, len(self._digests))
-            if number == len(self._digests):
-                self._digests.append(digest)
-                self._places.append((document, block))
-            self._places[number] = document, block
-            return _FIRST + number
+            number = self._numbers.setdefault(digest, self._next)
+            if number == self._next:
+                self._next += 1
+            self._known[number] = _Known(digest, document, block)
+            self._known.move_to_end(number)
+            if len(self._known) > _MOST:
+                _, gone = self._known.popitem(last=False)
+                del self._numbers[gone.digest]
+            return number
 
     def row(self, number: int) -> bytes | None:
         """What PassageTable reads of a passage, or None for no number of one."""
-        at = number - _FIRST
-        if not 0 <= at < len(self._digests):
+        known = self._known.get(number)
+        if known is None:
             return None
-        row: bytes = msgpack.packb([self._digests[at], 1, 1, 0, *self._places[at]])
+        row: bytes = msgpack.packb([known.digest, 1, 1, 0, known.document, known.block])
         return row
 
     def in_documents(self, wanted: Sequence[tuple[int, RecordKey]]) -> list[tuple[int, RecordKey]]:
-        """Records by document and key, those of passages where they stand in one."""
+        """Records by document and key, those of passages where they stand in one. Raises
+        DocumentNotFound for a passage that was asked for too long ago.
+        """
         found = []
         for document, key in wanted:
             if document >= _FIRST:
-                document, block = self._places[document - _FIRST]
-                key = RecordKey(document, block, key.layer)
+                known = self._known.get(document)
+                if known is None:
+                    raise DocumentNotFound(f"passage {document} is not known any more; ask again")
+                document, key = known.document, RecordKey(known.document, known.block, key.layer)
             found.append((document, key))
         return found
