@@ -1,17 +1,15 @@
-"""The files by which passages are found in two stages: `passages.idx`, checked as a whole, and
-`passages.lists`, which is mapped: lists of token landmarks, and words.
-
-A search reads what it looks at. What is damaged in a list proposes a wrong passage, whose exact
-score then speaks against it; words are checked as they are read.
+"""The files by which passages are found in two stages: `passages.idx`, a header, and
+`passages.lists`: lists of token landmarks, which are read when they are first asked for, and words,
+which are mapped and checked as they are read.
 """
 
 import mmap
 import os
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import msgspec
 import numpy as np
+import xxhash
 
 from memstore.decode import Block, Count, Positive
 from memstore.disk.files import open_regular
@@ -21,7 +19,6 @@ from memstore.index.token_lists import CODE, Sample, TokenLists
 from memstore.index.word_postings import PIECE, HeldPostings, MappedPostings
 
 _POSTING = 10  # bytes of a word of a passage
-_ID = 16  # bytes, random: which lists a header is of
 
 
 class Covered(NamedTuple):
@@ -36,13 +33,13 @@ class Covered(NamedTuple):
 
 class _Header(Parts):
     digest: str  # of the selector
-    id: Annotated[bytes, msgspec.Meta(min_length=_ID, max_length=_ID)]
-    size: Positive  # of the other file
+    passages: Positive
+    lists: Positive  # bytes of them in the other file
+    checksum: bytes  # of these
     covered: list[tuple[int, Block, bytes]]
-    lists: list[Count]  # landmarks of each
     width: Positive
     stride: Positive  # of the sample
-    words: Count  # how many follow the lists; 0 where the selector keeps none
+    words: Count  # how many follow them; 0 where the selector keeps none
 
 
 class Words(NamedTuple):
@@ -67,37 +64,32 @@ def write(
     """Write what was made for a selector of this digest; return it as it is read. Raises
     OSError.
     """
-    library, index = faiss(), lists.index
-    held, name = index.invlists, os.urandom(_ID)
-    sizes = [held.list_size(number) for number in range(index.nlist)]
     of_words: list[np.ndarray] = [np.zeros(0, np.uint64)] * 3
     if words is not None:
         assert isinstance(words.postings, HeldPostings)
         firsts = words.postings.keys[::PIECE].copy()
         of_words = [words.lengths, firsts, words.postings.digests()]
     with new_file(directory / "passages.lists") as file:
-        file.write(name)
-        for number, size in enumerate(sizes):
-            if size:
-                file.write(library.rev_swig_ptr(held.get_codes(number), size * CODE).data)
-                file.write(library.rev_swig_ptr(held.get_ids(number), size).data)
+        faiss().write_index(lists.index, f"/dev/fd/{file.fileno()}")
+        size = file.seek(0, os.SEEK_END)
+        file.write(b"\0" * (_words_at(size) - size))
         if words is not None:
             file.write(words.postings.keys.data)
             file.write(words.postings.counts.data)
-        end = file.tell()
-    _replace(index, library.ArrayInvertedLists(index.nlist, CODE))
+        file.flush()
+        with open(f"/dev/fd/{file.fileno()}", "rb") as again:
+            checksum = _checksum(again, size)
     header = {
         "digest": digest,
-        "id": name,
-        "size": end,
+        "passages": lists.passages,
+        "lists": size,
+        "checksum": checksum,
         "covered": [list(one) for one in covered],
-        "lists": sizes,
-        "width": int(index.d),
+        "width": int(lists.index.d),
         "stride": int(lists.sample.rows[1]) if len(lists.sample.rows) > 1 else 1,
         "words": 0 if words is None else len(words.postings.keys),
     }
-    empty = library.serialize_index(index)
-    parts = [empty, lists.lengths.astype("<u2"), lists.sample.landmarks, *of_words]
+    parts = [lists.lengths.astype("<u2"), lists.sample.landmarks, *of_words]
     write_file(directory / "passages.idx", header, [part.view(np.uint8).ravel() for part in parts])
     return read(directory, digest)
 
@@ -111,81 +103,69 @@ def read(directory: Path, digest: str) -> Found:
     if header.digest != digest:
         raise Unusable(f"{path.name} is of another selector")
     with understood(path):
-        stored, lengths, near, *of_words = parts
+        lengths, near, *of_words = parts
         of_passages = lengths.view("<u2").astype(np.int64)
         rows = np.arange(0, len(of_passages), header.stride)
         sample = Sample(rows, near.view(np.int8).reshape(-1, header.width), of_passages[rows])
         covered = [Covered(*one) for one in header.covered]
-        lists_end = _ID + (CODE + 8) * sum(header.lists)
         right = (
-            sum(header.lists) == of_passages.sum()
-            and sum(one.blocks for one in covered) == len(of_passages)
+            len(of_passages) == header.passages == sum(one.blocks for one in covered)
             and len(sample.landmarks) == sample.lengths.sum()
-            and header.size == lists_end + _POSTING * header.words
         )
         if not right or not of_passages.all():
             raise ValueError("its numbers contradict each other")
-        index = _index(stored, header)
-        content = _map(directory / "passages.lists", index, header)
-        words = _words(content, lists_end, header.words, of_words, len(of_passages))
-        size = header.size + path.stat().st_size
+        index, content = _open(directory / "passages.lists", header)
+        if int(index.ntotal) != of_passages.sum():
+            raise ValueError("its lists are not of its passages")
+        words = _words(content, header, of_words)
+        size = len(content) + path.stat().st_size
         return Found(TokenLists(index, of_passages, sample), words, covered, size)
 
 
-def _words(
-    content: mmap.mmap, start: int, count: int, parts: list[np.ndarray], passages: int
-) -> Words | None:
+def _open(path: Path, header: _Header) -> tuple[Any, mmap.mmap]:
+    """FAISS's index, and the content of the whole file. Raises Unusable, ValueError for another
+    kind of index: some kinds open files.
+    """
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != _words_at(header.lists) + _POSTING * header.words:
+            raise Unusable(f"{path.name} is not the one that passages.idx is of")
+        if file.read(4) != b"IwPf" or _checksum(file, header.lists) != header.checksum:
+            raise Unusable(f"{path.name} is damaged, or not the one that passages.idx is of")
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # the file that was looked at, whatever takes its place
+        index = faiss().read_index(f"/dev/fd/{file.fileno()}")
+    right = type(index).__name__ == "IndexIVFPQFastScan" and index.d == header.width
+    if not right or index.code_size != CODE:
+        raise ValueError("its lists are of another kind")
+    return index, content
+
+
+def _words_at(lists: int) -> int:
+    """Where words begin behind lists of so many bytes."""
+    return -(-lists // 8) * 8
+
+
+def _checksum(file: BinaryIO, size: int) -> bytes:
+    """Of the first bytes of a file."""
+    digest, left = xxhash.xxh3_64(), size
+    file.seek(0)
+    while left and (piece := file.read(min(left, 1 << 20))):
+        digest.update(piece)
+        left -= len(piece)
+    return digest.digest()
+
+
+def _words(content: mmap.mmap, header: _Header, parts: list[np.ndarray]) -> Words | None:
     lengths, firsts, digests = (
         part.view(kind) for part, kind in zip(parts, ("<f4", "<u8", "<u8"), strict=True)
     )
+    count, start = header.words, _words_at(header.lists)
     if not len(lengths) and not count:
         return None
-    if not len(lengths) == passages or not len(firsts) == len(digests) == -(-count // PIECE):
+    pieces = -(-count // PIECE)
+    if len(lengths) != header.passages or not len(firsts) == len(digests) == pieces:
         raise ValueError("its words are not those of its passages")
     keys = np.frombuffer(content, "<u8", count, start)
     counts = np.frombuffer(content, "<u2", count, start + 8 * count)
     return Words(lengths, MappedPostings(keys, counts, firsts, digests))
-
-
-def _index(stored: np.ndarray, header: _Header) -> Any:
-    """FAISS's index without lists. Raises ValueError for another kind: some kinds open files."""
-    if stored[:4].tobytes() != b"IwPQ" or b"ilod" in stored.tobytes():
-        raise ValueError("no empty inverted lists")
-    index = faiss().deserialize_index(stored)
-    right = (
-        type(index).__name__ == "IndexIVFPQ"
-        and (index.d, index.nlist) == (header.width, len(header.lists))
-        and (index.ntotal, index.code_size) in ((0, CODE), (sum(header.lists), CODE))
-    )
-    if not right:
-        raise ValueError("its lists are of another shape")
-    return index
-
-
-def _map(path: Path, index: Any, header: _Header) -> mmap.mmap:
-    """Have an index search the lists of a file; return its content."""
-    library = faiss()
-    held, places = library.OnDiskInvertedLists(), library.OnDiskOneListVector()
-    at = _ID
-    for size in header.lists:
-        one = library.OnDiskOneList()
-        one.size, one.capacity, one.offset = size, size, at
-        places.push_back(one)
-        at += (CODE + 8) * size
-    held.nlist, held.code_size, held.lists = len(header.lists), CODE, places
-    held.totsize, held.read_only = header.size, True
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if file.read(_ID) != header.id or size != header.size:
-            raise Unusable(f"{path.name} is not the one that passages.idx is of")
-        held.filename = f"/dev/fd/{file.fileno()}"  # this file, whatever takes its place
-        held.do_mmap()
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    _replace(index, held)
-    index.ntotal = sum(header.lists)
-    return content
-
-
-def _replace(index: Any, lists: Any) -> None:
-    index.replace_invlists(lists, True)
-    lists.this.disown()  # the index frees them, not Python

@@ -5,7 +5,8 @@ A question's score of a passage is a sum over its tokens, weighted, of the great
 passage's landmarks, and few of its tokens weigh anything. Each of these looks at the lists nearest
 to it. What it finds above a bound counts; a passage of which it finds nothing counts as much as
 passages below the bound do in the mean, which a sample tells (lists and residuals: PLAID, arXiv
-2205.09707; what is not found is imputed: XTR, arXiv 2304.01982).
+2205.09707; what is not found is imputed: XTR, arXiv 2304.01982; codes of 4 bits that are summed in
+registers: FAISS's FastScan).
 """
 
 from typing import Any, NamedTuple
@@ -17,15 +18,13 @@ from memstore.index.late_interaction import INT8_STEPS
 
 SAMPLED = 2048  # passages by which bounds are told
 LEAST_SAMPLED = 256  # of them in a scope: fewer tell nothing
-CODE = 16  # bytes of a landmark in a list; its row takes 8 more
+CODE = 16  # bytes of a landmark in a list; its passage takes 8 more
 
-_TRAINED = 40  # landmarks a list that k-means sees
-_ROUNDS = 6  # of k-means
-_OF_A_PART = 256  # lists of a part of the space
-_NEAR = 8  # as many lists as so many parts have are looked at for a landmark
+_TRAINED = 64  # landmarks a list that k-means sees
+_ROUNDS = 8  # of k-means
 _LEAST_WEIGHT = 0.02  # of a question's token that is looked up
 _SOUGHT = 0.4  # share of all passages that a question's tokens look for between them
-_PROBED = 64  # lists that one with all the weight would look at; with a quarter of it, half as many
+_PROBED = 0.04  # of the lists, for a token with all the weight; half as many for a quarter of it
 
 
 class Sample(NamedTuple):
@@ -77,7 +76,7 @@ class TokenLists:
                 continue
             bound = np.quantile(of_sample, 1 - min(0.5, _SOUGHT * weight))
             imputed = float(of_sample[of_sample <= bound].mean())
-            found, products = self._above(row, float(bound), round(_PROBED * weight**0.5))
+            found, products = self._above(row, float(bound), _PROBED * weight**0.5)
             best = np.zeros(self.passages, np.float32)
             np.maximum.at(best, found, products - imputed)
             total += weight * best
@@ -89,14 +88,13 @@ class TokenLists:
         scores = weights @ maxima
         return Proposed(np.sort(rows), (float(scores.mean()), float(scores.std())))
 
-    def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
-        """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in so
-        many lists, and the products.
+    def _above(self, row: np.ndarray, bound: float, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in
+        the nearest lists, a share of all, and the products.
         """
-        probed = faiss().SearchParametersIVF(nprobe=max(1, min(lists, int(self.index.nlist))))
+        probed = faiss().SearchParametersIVF(nprobe=max(1, round(share * int(self.index.nlist))))
         _, products, found = self.index.range_search(row[None], bound, params=probed)
-        right = (found >= 0) & (found < self.passages)  # a damaged file may say anything
-        return found[right], products[right]
+        return found, products
 
 
 class Building:
@@ -115,9 +113,10 @@ class Building:
         means.train(vectors)
         quantizer = library.IndexFlatIP(width)
         quantizer.add(means.centroids)
-        self._assigning = _Assigning(means.centroids)
-        product = library.METRIC_INNER_PRODUCT
-        self.index = library.IndexIVFPQ(quantizer, width, count, CODE, 8, product)
+        self.index = library.IndexIVFPQFastScan(
+            quantizer, width, count, 2 * CODE, 4, library.METRIC_INNER_PRODUCT
+        )
+        self.index.by_residual = True
         self.index.own_fields = True  # the index frees the quantizer, not Python
         quantizer.this.disown()
         self.index.train(vectors)
@@ -135,9 +134,7 @@ class Building:
         """The next passages: landmarks int8 [tokens, width], lengths int64 [n] their tokens."""
         rows = np.arange(self._passages, self._passages + len(lengths))
         vectors = landmarks.astype(np.float32) / INT8_STEPS
-        ids, lists = np.repeat(rows, lengths), self._assigning.lists(vectors)
-        pointer = faiss().swig_ptr
-        self.index.add_core(len(vectors), pointer(vectors), pointer(ids), pointer(lists))
+        self.index.add_with_ids(vectors, np.repeat(rows, lengths))
         ends = np.cumsum(lengths)
         for at in np.flatnonzero(rows % self._stride == 0):
             self._sampled.append(landmarks[ends[at] - lengths[at] : ends[at]].copy())
@@ -153,44 +150,6 @@ class Building:
         )
 
 
-class _Assigning:
-    """Which list a landmark belongs to: that of the nearest centroid, sought among the centroids
-    that are nearest to the landmark's part of the space.
-    """
-
-    def __init__(self, centroids: np.ndarray) -> None:
-        """centroids: float32 [lists, width], unit vectors."""
-        library = faiss()
-        self._centroids = np.ascontiguousarray(centroids)
-        parts = library.Kmeans(
-            centroids.shape[1],
-            max(1, len(centroids) // _OF_A_PART),
-            niter=_ROUNDS,
-            spherical=True,
-            seed=1234,
-            min_points_per_centroid=1,
-        )
-        parts.train(self._centroids)
-        self._parts = parts.centroids
-        near = min(len(centroids), _NEAR * _OF_A_PART)
-        self._near = library.knn(self._parts, self._centroids, near, library.METRIC_INNER_PRODUCT)[
-            1
-        ]
-
-    def lists(self, vectors: np.ndarray) -> np.ndarray:
-        """Of landmarks [n, width], int64 [n]."""
-        library, out = faiss(), np.empty(len(vectors), np.int64)
-        product = library.METRIC_INNER_PRODUCT
-        part = library.knn(vectors, self._parts, 1, product)[1][:, 0]
-        order = np.argsort(part, kind="stable")
-        ends = np.searchsorted(part[order], np.arange(len(self._parts)), "right")
-        for near, some in zip(self._near, np.split(order, ends[:-1])):
-            if len(some):
-                found = library.knn(vectors[some], self._centroids[near], 1, product)[1][:, 0]
-                out[some] = near[found]
-        return out
-
-
 def lists_of(tokens: int) -> int:
-    """How many lists so many landmarks are put into: some three times the square root."""
-    return min(1 << int(np.log2(max(1, tokens)) / 2 + 1.5), max(1, tokens // _TRAINED))
+    """How many lists so many landmarks are put into: up to the square root."""
+    return min(1 << int(np.log2(max(1, tokens)) / 2), max(1, tokens // _TRAINED))

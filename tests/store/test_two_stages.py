@@ -185,6 +185,7 @@ def test_files_that_are_damaged_cost_time_and_no_answer(
         ("passages.idx", kept["passages.idx"][:900] + b"\0" + kept["passages.idx"][901:]),
         ("passages.lists", kept["passages.lists"][:-1]),
         ("passages.lists", b"\0" * len(kept["passages.lists"])),
+        ("passages.lists", kept["passages.lists"][:5000] + b"?" + kept["passages.lists"][5001:]),
     ):
         (index / name).unlink()
         (index / name).write_bytes(content)
@@ -193,22 +194,6 @@ def test_files_that_are_damaged_cost_time_and_no_answer(
         assert "memstore index" in caplog.text
         caplog.clear()
         (index / name).write_bytes(kept[name])
-    # lists are not read as a whole: what they propose wrongly is scored as what it is
-    damaged = bytearray(kept["passages.lists"])
-    for at in np.random.default_rng(0).integers(16, len(damaged), 3000):
-        damaged[at] ^= 1 << at % 8
-    (index / "passages.lists").unlink()
-    (index / "passages.lists").write_bytes(damaged)
-    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-        for seed in range(8):
-            short = shortlist(other, seed, whole)
-            rows, weights = asked(seed)
-            listed = numbers(short.scope, whole)
-            assert min(listed) >= 0 and max(listed) < DOCUMENTS * EACH
-            torch.testing.assert_close(
-                weights @ short.token_maxima(rows, 0, short.scope),
-                exact(other, seed, whole)[listed],
-            )
 
 
 def test_words_of_the_files_are_those_of_the_documents(memory: MemoryStore) -> None:
