@@ -74,7 +74,9 @@ def main() -> None:
         (memory / "filled").touch()
     if not (memory / "index" / "passages.idx").exists():
         with MemoryStore.open(memory) as store:
+            began = time.process_time()
             told["seconds to make the lists"], told["lists"] = timed(store.build_index)
+            told["seconds of a core for that"] = time.process_time() - began
     own = [
         capture(reader, ids).part(words)
         for question in questions
@@ -87,6 +89,7 @@ def main() -> None:
         told["tokens"] = sum(document.tokens for document in store.documents())
         asked = list(zip(questions, own))
         two, told["first"], told["ms"] = search(reader, store, scope, asked)
+        told["held"] = store.stats()["landmarks"]
         told["resident"] = {kind: size - before[kind] for kind, size in resident().items()}
         rows = []
         for (question, captured), found in zip(asked, two):
@@ -215,6 +218,7 @@ def compared(
     gate = reader.gate
     return {
         "question": question.name,
+        "task": question.task,
         "listed": len(places),
         "recall in the list": float(torch.isin(wanted.indices, listed).float().mean()),
         "recall": float(torch.isin(wanted.indices, chosen).float().mean()),
@@ -255,6 +259,12 @@ def report(told: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         ["differences of scores, at most", f"{max(row['apart'] for row in rows):.1e}"],
     ]
     lines += [[name, f"{told[name]:.0f}"] for name in told if name.startswith("seconds")]
+    kinds = dict.fromkeys(row["task"] for row in rows)
+    by = {
+        kind: statistics.fmean(row["recall"] for row in rows if row["task"] == kind)
+        for kind in kinds
+    }
+    lines += [[f"recall, {kind}", f"{recall:.3f}"] for kind, recall in by.items()]
     head = f"{told['passages']:,} passages, {told['tokens']:,} tokens, {len(rows)} questions"
     return head + "\n\n" + table(["what", ""], lines)
 

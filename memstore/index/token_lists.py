@@ -23,8 +23,10 @@ CODE = 16  # bytes of a landmark in a list; its passage takes 8 more
 _TRAINED = 64  # landmarks a list that k-means sees
 _ROUNDS = 8  # of k-means
 _LEAST_WEIGHT = 0.02  # of a question's token that is looked up
-_SOUGHT = 0.4  # share of all passages that a question's tokens look for between them
-_PROBED = 0.04  # of the lists, for a token with all the weight; half as many for a quarter of it
+_SOUGHT = 0.1  # share of all passages, and
+_PROBED = (
+    0.1  # of all lists that a token with all the weight looks for, and at; with a quarter, half
+)
 
 
 class Sample(NamedTuple):
@@ -70,16 +72,19 @@ class TokenLists:
         if len(self.sample.rows[known]) < LEAST_SAMPLED:
             return None
         maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, known]
-        total = np.zeros(self.passages, np.float32)  # beyond what is imputed
+        # beyond what is imputed: of one row, and of all by weight
+        best, total = np.zeros((2, self.passages), np.float32)
         for row, of_sample, weight in zip(q, maxima, weights):
             if weight < _LEAST_WEIGHT:
                 continue
-            bound = np.quantile(of_sample, 1 - min(0.5, _SOUGHT * weight))
+            bound = np.quantile(of_sample, 1 - _SOUGHT * weight**0.5)
             imputed = float(of_sample[of_sample <= bound].mean())
             found, products = self._above(row, float(bound), _PROBED * weight**0.5)
-            best = np.zeros(self.passages, np.float32)
-            np.maximum.at(best, found, products - imputed)
-            total += weight * best
+            beyond = products - np.float32(imputed)
+            np.maximum.at(best, found, beyond)
+            found = found[beyond == best[found]]
+            total[found] += weight * best[found]
+            best[found] = 0
         if inside is not None:
             total[~inside] = 0
         rows = np.flatnonzero(total)

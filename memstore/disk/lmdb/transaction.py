@@ -50,11 +50,10 @@ class Transaction:
         return value
 
     def views(self, table: str, keys: Sequence[bytes]) -> list[memoryview]:
-        """The values of those keys that there are, in their order: `view` for many, in less time
-        for each.
-        """
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            return [value for _, value in cursor.getmulti(keys)]
+        """The values of those keys that there are, where they lie, in the order of the keys."""
+        # A cursor's getmulti copies them, which for records takes longer than a search for each.
+        get, db = self.inner.get, self.tables[table]
+        return [value for key in keys if (value := get(key, db=db)) is not None]
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
         """Where the values of keys of one length lie in the data file, told without reading them;

@@ -165,22 +165,19 @@ class RunTable(NamedTuple):
         part, each = self.part("token"), RUN_BLOCKS["token"]
         size = self.spec.heads * self.spec.width * np.dtype(self.spec.dtype).itemsize
         firsts = (blocks // each * each).tolist()
-        keys = [
-            self._key(document, part, first) for document, first in zip(documents.tolist(), firsts)
-        ]
-        views = txn.views(_TABLE, keys)
         out = np.empty(int(lengths.sum()) * size, np.uint8)
-        ends = np.cumsum(lengths) * size
-        for view, tail, end, n in zip(
-            views, (behind * size).tolist(), ends.tolist(), (lengths * size).tolist()
-        ):
-            if len(view) < tail:
-                break
-            out[end - n : end] = np.frombuffer(view, np.uint8, n, len(view) - tail)
-        else:
-            if len(views) == len(keys):
-                return out.view(self.spec.dtype).reshape(-1, self.spec.heads, self.spec.width)
-        raise CorruptMemory("token landmarks of some documents are missing; run verify")
+        sizes, tails = (lengths * size).tolist(), (behind * size).tolist()
+        at = 0
+        for document, first, n, tail in zip(documents.tolist(), firsts, sizes, tails):
+            view = txn.view(_TABLE, self._key(document, part, first))
+            if view is None or len(view) < tail:
+                raise CorruptMemory(
+                    f"document {document}: token landmarks from block {first} on are missing; run "
+                    "verify"
+                )
+            out[at : at + n] = np.frombuffer(view, np.uint8, n, len(view) - tail)
+            at += n
+        return out.view(self.spec.dtype).reshape(-1, self.spec.heads, self.spec.width)
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""
