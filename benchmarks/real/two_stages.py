@@ -15,6 +15,7 @@ which then read the same. Milliseconds are of the thread's processor time, the m
 """
 
 import argparse
+import json
 import re
 import shutil
 import statistics
@@ -72,11 +73,16 @@ def main() -> None:
         shutil.rmtree(memory, ignore_errors=True)
         told["seconds to write"] = timed(lambda: fill(memory, chosen, names, options))[0]
         (memory / "filled").touch()
+    made = memory / "made.json"
     if not (memory / "index" / "passages.idx").exists():
         with MemoryStore.open(memory) as store:
             began = time.process_time()
             told["seconds to make the lists"], told["lists"] = timed(store.build_index)
             told["seconds of a core for that"] = time.process_time() - began
+        made.write_text(json.dumps(told), encoding="utf-8")
+        print("the lists are made; run it again, so that what making them left does not count")
+        return
+    told = json.loads(made.read_text(encoding="utf-8"))
     own = [
         capture(reader, ids).part(words)
         for question in questions

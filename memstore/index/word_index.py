@@ -171,7 +171,7 @@ class WordIndex:
                 if sum(map(len, parts)) <= _SAMPLED:
                     rare += [rows[found.holds[rows]].astype(np.int64) for rows in parts]
             known = np.unique(np.concatenate(rare))
-            drawn = np.random.default_rng(found.blocks).integers(0, self._rows.end, 2 * _SAMPLED)
+            drawn = np.random.default_rng(found.blocks).integers(0, self._rows.end, _SAMPLED)
             drawn = np.setdiff1d(drawn[found.holds[drawn]], known)
             first = self._scores(words, found, known).astype(np.float64)
             rest = self._scores(words, found, drawn).astype(np.float64)
