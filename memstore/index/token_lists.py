@@ -71,12 +71,12 @@ class TokenLists:
         known = slice(None) if inside is None else inside[self.sample.rows]
         if len(self.sample.rows[known]) < LEAST_SAMPLED:
             return None
+        heavy = weights >= _LEAST_WEIGHT
+        q, weights = q[heavy], weights[heavy]
         maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, known]
         # beyond what is imputed: of one row, and of all by weight
         best, total = np.zeros((2, self.passages), np.float32)
         for row, of_sample, weight in zip(q, maxima, weights):
-            if weight < _LEAST_WEIGHT:
-                continue
             bound = np.quantile(of_sample, 1 - _SOUGHT * weight**0.5)
             imputed = float(of_sample[of_sample <= bound].mean())
             found, products = self._above(row, float(bound), _PROBED * weight**0.5)

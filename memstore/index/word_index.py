@@ -146,7 +146,7 @@ class WordIndex:
         with self._lock:
             self._settle()
             if whole is not None:
-                wanted = _numbers(self._rows.ranges(scope))
+                wanted = self._rows.numbers(scope)
                 return torch.from_numpy(self._scores(words, self._of(whole), wanted))
             found = self._of(scope)
             scores = np.zeros(self._rows.end, dtype=np.float32)
@@ -264,11 +264,6 @@ class _Scope(NamedTuple):
     blocks: int
     damping: np.ndarray  # float32 [rows]: what a count is damped by
     holding: dict[int, int]  # of words that were asked for: how many blocks hold them
-
-
-def _numbers(ranges: Ranges) -> np.ndarray:
-    """The rows of ranges, int64."""
-    return np.concatenate([np.zeros(0, np.int64), *(np.arange(*rows) for rows in ranges)])
 
 
 def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
