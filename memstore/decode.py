@@ -73,4 +73,5 @@ def check_plain(value: Any, what: str) -> None:
 
     if not isinstance(value, dict):
         raise ValueError(f"{what} is no map of names to values")
-    check(value, 0)
+    if value:
+        check(value, 0)

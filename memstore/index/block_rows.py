@@ -1,6 +1,6 @@
 """Which rows of a table hold which blocks of which documents."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ its candidates.
 _MOST = 64  # scopes that are remembered
 
 
-@dataclass
+@dataclass(slots=True)
 class Run:
     """Consecutive blocks of one document in consecutive rows."""
 
@@ -39,16 +39,20 @@ class Rows:
     """
 
     def __init__(self) -> None:
-        self.runs: dict[int, list[Run]] = {}
         self.end = 0
         self.live = 0  # rows that some document has
+        self._runs: dict[int, list[Run]] = {}
+        # Of documents that came together, until they change: their first rows, and how many they
+        # have. Numbers alone: the collector would look through a hundred thousand objects.
+        self._starts: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def append(self, document: int, first_block: int, n: int) -> None:
         """Give the next n rows to blocks first_block .. of a document.
 
         Raises InvalidInput if they do not follow the blocks it has.
         """
-        runs = self.runs.get(document, [])
+        runs = self.of(document)
         if runs and runs[-1].end_block != first_block:
             raise InvalidInput(
                 f"document {document}: block {first_block} added after {runs[-1].end_block} "
@@ -59,24 +63,76 @@ class Rows:
         if runs and runs[-1].start + runs[-1].size == self.end:
             runs[-1].size += n
         else:
-            self.runs[document] = [*runs, Run(first_block, self.end, n)]
+            runs = [*runs, Run(first_block, self.end, n)]
+        self._put(document, runs)
         self.end += n
         self.live += n
 
-    def keep(self, document: int, first: int, end: int) -> None:
-        """Drop the document's blocks outside [first, end)."""
+    def append_new(self, documents: Sequence[tuple[int, int]]) -> None:
+        """Give the next rows to the blocks of documents (document, how many) that have none here,
+        one document's behind the other's. Raises InvalidInput, with nothing appended.
+        """
+        some = [(document, n) for document, n in documents if n]
+        numbers = {document for document, _ in some}
+        held = any(n in self._starts or n in self._runs for n in numbers)
+        if held or len(numbers) < len(some):
+            raise InvalidInput("a document that has blocks is added as a new one; remove it first")
+        start = self.end
+        for document, n in some:
+            self._starts[document], self._sizes[document] = start, n
+            start += n
+        self.live += start - self.end
+        self.end = start
+
+    def insert(self, document: int, run: Run) -> None:
+        """A document has these rows, below `end`. Raises ValueError where its runs are not in
+        order.
+        """
+        runs = self.of(document)
+        if runs and runs[-1].end_block != run.first_block:
+            raise ValueError("its runs are not in order")
+        self._put(document, [*runs, run])
+        self.live += run.size
+
+    def keep(self, document: int, first: int, end: int) -> bool:
+        """Drop the document's blocks outside [first, end); were there any?"""
+        before = self.live
         kept = []
-        for run in self.runs.pop(document, []):
+        for run in self.of(document):
             low, high = max(first, run.first_block), min(end, run.end_block)
             self.live -= run.size - max(0, high - low)
             if low < high:
                 kept.append(Run(low, run.start + low - run.first_block, high - low))
-        if kept:
-            self.runs[document] = kept
+        if self.live < before:
+            self._put(document, kept)
+        return self.live < before
+
+    def of(self, document: int) -> list[Run]:
+        """The runs of a document; do not change them."""
+        start = self._starts.get(document)
+        if start is not None:
+            return [Run(0, start, self._sizes[document])]
+        return self._runs.get(document, [])
+
+    def _put(self, document: int, runs: list[Run]) -> None:
+        self._starts.pop(document, None)
+        self._sizes.pop(document, None)
+        self._runs.pop(document, None)
+        if runs:
+            self._runs[document] = runs
+
+    def documents(self) -> set[int]:
+        """Those that have rows."""
+        return {*self._starts, *self._runs}
+
+    def all(self) -> list[tuple[int, Run]]:
+        """Every document's runs, in the order of the rows."""
+        runs = [(document, run) for document in self.documents() for run in self.of(document)]
+        return sorted(runs, key=lambda run: run[1].start)
 
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) of a document; (0, 0) if none."""
-        runs = self.runs.get(document)
+        runs = self.of(document)
         return (runs[0].first_block, runs[-1].end_block) if runs else (0, 0)
 
     def ranges(self, scope: Scope) -> Ranges:
@@ -85,14 +141,21 @@ class Rows:
         for document, first, end in scope:
             if end <= first:
                 continue
-            held_first, held_end = self.span(document)
-            if first < held_first or end > held_end:
+            start = self._starts.get(document)
+            if start is not None and first >= 0 and end <= self._sizes[document]:
+                join(found, start + first, start + end)
+                continue
+            runs = self.of(document)
+            if not runs or first < runs[0].first_block or end > runs[-1].end_block:
                 raise DocumentNotFound(
                     f"document {document} has no blocks {first}..{end - 1}: it was forgotten or "
                     "changed; look at the memory's documents again"
                 )
-            for start, stop in self._rows(document, first, end):
-                join(found, start, stop)
+            for run in runs:
+                low, high = max(first, run.first_block), min(end, run.end_block)
+                if low < high:
+                    ahead = run.start - run.first_block
+                    join(found, low + ahead, high + ahead)
         return found
 
     def numbers(self, scope: Scope) -> np.ndarray:
@@ -101,7 +164,7 @@ class Rows:
         """
         asked = np.array(scope, np.int64).reshape(-1, 3)
         documents, which = np.unique(asked[:, 0], return_inverse=True)
-        runs = [self.runs.get(document, []) for document in documents.tolist()]
+        runs = [self.of(document) for document in documents.tolist()]
         if any(len(of_document) != 1 for of_document in runs):
             parts = [np.arange(*rows) for rows in self.ranges(scope)]
             return np.concatenate([np.zeros(0, np.int64), *parts])
@@ -113,12 +176,6 @@ class Rows:
         before = np.cumsum(sizes) - sizes
         shift = held[:, 2] - held[:, 0] + asked[:, 1] - before
         return np.repeat(shift, sizes) + np.arange(int(sizes.sum()))
-
-    def _rows(self, document: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-        for run in self.runs[document]:
-            low, high = max(first, run.first_block), min(end, run.end_block)
-            if low < high:
-                yield low - run.first_block + run.start, high - run.first_block + run.start
 
 
 class Remembered:

@@ -36,8 +36,7 @@ def write(directory: Path, index: FaissIndex, layer: int) -> None:
             run.size,
             index.fingerprint(layer, document, run.first_block, run.size),
         ]
-        for document, of_document in built.rows.runs.items()
-        for run in of_document
+        for document, run in built.rows.all()
     ]
     header = {
         "recall": index.recall,
@@ -77,11 +76,7 @@ def _built(header: "_Header", parts: list[np.ndarray], index: FaissIndex, layer:
         first, end = index.span(document, layer)
         there = first <= first_block and first_block + size <= end
         if there and index.fingerprint(layer, document, first_block, size) == fingerprint:
-            runs = rows.runs.setdefault(document, [])
-            if runs and runs[-1].end_block != first_block:
-                raise ValueError("its runs are not in order")
-            runs.append(Run(first_block, start, size))
-            rows.live += size
+            rows.insert(document, Run(first_block, start, size))
     if not len(parts) == len(header.metrics) == len(header.calibrations) == index.num_kv_heads:
         raise ValueError(f"{len(parts)} heads instead of {index.num_kv_heads}")
     heads = []

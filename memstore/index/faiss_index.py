@@ -26,7 +26,7 @@ from memstore.index.faiss_candidates import (
     rescore,
 )
 from memstore.index.faiss_head import FAMILY, HeadIndex, faiss
-from memstore.index.packed import Lookup, PackedIndex
+from memstore.index.packed import Layer, Lookup, PackedIndex
 from memstore.index.query_samples import QuerySamples
 from memstore.index.scope import Hits, Scope
 from memstore.kernels.api import landmark_topk
@@ -74,21 +74,23 @@ class FaissIndex(PackedIndex):
 
     # What is held
 
-    def add(self, document: int, layer: int, first_block: int, keys: Tensor) -> None:
+    def _add(self, layer: int, add: Callable[[Layer], None]) -> None:
         with self._changing:
-            super().add(document, layer, first_block, keys)
+            super()._add(layer, add)
             built = self.built.get(layer)
             if built is not None:
                 built.scopes.clear()
                 self.join(layer)
 
-    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> None:
+    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> set[int]:
         with self._changing, self._lock:
-            super()._keep(document, first, end, layer)
+            changed = super()._keep(document, first, end, layer)
             for number, built in self.built.items():
-                if layer is None or number == layer:
-                    built.rows.keep(document, first, end)
+                if (layer is None or number == layer) and (
+                    built.rows.keep(document, first, end) or number in changed
+                ):
                     built.scopes.clear()
+            return changed
 
     def _missing(self, layer: int, built: Built) -> list[tuple[int, int, int]]:
         """(document, first block, blocks) that an engine does not hold yet, of documents that are
@@ -96,7 +98,7 @@ class FaissIndex(PackedIndex):
         """
         packed = self._layers[layer]
         missing = []
-        for document in packed.rows.runs:
+        for document in sorted(packed.rows.documents()):
             first, end = packed.rows.span(document)
             if document < 0:
                 continue
@@ -111,7 +113,8 @@ class FaissIndex(PackedIndex):
             packed = self._layers.get(layer)
             if packed is None:
                 return 0
-            spans = [packed.rows.span(document) for document in packed.rows.runs if document > 0]
+            documents = packed.rows.documents()
+            spans = [packed.rows.span(document) for document in documents if document > 0]
             return sum(end - first for first, end in spans)
 
     def join(self, layer: int) -> bool:
@@ -160,7 +163,7 @@ class FaissIndex(PackedIndex):
             packed = self._layers.get(layer)
             rows = Rows()
             if packed is not None:
-                documents = sorted(document for document in packed.rows.runs if document > 0)
+                documents = sorted(document for document in packed.rows.documents() if document > 0)
                 scope = [(document, *packed.rows.span(document)) for document in documents]
                 for document, first, end in scope:
                     rows.append(document, first, end - first)

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,8 +28,17 @@ class Layer:
 
     def add(self, document: int, first_block: int, keys: Tensor) -> None:
         """Append keys [n, Hkv, D]."""
+        self.rows.append(document, first_block, len(keys))  # raises before anything is written
+        self._write(keys)
+
+    def add_new(self, documents: Sequence[tuple[int, int]], keys: Tensor) -> None:
+        """Append keys [n, Hkv, D] of documents (document, blocks) that have none yet."""
+        self.rows.append_new(documents)
+        self._write(keys)
+
+    def _write(self, keys: Tensor) -> None:
+        """Write the keys of the newest rows."""
         n = len(keys)
-        self.rows.append(document, first_block, n)  # raises before anything is written
         start = self.rows.end - n
         if self.rows.end > self.keys.shape[1]:
             holes = 2 * self.rows.live < self.rows.end
@@ -53,10 +62,8 @@ class Layer:
         if not holes:
             self.keys[:, :written] = old[:, :written]
         else:
-            everything = sorted(
-                (run.start, document, run) for document, runs in rows.runs.items() for run in runs
-            )
-            for start, document, run in everything:
+            for document, run in rows.all():
+                start = run.start
                 stop = min(start + run.size, written)  # the newest rows are not written yet
                 self.keys[:, moved.end : moved.end + stop - start] = old[:, start:stop]
                 moved.append(document, run.first_block, run.size)
@@ -111,11 +118,20 @@ class PackedIndex:
         """Append keys [n, Hkv, D] of blocks first_block ..; they must follow the blocks the
         document already has.
         """
+        self._add(layer, lambda packed: packed.add(document, first_block, keys))
+
+    def add_new(self, layer: int, documents: Sequence[tuple[int, int]], keys: Tensor) -> None:
+        """Append keys [n, Hkv, D] of all blocks of documents (document, blocks) that have none in
+        the layer, one document's behind the other's: `add` for many. Raises InvalidInput.
+        """
+        self._add(layer, lambda packed: packed.add_new(documents, keys))
+
+    def _add(self, layer: int, add: Callable[[Layer], None]) -> None:
         with self._lock:
             packed = self._layers.get(layer)
             if packed is None:
                 packed = self._layers[layer] = self._empty()
-            packed.add(document, first_block, keys)
+            add(packed)
             packed.scopes.clear()
 
     def reserve(self, layer: int, keys: int) -> None:
@@ -135,12 +151,15 @@ class PackedIndex:
         """Drop the keys of blocks < first_block, in one layer or in every layer."""
         self._keep(document, first_block, 1 << 62, layer)
 
-    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> None:
+    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> set[int]:
+        """Drop the keys of other blocks; the layers that had some."""
+        changed = set()
         with self._lock:
             for number, packed in self._layers.items():
-                if layer is None or number == layer:
-                    packed.rows.keep(document, first, end)
+                if (layer is None or number == layer) and packed.rows.keep(document, first, end):
                     packed.scopes.clear()
+                    changed.add(number)
+        return changed
 
     def span(self, document: int, layer: int) -> tuple[int, int]:
         """The blocks [first, end) held for a document; (0, 0) if none."""
@@ -151,7 +170,7 @@ class PackedIndex:
     def documents(self) -> set[int]:
         """Every document with keys in some layer."""
         with self._lock:
-            return {document for packed in self._layers.values() for document in packed.rows.runs}
+            return set().union(*(packed.rows.documents() for packed in self._layers.values()))
 
     @property
     def bytes(self) -> int:

@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -65,9 +65,19 @@ class WordIndex:
         has. Raises InvalidInput.
         """
         n = len(words.sizes)
+        self._add(words, lambda: self._rows.append(document, first_block, n))
+
+    def add_new(self, documents: Sequence[tuple[int, int]], words: BlockWords) -> None:
+        """Append the words of all blocks of documents (document, blocks) that have none, one
+        document's behind the other's: `add` for many. Raises InvalidInput.
+        """
+        self._add(words, lambda: self._rows.append_new(documents))
+
+    def _add(self, words: BlockWords, append: Callable[[], None]) -> None:
+        n = len(words.sizes)
         with self._lock:
             start = self._rows.end
-            self._rows.append(document, first_block, n)
+            append()
             if self._rows.end > len(self._lengths):
                 grown = np.zeros(self._rows.end * 3 // 2 + 64, dtype=np.float32)
                 grown[:start] = self._lengths[:start]
@@ -107,14 +117,14 @@ class WordIndex:
     def truncate(self, document: int, blocks: int) -> None:
         """Drop the words of blocks >= `blocks`."""
         with self._lock:
-            self._rows.keep(document, 0, blocks)
-            self._scopes.clear()
+            if self._rows.keep(document, 0, blocks):
+                self._scopes.clear()
 
     def trim(self, document: int, first_block: int) -> None:
         """Drop the words of blocks < `first_block`."""
         with self._lock:
-            self._rows.keep(document, first_block, 1 << 62)
-            self._scopes.clear()
+            if self._rows.keep(document, first_block, 1 << 62):
+                self._scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) that are held of a document; (0, 0) if none."""
@@ -235,13 +245,10 @@ class WordIndex:
 
     def _leave_out(self) -> None:
         """Number anew the rows that some document has."""
-        runs = sorted(
-            (run.start, document, run) for document, runs in self._rows.runs.items() for run in runs
-        )
         rows = Rows()
         number = np.full(self._rows.end, -1, dtype=np.int64)
-        for start, document, run in runs:
-            number[start : start + run.size] = np.arange(rows.end, rows.end + run.size)
+        for document, run in self._rows.all():
+            number[run.start : run.start + run.size] = np.arange(rows.end, rows.end + run.size)
             rows.append(document, run.first_block, run.size)
         held = [*self._sorted, *self._new]
         if self._mapped is not None:

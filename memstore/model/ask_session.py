@@ -71,7 +71,9 @@ def attached(
     """
     wanted = store.ready(names)
     there = store.attached(wanted) if retrieve else wanted
-    absent = {row.id for row in wanted} - {row.id for row in there}
+    absent = set[int]()
+    if len(there) < len(wanted):
+        absent = {row.id for row in wanted} - {row.id for row in there}
     return [(row.id, row.blocks) for row in there], absent
 
 

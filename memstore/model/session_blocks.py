@@ -1,6 +1,8 @@
 """The blocks that a session may read: attached documents and its own text, oldest first."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 from memstore.store.memory_store import MemoryStore
 
@@ -14,7 +16,8 @@ class SessionBlocks:
     of the store.
     """
 
-    documents: list[tuple[int, int]] = field(default_factory=list)  # (document id, blocks)
+    # (document id, blocks); always the same ones
+    documents: list[tuple[int, int]] = field(default_factory=list)
     own_document: int | None = None
     own_first: int = 0  # own blocks before this one were let go
     own_end: int = 0
@@ -27,20 +30,29 @@ class SessionBlocks:
     @property
     def count(self) -> int:
         """How many blocks there are in all."""
-        return sum(blocks for _, blocks in self.documents) + self.own
+        return self.attached + self.own
+
+    @cached_property
+    def attached(self) -> int:
+        """How many blocks the attached documents have."""
+        return sum(blocks for _, blocks in self.documents)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The numbers of the first blocks of those of the documents that have any."""
+        lengths = [end for _, _, end in self._of_documents]
+        return [0, *accumulate(lengths)][: len(lengths)]
+
+    @cached_property
+    def _of_documents(self) -> tuple[Run, ...]:
+        return tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
 
     def runs(self, end: int) -> tuple[Run, ...]:
-        """The `end` oldest blocks."""
-        runs = [(document, 0, blocks) for document, blocks in self.documents if blocks]
-        if self.own_document is not None and self.own:
-            runs.append((self.own_document, self.own_first, self.own_end))
-        kept, left = [], end
-        for document, first, last in runs:
-            take = min(left, last - first)
-            if take > 0:
-                kept.append((document, first, first + take))
-            left -= take
-        return tuple(kept)
+        """The `end` oldest blocks, which are those of the documents at least."""
+        runs, own = self._of_documents, min(self.own, end - self.attached)
+        if self.own_document is not None and own > 0:
+            runs = (*runs, (self.own_document, self.own_first, self.own_first + own))
+        return runs
 
 
 class OwnBlocks:

@@ -21,7 +21,7 @@ class Rows:
         self._lock = threading.Lock()
         self._all: dict[int, Document] = {}
         self._hidden: dict[int, Document] = {}  # those of them that are not listed
-        self._named: dict[str, dict[int, Document]] = {}
+        self._named: dict[str, tuple[int, ...]] = {}  # of a name the numbers
 
     def listed(self) -> list[Document]:
         """Those that are ready or being read for the first time, oldest first."""
@@ -37,7 +37,7 @@ class Rows:
     def named(self, name: str) -> list[Document]:
         """All of a name, of whatever state, oldest first."""
         with self._lock:
-            return sorted(self._named.get(name, {}).values(), key=_BY_ID)
+            return [self._all[number] for number in sorted(self._named.get(name, ()))]
 
     def by_number(self) -> dict[int, Document]:
         """All of them; a copy."""
@@ -51,12 +51,11 @@ class Rows:
                 old = self._all.pop(number, None)
                 self._hidden.pop(number, None)
                 if old is not None:
-                    of_name = self._named[old.name]
-                    del of_name[number]
-                    if not of_name:
-                        del self._named[old.name]
+                    of_name = tuple(n for n in self._named.pop(old.name) if n != number)
+                    if of_name:
+                        self._named[old.name] = of_name
                 if row is not None:
                     self._all[number] = row
-                    self._named.setdefault(row.name, {})[number] = row
+                    self._named[row.name] = (*self._named.get(row.name, ()), number)
                     if not is_listed(row):
                         self._hidden[number] = row

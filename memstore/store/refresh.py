@@ -11,6 +11,7 @@ from memstore.disk.lmdb.database import Version
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.changes import Changes
+from memstore.paused_collection import paused_collection
 from memstore.store.document_rows import Rows
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Committed:
         """Look at what is committed, whether or not something was; `new` has followed nothing yet.
         Raises CorruptMemory.
         """
-        with self._following:
+        with self._following, paused_collection():
             # before reading: too old a version only costs another look
             version = self.catalog.database.version
             if version.file != self._version.file and self._retrieval is not None:

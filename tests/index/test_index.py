@@ -248,3 +248,57 @@ def test_heads_without_an_open_row_find_nothing_and_are_not_counted(index: Packe
     assert index.rows - before == int(opened.sum())
     assert torch.equal(some.candidates[2:, 1:], every.candidates[2:, 1:])
     assert (some.candidates[:2] == -1).all() and (some.scores[:2] == NEG).all()
+
+
+def test_documents_that_came_together_are_as_those_that_came_alone(index: PackedIndex) -> None:
+    alone, q = PackedIndex(KV_HEADS, DIM), queries()
+    index.add(9, 0, 0, keys(3, 9))
+    alone.add(9, 0, 0, keys(3, 9))
+    blocks = {4: 5, 2: 1, 7: 30, 5: 2, 1: 4}
+    index.add_new(0, [*blocks.items()], torch.cat([keys(n, d) for d, n in blocks.items()]))
+    for document, n in blocks.items():
+        alone.add(document, 0, 0, keys(n, document))
+
+    def check() -> None:
+        assert index.documents() == alone.documents()
+        scope = [(document, *alone.span(document, 0)) for document in sorted(alone.documents())]
+        assert scope == [(document, *index.span(document, 0)) for document, _, _ in scope]
+        for some in (scope, scope[::-1], [(7, 3, 20), (4, 4, 5)]):
+            found, expected = index.search(0, q, some, 6), alone.search(0, q, some, 6)
+            assert torch.equal(found.candidates, expected.candidates)
+            assert torch.equal(found.scores, expected.scores)
+            assert torch.equal(index.keys(0, some), alone.keys(0, some))
+
+    check()
+    for of in (index, alone):
+        of.remove(2)
+        of.truncate(5, 1)
+        of.trim(7, 2)
+        of.add(1, 0, 4, keys(70, 11))  # moves them all
+        of.remove(12)  # is not there
+    check()
+    for taken in ([(3, 2), (4, 1)], [(3, 1), (3, 1)]):
+        with pytest.raises(InvalidInput, match="remove it first"):
+            index.add_new(0, taken, keys(sum(n for _, n in taken)))
+    check()
+    for of in (index, alone):
+        of.add(9, 0, 3, keys(1, 12))
+        for document in (7, 1, 5):
+            of.remove(document)
+        of.add(8, 0, 0, keys(200, 8))  # leaves out the holes
+        of.add(4, 0, 5, keys(2, 13))
+    scope = [(4, 0, 7), (8, 0, 200), (9, 0, 4)]
+    assert index.documents() == {4, 8, 9}
+    assert torch.equal(index.keys(0, scope), alone.keys(0, scope))
+
+
+def test_what_was_looked_up_for_a_scope_stays_while_nothing_of_it_goes() -> None:
+    index, scope = PackedIndex(KV_HEADS, DIM), [(document, 0, 3) for document in range(1, 50)]
+    index.add_new(0, [(document, 3) for document in range(1, 50)], keys(147))
+    index.search(0, queries(), scope, 4)
+    index.remove(-1)  # a session ends that kept no block
+    assert len(index._layers[0].scopes) == 1
+    index.truncate(49, 2)
+    assert not len(index._layers[0].scopes)
+    with pytest.raises(DocumentNotFound):
+        index.search(0, queries(), scope, 4)

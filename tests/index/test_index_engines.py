@@ -404,7 +404,7 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
     built = faiss_format.read(tmp_path, index, 0)
-    assert set(built.rows.runs) == {1, 3, 4, 5, 6}
+    assert built.rows.documents() == {1, 3, 4, 5, 6}
     index.install(0, built)
     q = queries(50)
     hits, best = index.search(0, q, scope, TOP_K), exact(index, q, scope)

@@ -43,7 +43,7 @@ def is_of_prompt(name: str) -> bool:
     """Is it the name of a document that holds what did not fit into a prompt? Such a one is read by
     its conversation, and by who names it; it is no part of "every document".
     """
-    return _OF_PROMPT.fullmatch(name) is not None
+    return name.startswith(PROMPT) and _OF_PROMPT.fullmatch(name) is not None
 
 
 class Write(NamedTuple):
@@ -182,9 +182,8 @@ class Document:
         """The document whose fields a row has, as `asdict` wrote them. Raises ValueError
         for what no document is like.
         """
-        unknown = row.keys() - _FIELDS
-        if unknown:
-            raise ValueError(f"a document has no {min(unknown)!r}")
+        if not row.keys() <= _FIELDS:
+            raise ValueError(f"a document has no {min(row.keys() - _FIELDS)!r}")
         document = typed(row, cls)
         check_plain(document.metadata, "metadata")
         if document.blocks and (not document.writes or document.writes[0].first):
@@ -193,13 +192,16 @@ class Document:
             raise ValueError(f"its passages are not stored in codec {document.codec!r}")
         if "\0" in document.name or (document.id and not document.name):
             raise ValueError("a document has no name, or a zero character in it")
-        for what, values in (
-            ("writes", [write.first for write in document.writes]),
-            ("layers", list(document.layers or ())),
-        ):
-            if values != sorted(set(values)):
-                raise ValueError(f"{what} are not in order: {values[:10]}")
+        if len(document.writes) > 1:
+            _check_order("writes", [write.first for write in document.writes])
+        if document.layers:
+            _check_order("layers", list(document.layers))
         return document
+
+
+def _check_order(what: str, values: list[int]) -> None:
+    if values != sorted(set(values)):
+        raise ValueError(f"{what} are not in order: {values[:10]}")
 
 
 _FIELDS = frozenset(field.name for field in fields(Document))  # asked for with every row

@@ -24,7 +24,7 @@ Kind = Literal["landmark", "token", "words"]
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
 _MOST_HEADER = 1024  # bytes
-_DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
+DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
 
 
 class KeyRun(NamedTuple):
@@ -129,14 +129,14 @@ class RunForm(NamedTuple):
         """The value of a run, whose numbers are of this form's shape and dtype."""
         numbers: tuple[np.ndarray, ...]
         if isinstance(run, KeyRun):
-            header, numbers = _key_header(self.geometry), (run.keys,)
+            header, numbers = key_header(self.geometry), (run.keys,)
         elif isinstance(run, TokenRun):
-            header = _token_header(self._of_selector, len(run.lengths), len(run.landmarks))
-            dtype = _DTYPES[self._of_selector.dtype]
+            header = token_header(self._of_selector, len(run.lengths), len(run.landmarks))
+            dtype = DTYPES[self._of_selector.dtype]
             numbers = run.lengths.astype("<u2"), run.landmarks.astype(dtype)
         else:
             sizes, hashes, counts = run.words
-            header = _word_header(self._of_selector, len(sizes), len(hashes))
+            header = word_header(self._of_selector, len(sizes), len(hashes))
             numbers = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
         packed: bytes = msgpack.packb(header)
         return packed + b"".join(part.tobytes() for part in numbers)
@@ -160,7 +160,7 @@ class RunForm(NamedTuple):
         return self._words(first_block, told, value, start)
 
     def _keys(self, first_block: int, told: Any, value: bytes, start: int) -> KeyRun:
-        _expect(told, _key_header(self.geometry))
+        _expect(told, key_header(self.geometry))
         heads, dim, itemsize = (
             self.geometry.num_kv_heads,
             self.geometry.head_dim,
@@ -174,8 +174,8 @@ class RunForm(NamedTuple):
 
     def _tokens(self, first_block: int, told: Any, value: bytes, start: int) -> TokenRun:
         form, header = self._of_selector, typed(told, _TokenHeader)
-        blocks, n, dtype = header.blocks, header.tokens, np.dtype(_DTYPES[form.dtype])
-        _expect(told, _token_header(form, blocks, n))
+        blocks, n, dtype = header.blocks, header.tokens, np.dtype(DTYPES[form.dtype])
+        _expect(told, token_header(form, blocks, n))
         _expect_bytes(value, start, 2 * blocks + n * form.heads * form.width * dtype.itemsize)
         lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
         if not lengths.all() or int(lengths.sum()) != n:
@@ -187,7 +187,7 @@ class RunForm(NamedTuple):
 
     def _words(self, first_block: int, told: Any, value: bytes, start: int) -> WordRun:
         header = typed(told, _WordHeader)
-        _expect(told, _word_header(self._of_selector, header.blocks, header.words))
+        _expect(told, word_header(self._of_selector, header.blocks, header.words))
         _expect_bytes(value, start, 4 * header.blocks + 6 * header.words)
         sizes = np.frombuffer(value, "<u4", header.blocks, start)
         hashes = np.frombuffer(value, "<u4", header.words, start + 4 * header.blocks)
@@ -221,18 +221,21 @@ class _WordHeader(msgspec.Struct):
     words: Count
 
 
-def _key_header(geometry: Geometry) -> dict[str, Any]:
+def key_header(geometry: Geometry) -> dict[str, Any]:
+    """What a run of landmark keys says of itself."""
     shape = [geometry.num_kv_heads, geometry.head_dim]
     return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
 
 
-def _token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
+def token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
+    """What a run of token landmarks says of itself."""
     shape = [form.heads, form.width]
     told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
     return {**told, "blocks": blocks, "tokens": tokens}
 
 
-def _word_header(form: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
+def word_header(form: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
+    """What a run of words says of itself."""
     return {"kind": "words", "digest": form.digest, "blocks": blocks, "words": words}
 
 

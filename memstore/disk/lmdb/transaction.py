@@ -181,6 +181,16 @@ class Transaction:
         view = self.view(table, key)
         return None if view is None else self._checked(table, key, view)
 
+    def all_checked(self, table: str, keys: Sequence[bytes]) -> list[bytes] | None:
+        """Copies of values that put_checked wrote, of all of these keys; None where one of them is
+        not there. `get_checked` for many, in less time for each. Raises CorruptMemory.
+        """
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            found = cursor.getmulti(keys)
+        if len(found) != len(keys):
+            return None
+        return [self._checked(table, key, view) for key, (_, view) in zip(keys, found)]
+
     def scan_checked(
         self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
@@ -191,8 +201,9 @@ class Transaction:
             yield key, self._checked(table, key, view)
 
     def _checked(self, table: str, key: bytes, view: memoryview) -> bytes:
-        value = bytes(view[8:])
-        if digest(table, key, value) != view[:8]:
+        told = bytes(view)
+        value = told[8:]
+        if digest(table, key, value) != told[:8]:
             raise CorruptMemory(
                 f"{self._path}: the {table} entry {key.hex()} is damaged; run verify"
             )

@@ -26,6 +26,7 @@ from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
 from memstore.store.retrieve.selector_index import SelectorIndex
+from memstore.store.retrieve.short_documents import batches, read_whole
 from memstore.store.retrieve.shortlist import Shortlist
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
@@ -140,16 +141,18 @@ class Retrieval:
                 self.drop(number)
             if row is not None and row.state == "ready":
                 new.append(row)
-        if self._catalog is not None and self._catalog.source is not None:
+        away = self._catalog is not None and self._catalog.source is not None
+        if away:
             if self.selected is None:
                 self._waiting.update({row.id: row for row in new})
-            self._loaded.update({row.id: row for row in new})
-            return
-        self._load_all(txn, new)
+        else:
+            self._load_all(txn, new)
         self._loaded.update({row.id: row for row in new})
-        if self._first_stage is not None:
+        if self._first_stage is not None and not away:
             for row in new:
                 self._first_stage.follow(row.id, row)
+        if self.selected is not None and self._catalog is not None:
+            self.selected.know(self._loaded, self._catalog.changes(txn))
 
     def hold(self, scope: Scope) -> None:
         """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
@@ -178,11 +181,33 @@ class Retrieval:
             self.selected.hold(scope)
 
     def _load_all(self, txn: Transaction, rows: Sequence[Document]) -> None:
-        if len(rows) > 1 and self.selected is None:
+        if self.selected is not None or not rows:
+            return
+        if len(rows) > 1:
             for layer in self._signature.memory_layers:
                 self.index.reserve(layer, sum(row.blocks for row in rows))
-        for row in rows:
-            self.load(txn, row)
+        for number in self.index.documents() & {row.id for row in rows}:
+            self.index.remove(number)
+        for some in batches(rows, "landmark"):
+            if len(some) == 1 or not self._load_short(txn, some):
+                for row in some:
+                    self.load(txn, row)
+
+    def _load_short(self, txn: Transaction, rows: Sequence[Document]) -> bool:
+        """Do as `load` for documents of `batches`, which have nothing in the index; False, with
+        nothing done, where one of them is damaged.
+        """
+        assert self._catalog is not None
+        keys = {}
+        for layer in self._signature.memory_layers:
+            run = read_whole(txn, self._catalog.runs, layer, rows)
+            if not isinstance(run, KeyRun):
+                return False
+            keys[layer] = from_raw(run.keys, self._signature.kv_dtype)
+        documents = [(row.id, row.blocks) for row in rows]
+        for layer, of_layer in keys.items():
+            self.index.add_new(layer, documents, of_layer)
+        return True
 
     def load(self, txn: Transaction, document: Document) -> None:
         """Put a document's landmark keys into the index; what a selector finds by is read when it

@@ -11,16 +11,19 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Kind, kinds_of
+from memstore.disk.format.runs import Kind, TokenRun, WordRun, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
 from memstore.index.word_postings import MappedPostings
+from memstore.paused_collection import paused_collection
 from memstore.store.index_entries import IndexEntries
+from memstore.store.retrieve.short_documents import batches, read_whole
 
 
 class SelectorIndex:
@@ -39,6 +42,8 @@ class SelectorIndex:
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
         self._replaced = False
+        self._rows: Mapping[int, Document] = {}
+        self._changes: Changes | None = None
 
     def maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         """See MemoryStore.token_maxima."""
@@ -101,6 +106,10 @@ class SelectorIndex:
         if RunTable.read(txn, self.table.geometry) != self.table:
             self._replaced = True
 
+    def know(self, rows: Mapping[int, Document], changes: Changes) -> None:
+        """Ready documents' rows, when what had changed last was that: they are not read again."""
+        self._rows, self._changes = rows, changes
+
     def reopened(self, catalog: Catalog) -> None:
         """The memory was opened anew: read from there."""
         with self._lock:
@@ -148,16 +157,35 @@ class SelectorIndex:
             missing = {document for document, _, _ in scope if document > 0} - self._held[kind]
             if not missing:
                 return
-            with catalog.database.read() as txn:
+            with catalog.database.read() as txn, paused_collection():
                 self.follow(txn)
                 self._check()
-                rows = [_ready(catalog, txn, number) for number in sorted(missing)]
+                known = self._rows if catalog.changes(txn) == self._changes else {}
+                rows = [known.get(n) or _ready(catalog, txn, n) for n in sorted(missing)]
                 catalog.bring(txn, sorted(missing), "landmarks")
                 if kind == "token" and len(rows) > 1:
                     self._tokens.reserve(sum(row.tokens for row in rows))
-                for row in rows:
-                    self._load(kind, txn, row)
-                    self._held[kind].add(row.id)
+                for some in batches(rows, kind):
+                    if len(some) > 1 and self._load_short(kind, txn, some):
+                        self._held[kind].update(row.id for row in some)
+                        continue
+                    for row in some:
+                        self._load(kind, txn, _ready(catalog, txn, row.id))
+                        self._held[kind].add(row.id)
+
+    def _load_short(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> bool:
+        """Do as `_load` for documents of `batches`; False where one of them is damaged."""
+        index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
+        run = read_whole(txn, self.table, self.table.part(kind), rows)
+        documents = [(row.id, row.blocks) for row in rows]
+        for document, _ in documents:
+            if index.span(document)[1]:
+                index.remove(document)
+        if isinstance(run, TokenRun):
+            self._tokens.add_new(documents, torch.from_numpy(run.landmarks), run.lengths)
+        elif isinstance(run, WordRun):
+            self._words.add_new(documents, run.words)
+        return run is not None
 
     def _load(self, kind: Kind, txn: Transaction, row: Document) -> None:
         index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -57,11 +56,10 @@ class Candidates:
         device: torch.device,
     ) -> None:
         self.prefix = Prefix.of(blocks.count, blocks.own, top_k, fixed)
-        self.documents = blocks.count - blocks.own
+        self.documents = blocks.attached
         self.old = blocks.runs(self.prefix.old)
         self._runs = blocks.runs(self.prefix.blocks)
-        lengths = [end - first for _, first, end in self._runs]
-        self._starts = [0, *accumulate(lengths)][: len(lengths)]
+        self._starts = blocks.starts
         self.fading: Tensor | None = None
         old_own = self.prefix.old - self.documents
         if recency and old_own > 0:
@@ -71,6 +69,8 @@ class Candidates:
 
     def locate(self, candidate: int) -> tuple[int, int]:
         """(document, block) of a candidate."""
+        if candidate >= self.documents:
+            document, first, _ = self._runs[-1]
+            return document, first + candidate - self.documents
         run = bisect_right(self._starts, candidate) - 1
-        document, first, _ = self._runs[run]
-        return document, first + candidate - self._starts[run]
+        return self._runs[run][0], candidate - self._starts[run]

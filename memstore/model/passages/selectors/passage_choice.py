@@ -1,7 +1,9 @@
 """Which passages a question reads: those that its scores mean, each text once."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -45,8 +47,10 @@ class Candidates:
         """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks. If the
         scope is a shortlist, deviation: of all scores, and blocks: how many there are.
         """
-        self.scores, self._scope, self._deviation = scores, scope, deviation
+        self.scores, self._deviation = scores, deviation
+        self._scope = [run for run in scope if run[2] > run[1]]
         self.blocks = len(scores) if blocks is None else blocks
+        self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
         self._best = self._distinct(k, content)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
         self._covers = adds(runs)
@@ -60,7 +64,7 @@ class Candidates:
             tied = set(ranked.values[1:][ranked.values.diff() == 0].tolist())
             places = sorted(zip(ranked.values.tolist(), ranked.indices.tolist()), key=_order)
             for score, candidate in places:
-                place = _place(self._scope, candidate)
+                place = self._place(candidate)
                 key = content(*place) if score in tied else place
                 alike.setdefault((score, key), []).append(place)
             if len(alike) >= k or n >= len(self.scores):
@@ -73,7 +77,7 @@ class Candidates:
         """Passages, best first, at most so many, whether or not they are read."""
         ranked = self.scores.topk(min(most, len(self.scores)))
         return [
-            Chosen(*_place(self._scope, candidate), score)
+            Chosen(*self._place(candidate), score)
             for candidate, score in zip(ranked.indices.tolist(), ranked.values.tolist())
         ]
 
@@ -103,23 +107,18 @@ class Candidates:
         means = in_range(best, self.scores, settings.score_range, self._deviation)
         if parts:
             means |= self._adds() >= _PART
-        order = {document: at for at, (document, _, _) in enumerate(self._scope)}
-        return sorted(
-            (one for one, meant in zip(self._best, means.tolist()) if meant),
-            key=lambda one: (order[one.document], one.block),
-        )
+        chosen = [one for one, meant in zip(self._best, means.tolist()) if meant]
+        wanted = {one.document for one in chosen}
+        order = {run[0]: at for at, run in enumerate(self._scope) if run[0] in wanted}
+        return sorted(chosen, key=lambda one: (order[one.document], one.block))
+
+    def _place(self, candidate: int) -> tuple[int, int]:
+        """Document and block of a candidate."""
+        at = bisect_right(self._starts, candidate) - 1
+        document, first, _ = self._scope[at]
+        return document, first + candidate - self._starts[at]
 
 
 def _order(scored: tuple[float, int]) -> tuple[float, int]:
     score, candidate = scored
     return -score, candidate
-
-
-def _place(scope: Scope, candidate: int) -> tuple[int, int]:
-    """Document and block of a candidate."""
-    first = 0
-    for document, begin, end in scope:
-        if candidate < first + end - begin:
-            return document, begin + candidate - first
-        first += end - begin
-    raise IndexError(candidate)
