@@ -4,7 +4,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_MANY = 200_000  # objects
+_MANY = 400_000  # objects
 
 
 @contextmanager

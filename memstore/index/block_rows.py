@@ -74,8 +74,7 @@ class Rows:
         """
         some = [(document, n) for document, n in documents if n]
         numbers = {document for document, _ in some}
-        held = any(n in self._starts or n in self._runs for n in numbers)
-        if held or len(numbers) < len(some):
+        if any(n in self for n in numbers) or len(numbers) < len(some):
             raise InvalidInput("a document that has blocks is added as a new one; remove it first")
         start = self.end
         for document, n in some:
@@ -121,6 +120,9 @@ class Rows:
         if runs:
             self._runs[document] = runs
 
+    def __contains__(self, document: int) -> bool:
+        return document in self._starts or document in self._runs
+
     def documents(self) -> set[int]:
         """Those that have rows."""
         return {*self._starts, *self._runs}
@@ -132,7 +134,9 @@ class Rows:
 
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) of a document; (0, 0) if none."""
-        runs = self.of(document)
+        if document in self._starts:
+            return 0, self._sizes[document]
+        runs = self._runs.get(document)
         return (runs[0].first_block, runs[-1].end_block) if runs else (0, 0)
 
     def ranges(self, scope: Scope) -> Ranges:

@@ -49,7 +49,8 @@ class Layer:
     def reserve(self, n: int) -> None:
         """Make room for n more keys at once."""
         if self.rows.end + n > self.keys.shape[1]:
-            self._move(self.rows.end, self.rows.end + n, False)
+            # and for a few that come later: to move all for them takes seconds
+            self._move(self.rows.end, (self.rows.end + n) * 17 // 16 + 64, False)
 
     def _move(self, written: int, room: int, holes: bool) -> None:
         """Move into new tensors, unnoticed by a thread that searches the old ones; with `holes`,
@@ -166,6 +167,11 @@ class PackedIndex:
         with self._lock:
             packed = self._layers.get(layer)
             return packed.rows.span(document) if packed else (0, 0)
+
+    def holds(self, document: int) -> bool:
+        """Has a document keys in some layer?"""
+        with self._lock:
+            return any(document in packed.rows for packed in self._layers.values())
 
     def documents(self) -> set[int]:
         """Every document with keys in some layer."""

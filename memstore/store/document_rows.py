@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from itertools import islice
 from operator import attrgetter
 
 from memstore.disk.format.document import Document
@@ -21,13 +22,16 @@ class Rows:
         self._lock = threading.Lock()
         self._all: dict[int, Document] = {}
         self._hidden: dict[int, Document] = {}  # those of them that are not listed
+        self._listed: list[Document] | None = None  # until rows change
         self._named: dict[str, tuple[int, ...]] = {}  # of a name the numbers
 
     def listed(self) -> list[Document]:
         """Those that are ready or being read for the first time, oldest first."""
         with self._lock:
-            rows = [row for number, row in self._all.items() if number not in self._hidden]
-        return sorted(rows, key=_BY_ID)
+            if self._listed is None:
+                rows = (row for number, row in self._all.items() if number not in self._hidden)
+                self._listed = sorted(rows, key=_BY_ID)
+            return list(self._listed)
 
     def hidden(self) -> list[Document]:
         """The others."""
@@ -39,6 +43,11 @@ class Rows:
         with self._lock:
             return [self._all[number] for number in sorted(self._named.get(name, ()))]
 
+    def latest(self, most: int) -> list[Document]:
+        """Those that changed last, at most so many, whatever their state."""
+        with self._lock:
+            return list(islice(reversed(self._all.values()), most))
+
     def by_number(self) -> dict[int, Document]:
         """All of them; a copy."""
         with self._lock:
@@ -47,6 +56,7 @@ class Rows:
     def change(self, changed: Mapping[int, Document | None]) -> None:
         """Take rows as they are now; None for one that is gone."""
         with self._lock:
+            self._listed = None
             for number, row in changed.items():
                 old = self._all.pop(number, None)
                 self._hidden.pop(number, None)

@@ -12,6 +12,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import DocumentNotFound, InvalidConfig, MemoryClosed, ReadOnlyMemory
+from memstore.paused_collection import paused_collection
 from memstore.share.publication_options import is_url, take_share_options
 from memstore.store.open_options import OpenOptions, check_open_options
 from memstore.store.refresh import Committed
@@ -102,7 +103,8 @@ class OpenMemory(Closing):
         if is_url(path):
             from memstore.share.read.open_published import open_published
 
-            catalog: Catalog = open_published(str(path), away)
+            with paused_collection():
+                catalog: Catalog = open_published(str(path), away)
             read_only = True
         elif away:
             raise InvalidConfig(f"{min(away)} is of published memories; {path} is a directory")

@@ -4,7 +4,7 @@ read.
 
 import mmap
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
@@ -14,10 +14,12 @@ from memstore.disk.format.record import header_bytes
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import StorageFull
+from memstore.store.document_rows import Rows
 
 _PAGE = mmap.PAGESIZE
 _PAGE_HEADER = 16  # of the pages of a value that has pages of its own
 _LARGE = _PAGE // 2  # a smaller value shares one
+_KNOWN = 1000  # documents by which is told how well they compress
 _FILL = 0.8  # of what a passage is filled up to, usually
 
 
@@ -30,11 +32,11 @@ class SizeEstimate(NamedTuple):
 
 
 def estimate_size(
-    catalog: Catalog, rows: Sequence[Document], wanted: Document, tokens: int, stored: int = 0
+    catalog: Catalog, rows: Rows, wanted: Document, tokens: int, stored: int = 0
 ) -> SizeEstimate:
     """What `wanted`, a row without content, will be when it has about so many tokens; rows: of all
-    documents, by which is known how well they compress; stored: tokens of passages that are there
-    already, and cost nothing.
+    documents, the latest of which tell how well they compress; stored: tokens of passages that are
+    there already, and cost nothing.
 
     Raises StorageFull if that exceeds what the quota or the disk leave, and is no upper bound.
     """
@@ -42,10 +44,10 @@ def estimate_size(
     records, pages = record_bytes(signature, codec, wanted, tokens)
     share, most = 1.0, False
     if isinstance(get_codec(codec), Zstd):
-        known = _compressed_to(signature, codec, rows)
+        known = _compressed_to(signature, codec, rows.latest(_KNOWN))
         share, most = known or 1.0, known is None
     told = SizeEstimate(tokens, round(share * records), most)
-    begun = [row for row in rows if _is_part(row, wanted)]
+    begun = [row for row in rows.named(wanted.name) if _is_part(row, wanted)]
     there = max([stored, *(row.tokens - row.appended_to for row in begun)])
     needed = round(share * (pages - record_bytes(signature, codec, wanted, there)[1]))
     database, quota = catalog.database, catalog.quota
@@ -53,16 +55,19 @@ def estimate_size(
         kept = catalog.passages.records.kept(txn)
     if wanted.of_passages and kept.budget is not None and records:
         needed = min(needed, round((kept.budget - kept.bytes) * pages / records))
+    free = shutil.disk_usage(database.path).free
+    if most or (quota is None and needed <= free):
+        return told
     # at least; what was forgotten is written over
-    used = kept.bytes + sum(row.bytes for row in rows if not row.of_passages)
-    free = shutil.disk_usage(database.path).free + max(0, database.file_bytes - used)
+    used = kept.bytes + sum(row.bytes for row in rows.by_number().values() if not row.of_passages)
+    free += max(0, database.file_bytes - used)
     size = f"{wanted.name!r} has about {tokens:,} tokens and needs {needed / 1e6:,.1f} MB more"
-    if not most and quota is not None and needed > quota - used:
+    if quota is not None and needed > quota - used:
         raise StorageFull(
             f"{size}, {max(0, quota - used) / 1e6:,.1f} MB are left of the quota of "
             f"{quota / 1e6:,.1f} MB; raise the quota, or forget documents"
         )
-    if not most and needed > free:
+    if needed > free:
         raise StorageFull(
             f"{size}, the disk of {database.path} has room for {free / 1e6:,.1f} MB; make room"
         )
@@ -121,9 +126,8 @@ def _compressed_to(signature: Signature, codec: str, rows: Iterable[Document]) -
 
 
 def _is_part(row: Document, wanted: Document) -> bool:
-    """Is a row what was read of a document before it was interrupted?"""
-    same = (row.name, row.source_hash) == (wanted.name, wanted.source_hash)
-    return same and row.state in ("ingesting", "replacing")
+    """Is a row of its name what was read of a document before it was interrupted?"""
+    return row.source_hash == wanted.source_hash and row.state in ("ingesting", "replacing")
 
 
 def _record(signature: Signature, codec: str, rows: int) -> int:

@@ -168,9 +168,8 @@ class WrittenDocuments(StoredDocuments):
             if admission.is_there(row, source_hash, settings, mode):
                 return None
         committed = self._on_disk()
-        rows = list(committed.rows.by_number().values())
         wanted = admission.wanted(committed.catalog, name, source_hash, settings)
-        return estimate_size(committed.catalog, rows, wanted, tokens, stored)
+        return estimate_size(committed.catalog, committed.rows, wanted, tokens, stored)
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):

@@ -22,6 +22,7 @@ from memstore.errors import CorruptMemory, InvalidInput
 from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.faiss_files import FaissFiles
 from memstore.index.scope import Scope
+from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
@@ -161,7 +162,7 @@ class Retrieval:
         if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
             return
         assert self._catalog is not None
-        with self._holding:
+        with self._holding, paused_collection():
             rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
             with self._catalog.database.read() as txn:
                 self._catalog.bring(txn, [row.id for row in rows], "landmarks")
@@ -186,8 +187,9 @@ class Retrieval:
         if len(rows) > 1:
             for layer in self._signature.memory_layers:
                 self.index.reserve(layer, sum(row.blocks for row in rows))
-        for number in self.index.documents() & {row.id for row in rows}:
-            self.index.remove(number)
+        for row in rows:
+            if self.index.holds(row.id):
+                self.index.remove(row.id)
         for some in batches(rows, "landmark"):
             if len(some) == 1 or not self._load_short(txn, some):
                 for row in some:
