@@ -185,6 +185,9 @@ class Transaction:
         """Copies of values that put_checked wrote, of all of these keys; None where one of them is
         not there. `get_checked` for many, in less time for each. Raises CorruptMemory.
         """
+        if self.extents_of(table, keys[:1]) != [None]:
+            # values with pages of their own: of a cold file each would be waited for
+            ask(self.file, [place for place in self.extents_of(table, keys) if place is not None])
         with self.inner.cursor(db=self.tables[table]) as cursor:
             found = cursor.getmulti(keys)
         if len(found) != len(keys):
