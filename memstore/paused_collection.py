@@ -25,4 +25,4 @@ def paused_collection() -> Iterator[None]:
         if made > _MANY:
             # Once, and not generation by generation; through all there is where the collector would
             # itself soon do that.
-            gc.collect(2 if made > len(gc.get_objects(2)) // 4 else 1)
+            gc.collect(2 if made > len(gc.get_objects(2)) // 2 else 1)
