@@ -1,8 +1,10 @@
 """The blocks that a session may read: attached documents and its own text, oldest first."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from memstore.store.memory_store import MemoryStore
 
@@ -16,7 +18,7 @@ class SessionBlocks:
     of the store.
     """
 
-    # (document id, blocks); always the same ones
+    # (document id, blocks); others are attached by `attach`
     documents: list[tuple[int, int]] = field(default_factory=list)
     own_document: int | None = None
     own_first: int = 0  # own blocks before this one were let go
@@ -32,27 +34,42 @@ class SessionBlocks:
         """How many blocks there are in all."""
         return self.attached + self.own
 
-    @cached_property
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        """Remember these documents in the place of those that were attached."""
+        if self.documents != [*documents]:
+            self.documents = [*documents]
+            self.__dict__.pop("_attached", None)
+
+    @property
     def attached(self) -> int:
         """How many blocks the attached documents have."""
-        return sum(blocks for _, blocks in self.documents)
+        return self._attached.blocks
 
-    @cached_property
+    @property
     def starts(self) -> list[int]:
         """The numbers of the first blocks of those of the documents that have any."""
-        lengths = [end for _, _, end in self._of_documents]
-        return [0, *accumulate(lengths)][: len(lengths)]
+        return self._attached.starts
 
     @cached_property
-    def _of_documents(self) -> tuple[Run, ...]:
-        return tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
+    def _attached(self) -> "_Attached":
+        runs = tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
+        starts = [0, *accumulate(end for _, _, end in runs)]
+        return _Attached(runs, starts[:-1], starts[-1])
 
     def runs(self, end: int) -> tuple[Run, ...]:
         """The `end` oldest blocks, which are those of the documents at least."""
-        runs, own = self._of_documents, min(self.own, end - self.attached)
+        runs, own = self._attached.runs, min(self.own, end - self.attached)
         if self.own_document is not None and own > 0:
             runs = (*runs, (self.own_document, self.own_first, self.own_first + own))
         return runs
+
+
+class _Attached(NamedTuple):
+    """What is told of attached documents that have blocks."""
+
+    runs: tuple[Run, ...]
+    starts: list[int]
+    blocks: int
 
 
 class OwnBlocks:

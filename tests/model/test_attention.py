@@ -90,9 +90,7 @@ class Driver:
         """
         stored = self.rope(k, torch.arange(self.config.stride))
         self.documents[0].add(layer, stored[:, :, :-1], v, stored[:, :, -1])
-        documents = [(self.documents[0].document, len(k))]
-        self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
-        self.attention.blocks = self.blocks
+        self.blocks.attach([(self.documents[0].document, len(k))])
         self.attention.start_chunk()
 
     def feed(self, layers: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:

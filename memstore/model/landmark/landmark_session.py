@@ -215,7 +215,7 @@ class LandmarkSession(ChunkSession, Closing):
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """As AskSession.attach."""
         if self.blocks.documents != [*documents]:
-            self.blocks.documents[:] = documents
+            self.blocks.attach(documents)
             self.attention.start_chunk()
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:

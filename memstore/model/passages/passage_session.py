@@ -79,7 +79,7 @@ class PassageSession(GeneratingSession, Closing):
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """As AskSession.attach; passages that are read now stay until others are."""
-        self._own.blocks.documents[:] = documents
+        self._own.blocks.attach(documents)
 
     # The text
 
