@@ -17,6 +17,7 @@ computed. Prices are those that object stores and machines are commonly let at, 
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,10 +59,19 @@ def measured(results: Path) -> Measured:
         return json.loads((results / name).read_text(encoding="utf-8"))
 
     two, library = found("two-stages.json"), found("library.json")["file"]["found"]["rounds"]
-    short = found("short-documents.json")["short documents, passages"]["100,000"]
+    short = found("short-documents.json")["short documents, passages"]["found"]["100,000"]
     seconds = np.array(two["ms"]) / 1000
     alone = [one["alone, of a processor"] for one in library]
-    ref = PageRef("a name as long as this", PAGE_ENTRIES, "pages/" + "0" * 32, 1 << 20, 1 << 63)
+    pages = [
+        PageRef(
+            f"folder/document {number}",
+            PAGE_ENTRIES,
+            f"pages/{os.urandom(16).hex()}",
+            1 << 20,
+            int.from_bytes(os.urandom(8), "little"),
+        )
+        for number in range(0, 256_000, PAGE_ENTRIES)
+    ]
     return Measured(
         read_in=float(np.median(alone)),
         published=short["publish all"]["sent"] / (100_000 * 64),
@@ -73,7 +83,7 @@ def measured(results: Path) -> Measured:
         tokens=two["tokens"],
         row=short["publish replaced"]["sent"] / PAGE_ENTRIES,
         listed=short["open published"]["core"] / 100_000,
-        page=len(pack(b"mRmanife", 4, [list(ref)] * 1000)) / 1000,
+        page=len(pack(b"mRmanife", 4, [list(page) for page in pages])) / len(pages),
     )
 
 

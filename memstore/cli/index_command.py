@@ -75,7 +75,7 @@ def index(
 def _say_lists(built: dict[str, Any]) -> None:
     lists = built["engines"]
     if not lists:
-        console.say("nothing here that lists are made of; passages are scored exactly")
+        console.say("too few token landmarks to list; passages are scored exactly")
         return
     console.say(
         f"{lists['lists']:,} lists of {lists['landmarks']:,} token landmarks of "

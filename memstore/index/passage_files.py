@@ -3,6 +3,7 @@
 which are mapped and checked as they are read.
 """
 
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -70,7 +71,10 @@ def write(
         firsts = words.postings.keys[::PIECE].copy()
         of_words = [words.lengths, firsts, words.postings.digests()]
     with new_file(directory / "passages.lists") as file:
-        faiss().write_index(lists.index, f"/dev/fd/{file.fileno()}")
+        try:
+            faiss().write_index(lists.index, f"/dev/fd/{file.fileno()}")
+        except RuntimeError as error:  # FAISS does not say which
+            raise OSError(errno.ENOSPC, str(error)) from error
         size = file.seek(0, os.SEEK_END)
         file.write(b"\0" * (_words_at(size) - size))
         if words is not None:

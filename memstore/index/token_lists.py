@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memstore.errors import CorruptMemory
 from memstore.index.faiss_head import faiss
 from memstore.index.late_interaction import INT8_STEPS
 
@@ -23,10 +24,9 @@ CODE = 16  # bytes of a landmark in a list; its passage takes 8 more
 _TRAINED = 64  # landmarks a list that k-means sees
 _ROUNDS = 8  # of k-means
 _LEAST_WEIGHT = 0.02  # of a question's token that is looked up
-_SOUGHT = 0.1  # share of all passages, and
-_PROBED = (
-    0.1  # of all lists that a token with all the weight looks for, and at; with a quarter, half
-)
+# The share of all passages that a token with all the weight looks for, and of all lists that it
+# looks at; one with a quarter of it half as many.
+_SOUGHT, _PROBED = 0.1, 0.1
 
 
 class Sample(NamedTuple):
@@ -65,7 +65,7 @@ class TokenLists:
 
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
         bool [passages], which may be proposed (None: all). None where too few of these are in the
-        sample to tell anything.
+        sample to tell anything. Raises CorruptMemory.
         """
         starts = np.cumsum(self.sample.lengths) - self.sample.lengths
         known = slice(None) if inside is None else inside[self.sample.rows]
@@ -95,10 +95,14 @@ class TokenLists:
 
     def _above(self, row: np.ndarray, bound: float, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in
-        the nearest lists, a share of all, and the products.
+        the nearest lists, a share of all, and the products. Raises CorruptMemory.
         """
         probed = faiss().SearchParametersIVF(nprobe=max(1, round(share * int(self.index.nlist))))
         _, products, found = self.index.range_search(row[None], bound, params=probed)
+        if len(found) and not 0 <= found.min() <= found.max() < self.passages:
+            raise CorruptMemory(
+                "index/passages.lists names passages that there are not; run `memstore index`"
+            )
         return found, products
 
 

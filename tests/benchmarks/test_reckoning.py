@@ -27,7 +27,7 @@ def results(tmp_path: Path) -> Path:
     for name, found in (
         ("two-stages", TWO),
         ("library", {"file": {"found": {"rounds": ROUNDS}}}),
-        ("short-documents", {"short documents, passages": {"100,000": SHORT}}),
+        ("short-documents", {"short documents, passages": {"found": {"100,000": SHORT}}}),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(found))
     return tmp_path

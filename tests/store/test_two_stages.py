@@ -13,7 +13,7 @@ import torch
 
 from memstore.disk.files import remove_index
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, InvalidInput, ReadOnlyMemory
+from memstore.errors import CorruptMemory, InvalidInput, ReadOnlyMemory, StorageFull
 from memstore.index.scope import Scope
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
@@ -35,7 +35,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A memory with lists."""
     path = tmp_path_factory.mktemp("lists") / "m"
-    with create(path) as store:
+    with pytest.MonkeyPatch.context() as patch, create(path) as store:
+        patch.setattr(first_stage, "PAYING", 1)
         for text in range(1, DOCUMENTS + 1):
             add(store, str(text), text, EACH)
         built = store.build_index()
@@ -246,7 +247,7 @@ def test_lists_are_made_when_they_pay(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(first_stage, "PAYING", 12 * EACH)
     with create(tmp_path / "m") as store:
         add(store, "small", 1, EACH - 1)
-        assert not store.update_index()
+        assert not store.update_index() and store.build_index() == {}
         assert store.shortlist(*asked(0), everything(store)) is None
         add(store, "more", 2, EACH)
         assert store.update_index()
@@ -257,6 +258,26 @@ def test_lists_are_made_when_they_pay(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not list((tmp_path / "m" / "index").iterdir())
     with MemoryStore.open(tmp_path / "m", read_only=True) as store:
         assert store.shortlist(*asked(0), everything(store)) is None and not store.update_index()
+
+
+def test_a_full_disk_is_told_and_the_lists_that_were_stay(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise RuntimeError("Error in write: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("faiss.write_index", full)
+        with pytest.raises(StorageFull, match="no room"):
+            memory.build_index()
+    whole = everything(memory)
+    assert memory.path is not None
+    assert {file.name for file in (memory.path / "index").iterdir()} == {
+        "passages.idx",
+        "passages.lists",
+    }
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        assert other.shortlist(*asked(0), whole) is not None
 
 
 def test_what_lists_are_not_made_of_is_scored_exactly(tmp_path: Path) -> None:

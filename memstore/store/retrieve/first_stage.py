@@ -110,12 +110,12 @@ class FirstStage:
         self, rows: Mapping[int, Document], progress: Callable[[int, int], None] | None
     ) -> dict[str, Any]:
         """Make lists of these documents, all that are ready, and write them; return what was made,
-        nothing where that cannot be.
+        nothing where that cannot be, or would not pay.
 
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory.
         """
         documents = sorted((row for row in rows.values() if row.blocks), key=lambda row: row.id)
-        if not documents or not self.possible:
+        if not self.possible or sum(row.tokens for row in documents) < PAYING:
             return {}
         lists = make_lists(self._catalog, self._table, documents, progress)
         words = sort_words(self._catalog, self._table, documents)
