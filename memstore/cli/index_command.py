@@ -75,7 +75,10 @@ def index(
 def _say_lists(built: dict[str, Any]) -> None:
     lists = built["engines"]
     if not lists:
-        console.say("too few token landmarks to list; passages are scored exactly")
+        console.say(
+            "lists are made of two million tokens and more, of selectors that keep a landmark of "
+            "each; here every passage is scored"
+        )
         return
     console.say(
         f"{lists['lists']:,} lists of {lists['landmarks']:,} token landmarks of "

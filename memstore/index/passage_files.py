@@ -19,6 +19,8 @@ from memstore.index.index_file import Parts, Unusable, new_file, read_file, unde
 from memstore.index.token_lists import CODE, Sample, TokenLists
 from memstore.index.word_postings import PIECE, HeldPostings, MappedPostings
 
+NAMES = "passages.idx", "passages.lists"
+
 _POSTING = 10  # bytes of a word of a passage
 
 
@@ -43,28 +45,29 @@ class _Header(Parts):
     words: Count  # how many follow them; 0 where the selector keeps none
 
 
-class Words(NamedTuple):
+class PassageWords(NamedTuple):
     """The words of all passages."""
 
     lengths: np.ndarray  # float32 [passages]: words of each
     postings: HeldPostings | MappedPostings
 
 
-class Found(NamedTuple):
+class PassageFiles(NamedTuple):
     """What the files hold."""
 
     lists: TokenLists
-    words: Words | None  # None: the selector keeps none
+    words: PassageWords | None  # None: the selector keeps none
     covered: list[Covered]
-    bytes: int  # of both files
 
 
 def write(
-    directory: Path, lists: TokenLists, words: Words | None, covered: list[Covered], digest: str
-) -> Found:
-    """Write what was made for a selector of this digest; return it as it is read. Raises
-    OSError.
-    """
+    directory: Path,
+    lists: TokenLists,
+    words: PassageWords | None,
+    covered: list[Covered],
+    digest: str,
+) -> None:
+    """Write what was made for a selector of this digest. Raises OSError."""
     of_words: list[np.ndarray] = [np.zeros(0, np.uint64)] * 3
     if words is not None:
         assert isinstance(words.postings, HeldPostings)
@@ -95,25 +98,30 @@ def write(
     }
     parts = [lists.lengths.astype("<u2"), lists.sample.landmarks, *of_words]
     write_file(directory / "passages.idx", header, [part.view(np.uint8).ravel() for part in parts])
-    return read(directory, digest)
 
 
-def read(directory: Path, digest: str) -> Found:
+def covered(directory: Path, digest: str) -> list[Covered]:
+    """The documents that are in the lists of a selector of this digest. Raises Unusable,
+    FileNotFoundError, OSError.
+    """
+    header, _ = _header(directory, digest)
+    return [Covered(*one) for one in header.covered]
+
+
+def read(directory: Path, digest: str) -> PassageFiles:
     """What was written for a selector of this digest. Raises Unusable, FileNotFoundError, OSError,
     InvalidInput (FAISS is missing).
     """
     path = directory / "passages.idx"
-    header, parts = read_file(path, _Header)
-    if header.digest != digest:
-        raise Unusable(f"{path.name} is of another selector")
+    header, parts = _header(directory, digest)
     with understood(path):
         lengths, near, *of_words = parts
         of_passages = lengths.view("<u2").astype(np.int64)
         rows = np.arange(0, len(of_passages), header.stride)
         sample = Sample(rows, near.view(np.int8).reshape(-1, header.width), of_passages[rows])
-        covered = [Covered(*one) for one in header.covered]
+        documents = [Covered(*one) for one in header.covered]
         right = (
-            len(of_passages) == header.passages == sum(one.blocks for one in covered)
+            len(of_passages) == header.passages == sum(one.blocks for one in documents)
             and len(sample.landmarks) == sample.lengths.sum()
         )
         if not right or not of_passages.all():
@@ -122,8 +130,15 @@ def read(directory: Path, digest: str) -> Found:
         if int(index.ntotal) != of_passages.sum():
             raise ValueError("its lists are not of its passages")
         words = _words(content, header, of_words)
-        size = len(content) + path.stat().st_size
-        return Found(TokenLists(index, of_passages, sample), words, covered, size)
+        return PassageFiles(TokenLists(index, of_passages, sample), words, documents)
+
+
+def _header(directory: Path, digest: str) -> tuple[_Header, list[np.ndarray]]:
+    path = directory / "passages.idx"
+    header, parts = read_file(path, _Header)
+    if header.digest != digest:
+        raise Unusable(f"{path.name} is of another selector")
+    return header, parts
 
 
 def _open(path: Path, header: _Header) -> tuple[Any, mmap.mmap]:
@@ -137,6 +152,7 @@ def _open(path: Path, header: _Header) -> tuple[Any, mmap.mmap]:
         if file.read(4) != b"IwPf" or _checksum(file, header.lists) != header.checksum:
             raise Unusable(f"{path.name} is damaged, or not the one that passages.idx is of")
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file.seek(0)  # which some systems go on from
         # the file that was looked at, whatever takes its place
         index = faiss().read_index(f"/dev/fd/{file.fileno()}")
     right = type(index).__name__ == "IndexIVFPQFastScan" and index.d == header.width
@@ -160,7 +176,7 @@ def _checksum(file: BinaryIO, size: int) -> bytes:
     return digest.digest()
 
 
-def _words(content: mmap.mmap, header: _Header, parts: list[np.ndarray]) -> Words | None:
+def _words(content: mmap.mmap, header: _Header, parts: list[np.ndarray]) -> PassageWords | None:
     lengths, firsts, digests = (
         part.view(kind) for part, kind in zip(parts, ("<f4", "<u8", "<u8"), strict=True)
     )
@@ -172,4 +188,4 @@ def _words(content: mmap.mmap, header: _Header, parts: list[np.ndarray]) -> Word
         raise ValueError("its words are not those of its passages")
     keys = np.frombuffer(content, "<u8", count, start)
     counts = np.frombuffer(content, "<u2", count, start + 8 * count)
-    return Words(lengths, MappedPostings(keys, counts, firsts, digests))
+    return PassageWords(lengths, MappedPostings(keys, counts, firsts, digests))

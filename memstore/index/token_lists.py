@@ -23,7 +23,8 @@ CODE = 16  # bytes of a landmark in a list; its passage takes 8 more
 
 _TRAINED = 64  # landmarks a list that k-means sees
 _ROUNDS = 8  # of k-means
-_LEAST_WEIGHT = 0.02  # of a question's token that is looked up
+_HEAVY = 0.95  # of a question's weight: the heaviest tokens that hold it are looked up
+_MOST_HEAVY = 24  # of them; more are as dear as an exact search
 # The share of all passages that a token with all the weight looks for, and of all lists that it
 # looks at; one with a quarter of it half as many.
 _SOUGHT, _PROBED = 0.1, 0.1
@@ -37,7 +38,7 @@ class Sample(NamedTuple):
     lengths: np.ndarray  # int64 [m]: tokens of each
 
 
-class Proposed(NamedTuple):
+class ProposedRows(NamedTuple):
     """What is worth an exact score."""
 
     rows: np.ndarray  # int64 [n], ascending
@@ -58,25 +59,31 @@ class TokenLists:
         """How many were added."""
         return len(self.lengths)
 
+    @property
+    def bytes(self) -> int:
+        """Main memory that they take."""
+        return int(self.index.ntotal) * (CODE + 8) + self._near.nbytes + 2 * self.lengths.nbytes
+
     def propose(
         self, q: np.ndarray, weights: np.ndarray, most: int, inside: np.ndarray | None
-    ) -> Proposed | None:
+    ) -> ProposedRows | None:
         """The passages that are probably best.
 
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
         bool [passages], which may be proposed (None: all). None where too few of these are in the
-        sample to tell anything. Raises CorruptMemory.
+        sample to tell anything, or too many tokens weigh alike. Raises CorruptMemory.
         """
         starts = np.cumsum(self.sample.lengths) - self.sample.lengths
-        known = slice(None) if inside is None else inside[self.sample.rows]
-        if len(self.sample.rows[known]) < LEAST_SAMPLED:
+        in_scope = slice(None) if inside is None else inside[self.sample.rows]
+        heaviest = np.argsort(-weights)
+        heavy = heaviest[: 1 + int((np.cumsum(weights[heaviest]) < _HEAVY).sum())]
+        told = len(self.sample.rows[in_scope]) >= LEAST_SAMPLED and np.isfinite(weights).all()
+        if not told or len(heavy) > _MOST_HEAVY:
             return None
-        heavy = weights >= _LEAST_WEIGHT
-        q, weights = q[heavy], weights[heavy]
-        maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, known]
+        maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, in_scope]
         # beyond what is imputed: of one row, and of all by weight
         best, total = np.zeros((2, self.passages), np.float32)
-        for row, of_sample, weight in zip(q, maxima, weights):
+        for row, of_sample, weight in zip(q[heavy], maxima[heavy], weights[heavy]):
             bound = np.quantile(of_sample, 1 - _SOUGHT * weight**0.5)
             imputed = float(of_sample[of_sample <= bound].mean())
             found, products = self._above(row, float(bound), _PROBED * weight**0.5)
@@ -91,7 +98,7 @@ class TokenLists:
         if len(rows) > most:
             rows = rows[np.argpartition(total[rows], len(rows) - most)[-most:]]
         scores = weights @ maxima
-        return Proposed(np.sort(rows), (float(scores.mean()), float(scores.std())))
+        return ProposedRows(np.sort(rows), (float(scores.mean()), float(scores.std())))
 
     def _above(self, row: np.ndarray, bound: float, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in

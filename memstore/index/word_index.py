@@ -160,7 +160,7 @@ class WordIndex:
                 return torch.from_numpy(self._scores(words, self._of(whole), wanted))
             found = self._of(scope)
             scores = np.zeros(self._rows.end, dtype=np.float32)
-            for weighted, parts in self._weighted(words, found):
+            for weighted, _, parts in self._weighted(words, found):
                 for rows, counts in parts:
                     inside = found.holds[rows]
                     at, tf = rows[inside], counts[inside].astype(np.float32)
@@ -175,14 +175,12 @@ class WordIndex:
         with self._lock:
             self._settle()
             found = self._of(whole)
-            rare = [self._lengths[:0].astype(np.int64)]
-            for word in words:
-                parts = [rows for rows, _ in self._parts(word)]
-                if sum(map(len, parts)) <= _SAMPLED:
-                    rare += [rows[found.holds[rows]].astype(np.int64) for rows in parts]
+            rare = [np.zeros(0, np.int64)]
+            for _, holding, parts in self._weighted(words, found):
+                if holding <= _SAMPLED:
+                    rare += [rows[found.holds[rows]].astype(np.int64) for rows, _ in parts]
             known = np.unique(np.concatenate(rare))
-            drawn = np.random.default_rng(found.blocks).integers(0, self._rows.end, _SAMPLED)
-            drawn = np.setdiff1d(drawn[found.holds[drawn]], known)
+            drawn = np.setdiff1d(found.sample, known)
             first = self._scores(words, found, known).astype(np.float64)
             rest = self._scores(words, found, drawn).astype(np.float64)
         share = len(known) / max(1, found.blocks)
@@ -199,22 +197,28 @@ class WordIndex:
 
     def _weighted(
         self, words: Mapping[int, float], found: "_Scope"
-    ) -> Iterator[tuple[float, list[tuple[np.ndarray, np.ndarray]]]]:
-        """Of every word what a block that holds it often has of it, and its rows and counts."""
+    ) -> Iterator[tuple[float, int, list[tuple[np.ndarray, np.ndarray]]]]:
+        """Of every word what a block that holds it often has of it, in how many blocks of the scope
+        it is, and its rows and counts.
+        """
         for word, weight in words.items():
             parts = self._parts(word)
             holding = found.holding.get(word)
             if holding is None:
                 holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
                 found.holding[word] = holding
-            yield weight * math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5)), parts
+            yield (
+                weight * math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5)),
+                holding,
+                parts,
+            )
 
     def _scores(
         self, words: Mapping[int, float], found: "_Scope", wanted: np.ndarray
     ) -> np.ndarray:
         """Of some rows of a scope alone, float32 [wanted]."""
         scores = np.zeros(len(wanted), dtype=np.float32)
-        for weighted, parts in self._weighted(words, found):
+        for weighted, _, parts in self._weighted(words, found):
             for rows, counts in parts:
                 at, among = _among(wanted, rows)
                 tf = counts[among].astype(np.float32)
@@ -229,7 +233,10 @@ class WordIndex:
         blocks, lengths = int(holds.sum()), self._lengths[: self._rows.end]
         mean = float(lengths[holds].mean(dtype=np.float64)) if blocks else 0.0
         damping = K1 * (1 - B + B * lengths / (mean or 1.0))
-        return _Scope(ranges, holds, blocks, damping, {})
+        inside = np.flatnonzero(holds)
+        drawn = np.random.default_rng(blocks).integers(0, max(1, blocks), _SAMPLED)
+        sample = np.unique(inside[drawn]) if blocks else inside
+        return _Scope(ranges, holds, blocks, damping, {}, sample)
 
     def _settle(self) -> None:
         """Sort what is new, and leave out what was dropped once that is half of all."""
@@ -271,6 +278,7 @@ class _Scope(NamedTuple):
     blocks: int
     damping: np.ndarray  # float32 [rows]: what a count is damped by
     holding: dict[int, int]  # of words that were asked for: how many blocks hold them
+    sample: np.ndarray  # int64, some of its rows
 
 
 def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -153,3 +153,19 @@ def test_words_of_blocks_are_cut_and_joined(blocks: list[dict[int, int]], data) 
 def test_what_are_no_words_is_refused(words: list[tuple[int, int]]) -> None:
     with pytest.raises(InvalidInput):
         BlockWords.of([[(7, 1)], words])
+
+
+def test_a_spread_is_that_of_the_scope_and_of_nothing_else() -> None:
+    """A word that is everywhere in one document and once in another is rare in that one."""
+    index = WordIndex()
+    for document, words in ((1, [(5, 1)]), (2, [])):
+        blocks = [[*words, (100 + at % 9, 1)] for at in range(6000)]
+        if document == 2:
+            blocks[77] = [(5, 1), (104, 2)]
+        index.add(document, 0, BlockWords.of(blocks))
+    for scope in ([(2, 0, 6000)], [(1, 0, 6000)], [(1, 0, 6000), (2, 0, 6000)]):
+        for words in ({5: 1.0}, {5: 1.0, 104: 0.5}, {9: 1.0}):
+            scores = index.scores(words, scope)
+            expected = float(scores.mean()), float(scores.std(correction=0))
+            assert index.spread(words, scope) == pytest.approx(expected, rel=0.08, abs=1e-6)
+    assert WordIndex().spread({5: 1.0}, []) == (0.0, 0.0)

@@ -13,12 +13,29 @@ import torch
 
 from memstore.disk.files import remove_index
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, InvalidInput, ReadOnlyMemory, StorageFull
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidInput,
+    ReadOnlyMemory,
+    StorageFull,
+    WrongModel,
+)
 from memstore.index.scope import Scope
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.retrieve.shortlist import Shortlist
-from support.many_passages import SIGNATURE, SPEC, add, create, everything, question
+from support.many_passages import (
+    SIGNATURE,
+    SPEC,
+    WIDTH,
+    add,
+    create,
+    everything,
+    landmarks,
+    question,
+    words,
+)
 
 DOCUMENTS, EACH, PROPOSED = 4, 300, 60
 
@@ -105,10 +122,10 @@ def test_words_are_as_rare_as_in_the_whole_scope(memory: MemoryStore) -> None:
     whole = everything(memory)
     short = shortlist(memory, 3, whole)
     listed = numbers(short.scope, whole)
-    for words in ({7: 1.0}, {7: 1.0, 1004: 0.5}, {1 << 31 | 2 << 20 | 17: 1.0}, {5: 1.0}):
-        scores = memory.word_scores(words, whole)
-        torch.testing.assert_close(short.word_scores(words, short.scope), scores[listed])
-        told = short.word_spread(words)
+    for some in ({7: 1.0}, {7: 1.0, 1004: 0.5}, {1 << 31 | 2 << 20 | 17: 1.0}, {5: 1.0}):
+        scores = memory.word_scores(some, whole)
+        torch.testing.assert_close(short.word_scores(some, short.scope), scores[listed])
+        told = short.word_spread(some)
         assert told == pytest.approx(
             (float(scores.mean()), float(scores.std(correction=0))), rel=0.02
         )
@@ -202,14 +219,14 @@ def test_words_of_the_files_are_those_of_the_documents(memory: MemoryStore) -> N
     memory.forget("2")
     add(memory, "3", 33, EACH - 7, mode="replace")
     add(memory, "new", 5, 20)
-    words = {7: 1.0, 1004: 0.5, 1 << 31 | 4 << 20 | 17: 2.0, 1 << 31 | 33 << 20 | 4: 1.0}
+    sought = {7: 1.0, 1004: 0.5, 1 << 31 | 4 << 20 | 17: 2.0, 1 << 31 | 33 << 20 | 4: 1.0}
 
     def scores() -> tuple[torch.Tensor, torch.Tensor]:
         assert memory.path is not None
         with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
             whole = everything(other)
             other.shortlist(*asked(0), whole)  # takes what is in the files
-            return other.word_scores(words, whole), other.word_scores(words, whole[1:])
+            return other.word_scores(sought, whole), other.word_scores(sought, whole[1:])
 
     found = scores()
     remove_index(memory.path)
@@ -241,6 +258,88 @@ def test_landmarks_that_are_missing_are_told(memory: MemoryStore) -> None:
         short = shortlist(other, 0, whole)
         with pytest.raises(CorruptMemory, match="run verify"):
             short.token_maxima(rows, 0, [(number, 40, 41)])
+
+
+def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
+    memory: MemoryStore,
+) -> None:
+    assert memory.path is not None
+    whole = everything(memory)
+    rows, _ = asked(0)
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        short = shortlist(other, 0, whole)
+        gone, changed = memory.document("1").id, memory.document("2").id
+        memory.forget("1")
+        add(memory, "2", 2, EACH + 7, mode="append")
+        for number in (gone, changed):
+            with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
+                short.token_maxima(rows, 0, [(number, EACH - 1, EACH)])
+        # asked anew, what was added is there
+        now = everything(other)
+        again = shortlist(other, 1, now)
+        assert any(run[0] == changed and run[2] > EACH for run in again.scope)
+        assert exact(other, 1, now).argmax() in numbers(again.scope, now)
+
+
+def test_lists_made_elsewhere_are_taken_and_those_of_another_selector_are_not(
+    memory: MemoryStore,
+) -> None:
+    assert memory.path is not None
+    whole = everything(memory)
+    remove_index(memory.path)
+    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
+        assert other.shortlist(*asked(0), whole) is None
+        memory.build_index()
+        short = shortlist(other, 0, whole)
+        memory.replace_selector(
+            replace(SPEC, digest="b" * 32),
+            lambda document: [
+                (
+                    0,
+                    torch.from_numpy(landmarks(int(document.name), EACH)).view(-1, 1, WIDTH),
+                    words(int(document.name), EACH),
+                )
+            ],
+        )
+        with pytest.raises(WrongModel, match="open the memory anew"):
+            short.token_maxima(asked(0)[0], 0, short.scope)
+        assert memory.shortlist(*asked(0), whole) is None  # until lists are made of it
+
+
+def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: MemoryStore) -> None:
+    assert memory.path is not None
+
+    # of one piece each, so that all are not read before the first is told
+    def change(done: int, tokens: int) -> None:
+        if done == 0:
+            memory.forget("2")
+            add(memory, "3", 33, EACH - 7, mode="replace")
+
+    built = memory.build_index(progress=change)
+    assert built["passages"] >= 2 * EACH
+    whole = everything(memory)
+    short = shortlist(memory, 0, whole)
+    assert (memory.document("3").id, 0, EACH - 7) in short.scope
+    scores = exact(memory, 0, whole)
+    rows, weights = asked(0)
+    torch.testing.assert_close(
+        weights @ short.token_maxima(rows, 0, short.scope), scores[numbers(short.scope, whole)]
+    )
+
+
+def test_a_question_that_weighs_all_its_tokens_alike_is_searched_exactly(
+    memory: MemoryStore,
+) -> None:
+    whole = everything(memory)
+    rows = torch.cat([asked(seed)[0] for seed in range(12)])
+    alike = torch.full((len(rows),), 1 / len(rows))
+    assert memory.shortlist(rows, alike, whole) is None
+    assert memory.shortlist(rows, torch.full_like(alike, torch.nan), whole) is None
+    few = memory.shortlist(rows[:12], torch.full((12,), 1 / 12), whole)
+    assert few is not None and len(few.scope) == PROPOSED
+    scores = torch.full((12,), 1 / 12) @ memory.token_maxima(rows[:12], 0, whole)
+    expected = float(scores.mean()), float(scores.std(correction=0))
+    assert few.spread == pytest.approx(expected, rel=0.1)
 
 
 def test_lists_are_made_when_they_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

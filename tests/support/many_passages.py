@@ -44,16 +44,20 @@ def words(text: int, passages: int) -> list[list[tuple[int, int]]]:
 def add(store: MemoryStore, name: str, text: int, passages: int, mode: str = "new") -> Document:
     """A document of the passages of a text."""
     writer = store.write_document(
-        name, source_hash=f"{text}", settings=IngestSettings(passage_tokens=TOKENS), mode=mode
+        name,
+        source_hash=f"{text}:{passages}",
+        settings=IngestSettings(passage_tokens=TOKENS),
+        mode=mode,
     )
     assert writer is not None
     with writer:
+        first = writer.tokens // TOKENS
         some = [
             Passage(np.arange(TOKENS) + 1000 * at + (text << 22), 0, "", 10 * at, 10)
-            for at in range(passages)
+            for at in range(first, passages)
         ]
-        flat = torch.from_numpy(landmarks(text, passages)).view(-1, 1, WIDTH)
-        writer.add_passages(some, {}, given=[], landmarks=flat, words=words(text, passages))
+        flat = torch.from_numpy(landmarks(text, passages)[first:]).view(-1, 1, WIDTH)
+        writer.add_passages(some, {}, given=[], landmarks=flat, words=words(text, passages)[first:])
         return writer.finish()
 
 

@@ -23,6 +23,7 @@ Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
+_LONGER = [128, 256, 65536, 65536]  # from where on msgpack tells a number in a byte more
 _MOST_HEADER = 1024  # bytes
 DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
 
@@ -140,6 +141,15 @@ class RunForm(NamedTuple):
             numbers = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
         packed: bytes = msgpack.packb(header)
         return packed + b"".join(part.tobytes() for part in numbers)
+
+    def token_run_bytes(self, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
+        form = self._of_selector
+        least = len(msgpack.packb(token_header(form, 1, 1)))
+        numbers = tokens * form.heads * form.width * np.dtype(DTYPES[form.dtype]).itemsize
+        told = sum(np.searchsorted(_LONGER, n, "right") for n in (blocks, tokens))
+        size: np.ndarray = least + told + 2 * blocks + numbers
+        return size
 
     def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
         """The run of a value, whose numbers lie in it. Raises ValueError for what is no run of this

@@ -32,6 +32,7 @@ from memstore.disk.lmdb.transaction import Transaction
 from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
+_CHECKSUM = 8  # bytes before a value
 _KINDS: tuple[Kind, ...] = ("token", "words")
 CURRENT, NEXT = b"selector", b"selector_next"  # in the table `meta`
 
@@ -163,35 +164,27 @@ class RunTable(NamedTuple):
             if isinstance(run, TokenRun):
                 yield run
 
-    def token_views(
-        self,
-        txn: Transaction,
-        documents: np.ndarray,
-        blocks: np.ndarray,
-        behind: np.ndarray,
-        lengths: np.ndarray,
-    ) -> np.ndarray:
-        """Token landmarks [tokens, heads, width] of single blocks [n] of documents [n], read where
-        they lie: no checksum is looked at.
-
-        behind: tokens from a block's first to the end of its run; lengths: tokens of each block.
-        Raises CorruptMemory where one is missing.
+    def token_views(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
+        """Token landmarks [tokens, heads, width] of single blocks, read where they lie: no checksum
+        is looked at. None where a run is not there, or not of the size that is told.
         """
         assert self.spec is not None
         part, each = self.part("token"), RUN_BLOCKS["token"]
         size = self.spec.heads * self.spec.width * np.dtype(self.spec.dtype).itemsize
-        firsts = (blocks // each * each).tolist()
-        out = np.empty(int(lengths.sum()) * size, np.uint8)
-        sizes, tails = (lengths * size).tolist(), (behind * size).tolist()
+        wholes = _CHECKSUM + self.form.token_run_bytes(places.run_blocks, places.run_tokens)
+        out = np.empty(int(places.lengths.sum()) * size, np.uint8)
         at = 0
-        for document, first, n, tail in zip(documents.tolist(), firsts, sizes, tails):
+        for document, first, n, tail, whole in zip(
+            places.documents.tolist(),
+            (places.blocks // each * each).tolist(),
+            (places.lengths * size).tolist(),
+            (places.behind * size).tolist(),
+            wholes.tolist(),
+        ):
             view = txn.view(_TABLE, self._key(document, part, first))
-            if view is None or len(view) < tail:
-                raise CorruptMemory(
-                    f"document {document}: token landmarks from block {first} on are missing; run "
-                    "verify"
-                )
-            out[at : at + n] = np.frombuffer(view, np.uint8, n, len(view) - tail)
+            if view is None or len(view) != whole:
+                return None
+            out[at : at + n] = np.frombuffer(view, np.uint8, n, whole - tail)
             at += n
         return out.view(self.spec.dtype).reshape(-1, self.spec.heads, self.spec.width)
 
@@ -279,6 +272,17 @@ class RunTable(NamedTuple):
                     "verify"
                 )
             yield self._decode(document, part, first, value)
+
+
+class TokenPlaces(NamedTuple):
+    """Where single blocks' token landmarks lie, int64 [n] each."""
+
+    documents: np.ndarray
+    blocks: np.ndarray
+    lengths: np.ndarray  # tokens of the block
+    behind: np.ndarray  # tokens from its first to the end of its run
+    run_blocks: np.ndarray  # of its run
+    run_tokens: np.ndarray
 
 
 def part_of(table: RunTable, run: Run) -> int:

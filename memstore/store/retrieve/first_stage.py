@@ -5,6 +5,7 @@ Documents that came, or changed, since the lists were made are scored exactly, a
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from memstore.disk.files import sweep
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
+from memstore.errors import InvalidInput
 from memstore.index import passage_files
 from memstore.index.faiss_head import has_faiss
 from memstore.index.index_file import Unusable, refusals
@@ -44,13 +46,15 @@ class FirstStage:
         self._table, self._spec, self._catalog = table, table.spec, catalog
         self._directory: Path = catalog.database.path / "index"
         self._lock = threading.RLock()
-        self._opened = False
         self._listed: ListedPassages | None = None
+        self._stamp: tuple[int, int] | None = None  # of the files that it was read from
 
     @property
     def possible(self) -> bool:
         """Can lists be made of what the selector keeps?"""
-        return (self._spec.heads, self._spec.dtype) == (1, "int8") and self._spec.width % CODE == 0
+        return (self._spec.heads, self._spec.dtype) == (1, "int8") and self._spec.width % (
+            2 * CODE
+        ) == 0
 
     def shortlist(
         self,
@@ -76,21 +80,28 @@ class FirstStage:
     def close(self) -> None:
         """Hold nothing; the files are read again when they are asked for."""
         with self._lock:
-            self._listed, self._opened = None, False
+            self._listed = self._stamp = None
+
+    @property
+    def bytes(self) -> int:
+        """Main memory that the lists take."""
+        with self._lock:
+            return 0 if self._listed is None else self._listed.lists.bytes
 
     def _open(self, rows: Mapping[int, Document], selected: SelectorIndex) -> ListedPassages | None:
-        """The lists, taken from their files the first time, and words with them."""
+        """The lists, taken from their files when these are new here, and words with them."""
         with self._lock:
-            if self._opened or not self.possible or not has_faiss():
+            stamp = _stamp(self._directory)
+            if stamp == self._stamp or not self.possible or not has_faiss():
                 return self._listed
-            self._opened = True
+            self._stamp, self._listed = stamp, None
             try:
                 read = passage_files.read(self._directory, self._spec.digest)
                 self._listed = ListedPassages(read, rows, self._table, self._catalog)
                 self._listed.give_words(selected)
             except FileNotFoundError:
                 pass
-            except (Unusable, OSError) as problem:
+            except (Unusable, InvalidInput, OSError) as problem:
                 _log.warning(
                     "%s: %s; searching exactly until `memstore index` is run",
                     self._directory,
@@ -98,38 +109,51 @@ class FirstStage:
                 )
             return self._listed
 
-    def due(self, rows: Mapping[int, Document], selected: SelectorIndex) -> bool:
+    def due(self, rows: Mapping[int, Document]) -> bool:
         """Is it time to make the lists, or to make them anew?"""
         if self._catalog.database.read_only or not self.possible or not has_faiss():
             return False
-        listed = self._open(rows, selected)
-        held = 0 if listed is None else listed.tokens
-        return sum(row.tokens for row in rows.values()) - held >= max(PAYING, _NEW * held)
+        try:
+            covered = passage_files.covered(self._directory, self._spec.digest)
+        except (FileNotFoundError, Unusable, InvalidInput, OSError):
+            covered = []
+        held = sum(
+            rows[one.document].tokens
+            for one in covered
+            if state_of(rows.get(one.document)) == one.state
+        )
+        return sum(row.tokens for row in [*rows.values()]) - held >= max(PAYING, _NEW * held)
 
     def build(
         self, rows: Mapping[int, Document], progress: Callable[[int, int], None] | None
     ) -> dict[str, Any]:
         """Make lists of these documents, all that are ready, and write them; return what was made,
-        nothing where that cannot be, or would not pay.
+        nothing where that cannot be, or would not pay. rows: as they are at any time.
 
         Raises CorruptMemory, InvalidInput (FAISS is missing), StorageFull, ReadOnlyMemory.
         """
-        documents = sorted((row for row in rows.values() if row.blocks), key=lambda row: row.id)
+        documents = sorted((row for row in [*rows.values()] if row.blocks), key=lambda row: row.id)
         if not self.possible or sum(row.tokens for row in documents) < PAYING:
             return {}
-        lists = make_lists(self._catalog, self._table, documents, progress)
+        lists, documents = make_lists(self._catalog, self._table, documents, progress)
         words = sort_words(self._catalog, self._table, documents)
         covered = [Covered(row.id, row.blocks, state_of(row)) for row in documents]
         if not self._directory.is_symlink():
             sweep(self._directory)
         with refusals(self._directory):
-            made = passage_files.write(self._directory, lists, words, covered, self._spec.digest)
-        with self._lock:
-            self._opened = True
-            self._listed = ListedPassages(made, rows, self._table, self._catalog)
+            passage_files.write(self._directory, lists, words, covered, self._spec.digest)
         return {
-            "passages": made.lists.passages,
-            "landmarks": int(made.lists.ends[-1]),
-            "lists": int(made.lists.index.nlist),
-            "bytes": made.bytes,
+            "passages": lists.passages,
+            "landmarks": int(lists.ends[-1]),
+            "lists": int(lists.index.nlist),
+            "bytes": sum((self._directory / name).stat().st_size for name in passage_files.NAMES),
         }
+
+
+def _stamp(directory: Path) -> tuple[int, int] | None:
+    """Tells the files that are there from others; None for none."""
+    try:
+        status = os.stat(directory / passage_files.NAMES[0])
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

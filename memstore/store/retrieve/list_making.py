@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import TokenRun
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory
-from memstore.index.passage_files import Words
+from memstore.index.passage_files import PassageWords
 from memstore.index.token_lists import Building, TokenLists
 from memstore.index.word_postings import HeldPostings, keys_of
+from memstore.store.retrieve.listed_passages import state_of
 
 _PIECE = 1 << 18  # tokens that are put into lists at once
 _THIN = 8  # one of so many landmarks of a run is trained with
@@ -24,22 +27,25 @@ def make_lists(
     table: RunTable,
     documents: list[Document],
     progress: Callable[[int, int], None] | None,
-) -> TokenLists:
-    """Lists of ready documents that have landmarks. progress: called with (tokens done, tokens).
-    Raises CorruptMemory, InvalidInput (FAISS is missing).
+) -> tuple[TokenLists, list[Document]]:
+    """Lists of ready documents, and which of them are in these: not those that change meanwhile.
+    progress: called with (tokens done, tokens). Raises CorruptMemory, InvalidInput (FAISS is
+    missing).
     """
     tokens = sum(row.tokens for row in documents)
     one_of = tokens / Building.wanted(tokens)
     some = np.concatenate([*_some(catalog, table, documents, one_of)])
     building, done = Building(some, tokens, sum(row.blocks for row in documents)), 0
-    for landmarks, lengths in _pieces(catalog, table, documents):
+    listed: list[Document] = []
+    for rows, landmarks, lengths in _pieces(catalog, table, documents):
         if progress is not None:
             progress(done, tokens)
         building.add(landmarks, lengths)
+        listed += rows
         done += len(landmarks)
     if progress is not None:
         progress(done, tokens)
-    return building.end()
+    return building.end(), listed
 
 
 def _some(
@@ -59,20 +65,24 @@ def _some(
 
 def _pieces(
     catalog: Catalog, table: RunTable, documents: list[Document]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Landmarks int8 [tokens, width] of documents, and tokens of each passage, in pieces."""
+) -> Iterator[tuple[list[Document], np.ndarray, np.ndarray]]:
+    """Some documents, their landmarks int8 [tokens, width], and the tokens of each passage."""
+    rows: list[Document] = []
     parts: list[TokenRun] = []
     for row in documents:
         with catalog.database.read() as txn:
+            if not _same(catalog, txn, row):
+                continue
             run = table.tokens(txn, row.id)
         if len(run.lengths) != row.blocks:
             raise CorruptMemory(f"token landmarks of {row.name!r} are missing; run verify")
+        rows.append(row)
         parts.append(run)
         if sum(len(part.landmarks) for part in parts) >= _PIECE:
-            yield _joined(parts)
-            parts = []
+            yield rows, *_joined(parts)
+            rows, parts = [], []
     if parts:
-        yield _joined(parts)
+        yield rows, *_joined(parts)
 
 
 def _joined(parts: list[TokenRun]) -> tuple[np.ndarray, np.ndarray]:
@@ -80,21 +90,30 @@ def _joined(parts: list[TokenRun]) -> tuple[np.ndarray, np.ndarray]:
     return landmarks, np.concatenate([part.lengths for part in parts])
 
 
-def sort_words(catalog: Catalog, table: RunTable, documents: list[Document]) -> Words | None:
-    """The words of ready documents; None of a selector that keeps none. Raises CorruptMemory."""
+def sort_words(catalog: Catalog, table: RunTable, documents: list[Document]) -> PassageWords | None:
+    """The words of documents, none of those that change meanwhile; None of a selector that keeps
+    none. Raises CorruptMemory.
+    """
     if table.spec is None or not table.spec.words:
         return None
     keys, counts, lengths, row = [], [], [], 0
     for document in documents:
+        words = BlockWords.joined([])
         with catalog.database.read() as txn:
-            words = table.words(txn, document.id)
-        n = len(words.sizes)
-        if n != document.blocks:
+            same = _same(catalog, txn, document)
+            if same:
+                words = table.words(txn, document.id)
+        if same and len(words.sizes) != document.blocks:
             raise CorruptMemory(f"words of {document.name!r} are missing; run verify")
-        block = np.repeat(np.arange(n), words.sizes)
+        block = np.repeat(np.arange(len(words.sizes)), words.sizes)
         keys.append(keys_of(words.hashes, block + row))
         counts.append(words.counts.astype(np.uint16))
-        lengths.append(np.bincount(block, words.counts, minlength=n).astype(np.float32))
-        row += n
+        of_blocks = np.bincount(block, words.counts, minlength=document.blocks)
+        lengths.append(of_blocks.astype(np.float32))
+        row += document.blocks
     postings = HeldPostings.of(np.concatenate(keys), np.concatenate(counts))
-    return Words(np.concatenate(lengths), postings)
+    return PassageWords(np.concatenate(lengths), postings)
+
+
+def _same(catalog: Catalog, txn: Transaction, row: Document) -> bool:
+    return state_of(catalog.row(txn, row.id)) == state_of(row)

@@ -11,18 +11,20 @@ from torch import Tensor
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import RUN_BLOCKS
+from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.run_table import RunTable, TokenPlaces
+from memstore.errors import CorruptMemory, DocumentNotFound
 from memstore.index.block_rows import Remembered
 from memstore.index.index_file import Unusable
 from memstore.index.late_interaction import TokenIndex
-from memstore.index.passage_files import Found
+from memstore.index.passage_files import PassageFiles
 from memstore.index.scope import Scope
 from memstore.index.word_postings import MappedPostings
 from memstore.store.retrieve.selector_index import SelectorIndex
 
 
-class Proposed(NamedTuple):
+class ProposedScope(NamedTuple):
     """What of a large scope is scored exactly."""
 
     scope: list[tuple[int, int, int]]  # runs of these blocks, in the order of the whole scope
@@ -46,7 +48,7 @@ class ListedPassages:
     """
 
     def __init__(
-        self, found: Found, rows: Mapping[int, Document], table: RunTable, catalog: Catalog
+        self, found: PassageFiles, rows: Mapping[int, Document], table: RunTable, catalog: Catalog
     ) -> None:
         """rows: the memory's ready documents. Raises Unusable."""
         self.lists, self._words = found.lists, found.words
@@ -84,7 +86,7 @@ class ListedPassages:
 
     def propose(
         self, q: np.ndarray, weights: np.ndarray, scope: Scope, most: int, least_tokens: int
-    ) -> Proposed | None:
+    ) -> ProposedScope | None:
         """The passages of a scope that are worth an exact score, `most` of the lists. None where
         all of them are: of less than so many tokens, or of too few passages.
 
@@ -104,7 +106,7 @@ class ListedPassages:
             (place, (document, block, block + 1))
             for place, document, block in zip(places, documents, blocks)
         ]
-        return Proposed([run for _, run in sorted(runs + of.rest)], of.passages, best.spread)
+        return ProposedScope([run for _, run in sorted(runs + of.rest)], of.passages, best.spread)
 
     def _look(self, scope: Scope) -> _Scope:
         runs = np.array(scope, np.int64).reshape(-1, 3)
@@ -134,21 +136,47 @@ class ListedPassages:
         known: np.ndarray = (self._documents[at] == documents) & self._there[at]
         return known
 
-    def maxima(self, q: Tensor, documents: np.ndarray, blocks: np.ndarray) -> Tensor:
+    def maxima(
+        self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, selected: SelectorIndex
+    ) -> Tensor:
         """As MemoryStore.token_maxima, of single blocks [n] of covered documents [n]: read from
-        where they lie, without their checksums. Raises CorruptMemory where one is missing.
+        where they lie, without their checksums. Raises what token_maxima raises.
         """
         at = np.searchsorted(self._documents, documents)
-        rows = self._starts[at] + blocks
-        lengths, ends = self.lists.lengths[rows], self.lists.ends
-        each = RUN_BLOCKS["token"]
-        last = np.minimum(blocks // each * each + each, self._blocks[at]) - 1 + self._starts[at]
-        behind = ends[last] - ends[rows] + lengths
+        begin, rows = self._starts[at], self._starts[at] + blocks
+        lengths, ends, each = self.lists.lengths, self.lists.ends, RUN_BLOCKS["token"]
+        first = begin + blocks // each * each
+        last = np.minimum(first + each, begin + self._blocks[at]) - 1
+        places = TokenPlaces(
+            documents,
+            blocks,
+            lengths[rows],
+            ends[last] - ends[rows] + lengths[rows],
+            last - first + 1,
+            ends[last] - ends[first] + lengths[first],
+        )
         with self._catalog.database.read() as txn:
-            landmarks = self._table.token_views(txn, documents, blocks, behind, lengths)
+            landmarks = self._table.token_views(txn, places)
+            if landmarks is None:
+                selected.follow(txn)
+                selected.check_current()
+                self._check_same(txn, documents)
+                raise CorruptMemory(
+                    f"{self._catalog.database.path}: token landmarks are missing; run verify"
+                )
         found = TokenIndex(1, landmarks.shape[2], torch.int8)
-        found.add(1, 0, torch.from_numpy(landmarks), lengths)
+        found.add(1, 0, torch.from_numpy(landmarks), places.lengths)
         return found.maxima(q, 0, [(1, 0, len(rows))])
+
+    def _check_same(self, txn: Transaction, documents: np.ndarray) -> None:
+        """Raises DocumentNotFound for one that is gone, or another by now."""
+        for number in np.unique(documents).tolist():
+            state = self._states[int(np.searchsorted(self._documents, number))]
+            if state_of(self._catalog.row(txn, number)) != state:
+                raise DocumentNotFound(
+                    f"document {number} was forgotten or changed; look at the memory's documents "
+                    "again"
+                )
 
 
 def state_of(row: Document | None) -> bytes:

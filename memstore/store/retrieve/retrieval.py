@@ -245,22 +245,24 @@ class Retrieval:
         self._loaded.pop(number, None)
         self._waiting.pop(number, None)
         self.index.remove(number)
-        if self.selected is not None:
-            self.selected.drop(number)
+        # in this order: who opens the lists meanwhile sees that the row is gone, and what is taken
+        # from them is dropped
         if self._first_stage is not None:
             self._first_stage.follow(number, None)
+        if self.selected is not None:
+            self.selected.drop(number)
         self.tiers.drop_document(number)
 
     def written(self, row: Document) -> None:
         """A writer has ended: hold what it committed, and nothing that it only staged."""
         if row.state == "ready":
             self.index.truncate(row.id, row.blocks)
-            if self.selected is not None:
-                self.selected.drop(row.id)
+            self._loaded[row.id] = row
             if self._first_stage is not None:
                 self._first_stage.follow(row.id, row)
+            if self.selected is not None:
+                self.selected.drop(row.id)
             self.tiers.drop_document(row.id, row.blocks)
-            self._loaded[row.id] = row
         else:
             self.drop(row.id)
 
@@ -290,15 +292,15 @@ class Retrieval:
 
     def update_engines(self) -> bool:
         """Bring the index's files up to the documents that came since; is it time to build anew?"""
-        if self._first_stage is not None and self.selected is not None:
-            return self._first_stage.due(self._loaded, self.selected)
+        if self._first_stage is not None:
+            return self._first_stage.due(self._loaded)
         return self._engines is not None and self._engines.update()
 
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """See MemoryStore.build_index."""
         if self._first_stage is None:
             return self.engines().build(top_k, progress)
-        return self._first_stage.build(dict(self._loaded), progress)
+        return self._first_stage.build(self._loaded, progress)
 
     def engines(self) -> FaissFiles:
         """What builds the index. Raises InvalidInput for an index that builds nothing."""
@@ -311,7 +313,9 @@ class Retrieval:
     def describe(self) -> dict[str, Any]:
         """What was looked up, and what searches: its part of MemoryStore.stats."""
         return {
-            "landmarks": self.index.bytes + (self.selected.bytes if self.selected else 0),
+            "landmarks": self.index.bytes
+            + (self.selected.bytes if self.selected else 0)
+            + (self._first_stage.bytes if self._first_stage else 0),
             "tiers": self.tiers.stats(),
             "computed": self.computed.passages,
             "damaged": self.computed.damaged,

@@ -148,7 +148,7 @@ class SelectorIndex:
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
             raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
-        self._check()
+        self.check_current()
         catalog = self._catalog
         if catalog is None:
             return
@@ -159,7 +159,7 @@ class SelectorIndex:
                 return
             with catalog.database.read() as txn, paused_collection():
                 self.follow(txn)
-                self._check()
+                self.check_current()
                 known = self._rows if catalog.changes(txn) == self._changes else {}
                 rows = [known.get(n) or _ready(catalog, txn, n) for n in sorted(missing)]
                 catalog.bring(txn, sorted(missing), "landmarks")
@@ -201,7 +201,8 @@ class SelectorIndex:
                 f"{kind} landmarks of document {row.name!r} are missing; run verify"
             )
 
-    def _check(self) -> None:
+    def check_current(self) -> None:
+        """Raises WrongModel where the memory has another selector by now."""
         if self._replaced:
             raise WrongModel(
                 f"selector {self.spec.name} of this memory was replaced; open the memory anew"

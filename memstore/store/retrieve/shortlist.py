@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.index.scope import Scope
-from memstore.store.retrieve.listed_passages import ListedPassages, Proposed
+from memstore.store.retrieve.listed_passages import ListedPassages, ProposedScope
 from memstore.store.retrieve.selector_index import SelectorIndex
 
 
@@ -22,7 +22,7 @@ class Shortlist:
     """
 
     def __init__(
-        self, selected: SelectorIndex, listed: ListedPassages, proposed: Proposed, whole: Scope
+        self, selected: SelectorIndex, listed: ListedPassages, proposed: ProposedScope, whole: Scope
     ) -> None:
         """Use MemoryStore.shortlist."""
         self.scope: Scope = proposed.scope
@@ -31,6 +31,7 @@ class Shortlist:
 
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         """As MemoryStore.token_maxima, for blocks of the shortlist."""
+        self._selected.check_current()
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
         known = self._listed.covers(runs[:, 0])
@@ -39,7 +40,7 @@ class Shortlist:
         if known.any():
             first = np.repeat(runs[:, 1] - np.cumsum(sizes) + sizes, sizes)
             documents, blocks = np.repeat(runs[:, 0], sizes), first + np.arange(len(in_lists))
-            found = self._listed.maxima(q, documents[in_lists], blocks[in_lists])
+            found = self._listed.maxima(q, documents[in_lists], blocks[in_lists], self._selected)
             out[:, torch.from_numpy(in_lists)] = found
         if not known.all():
             rest = [scope[number] for number in np.flatnonzero(~known).tolist()]
