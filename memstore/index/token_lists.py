@@ -80,10 +80,11 @@ class TokenLists:
         told = len(self.sample.rows[in_scope]) >= LEAST_SAMPLED and np.isfinite(weights).all()
         if not told or len(heavy) > _MOST_HEAVY:
             return None
+        q, weights = q[heavy], weights[heavy]
         maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, in_scope]
         # beyond what is imputed: of one row, and of all by weight
         best, total = np.zeros((2, self.passages), np.float32)
-        for row, of_sample, weight in zip(q[heavy], maxima[heavy], weights[heavy]):
+        for row, of_sample, weight in zip(q, maxima, weights):
             bound = np.quantile(of_sample, 1 - _SOUGHT * weight**0.5)
             imputed = float(of_sample[of_sample <= bound].mean())
             found, products = self._above(row, float(bound), _PROBED * weight**0.5)
@@ -97,7 +98,7 @@ class TokenLists:
         rows = np.flatnonzero(total)
         if len(rows) > most:
             rows = rows[np.argpartition(total[rows], len(rows) - most)[-most:]]
-        scores = weights @ maxima
+        scores = weights @ maxima / weights.sum()
         return ProposedRows(np.sort(rows), (float(scores.mean()), float(scores.std())))
 
     def _above(self, row: np.ndarray, bound: float, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -180,7 +180,7 @@ class WordIndex:
                 if holding <= _SAMPLED:
                     rare += [rows[found.holds[rows]].astype(np.int64) for rows, _ in parts]
             known = np.unique(np.concatenate(rare))
-            drawn = np.setdiff1d(found.sample, known)
+            drawn = np.delete(found.sample, _among(found.sample, known)[0])
             first = self._scores(words, found, known).astype(np.float64)
             rest = self._scores(words, found, drawn).astype(np.float64)
         share = len(known) / max(1, found.blocks)
