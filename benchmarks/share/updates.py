@@ -40,6 +40,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from benchmarks.common.main_memory import status_bytes
 from benchmarks.common.memories import workplace
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
@@ -270,9 +271,8 @@ def passage_is_right(
 
 def held() -> dict[str, float]:
     """What this process holds."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "MB": pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+        "MB": status_bytes("VmRSS") / 1e6,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
     }

@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.common.main_memory import status_bytes
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
@@ -86,8 +86,7 @@ def measure(shape: str, size: int) -> dict[str, Any]:
                 waits.append(time.perf_counter() - began)
 
         def peak() -> int:
-            lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+            return status_bytes("VmHWM", server.pid)
 
         asking = threading.Thread(target=ask)
         try:

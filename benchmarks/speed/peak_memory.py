@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.common.main_memory import status_bytes
 from benchmarks.common.memories import data_file, long_text
 from benchmarks.common.options import add, load, parser, prepare
 from benchmarks.common.results import write_part
@@ -46,11 +47,8 @@ def peak_bytes() -> int:
     parent process.
     """
     try:
-        status = Path("/proc/self/status").read_text()
-        return next(
-            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")
-        )
-    except (OSError, StopIteration):
+        return status_bytes("VmHWM")
+    except (OSError, KeyError):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.share.reckoning import breaks, measured, reckoned
 
 TWO = {
-    "ms": [20.0, 40.0, 30.0],
+    "ms, asked again": [20.0, 40.0, 30.0],
     "tokens": 1_000_000,
     "resident": {"own": 24_000_000},
     "lists": {"bytes": 31_000_000},

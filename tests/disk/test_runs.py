@@ -9,9 +9,7 @@ from memstore.disk.format.runs import RunForm, TokenRun
 
 
 @pytest.mark.parametrize("spec", [("int8", 1, 64), ("float16", 2, 8)])
-def test_the_size_of_a_value_follows_from_its_blocks_and_tokens(
-    spec: tuple[str, int, int],
-) -> None:
+def test_the_size_of_a_value_follows_from_its_blocks_and_tokens(spec: tuple[str, int, int]) -> None:
     dtype, heads, width = spec
     form = RunForm(
         Geometry(1, 8, 16, "float16"),

@@ -128,8 +128,9 @@ def test_who_asks_every_document_is_answered_from_those_that_are_left(narrow: Se
     def ask() -> None:
         told.append(narrow.openai().chat.completions.create(**ASKED))
 
-    held = service.worker.call("holder/0", go.wait)
-    narrow.settled(active=1)
+    holds = threading.Event()
+    held = service.worker.call("holder/0", lambda: holds.set() or go.wait())
+    assert holds.wait(60)  # what comes now waits behind it
     asking = threading.Thread(target=ask)
     asking.start()
     narrow.settled(waiting=1)  # for its turn: the documents are known that it will be asked from

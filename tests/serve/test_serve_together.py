@@ -43,9 +43,11 @@ def test_answers_made_at_once_share_walks_and_are_those_made_alone(tmp_path, mon
 
         alone = [ask(question) for question in QUESTIONS]
         assert max(together) == 1
-        worker, go = served.service.worker, threading.Event()
+        served.settled(active=0, waiting=0, jobs=0)  # also the last of those alone has ended
+        worker, holds, go = served.service.worker, threading.Event(), threading.Event()
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-            held = worker.call("holder/0", go.wait)
+            held = worker.call("holder/0", lambda: holds.set() or go.wait())
+            assert holds.wait(60)  # those that come now wait behind it
             told = pool.map(ask, QUESTIONS)
             try:
                 served.settled(active=1, waiting=3, jobs=0)  # all have come

@@ -113,16 +113,19 @@ class FirstStage:
         """Is it time to make the lists, or to make them anew?"""
         if self._catalog.database.read_only or not self.possible or not has_faiss():
             return False
+        tokens = sum(row.tokens for row in [*rows.values()])
+        if tokens < PAYING:
+            return False
         try:
             covered = passage_files.covered(self._directory, self._spec.digest)
-        except (FileNotFoundError, Unusable, InvalidInput, OSError):
+        except (Unusable, InvalidInput, OSError):
             covered = []
         held = sum(
             rows[one.document].tokens
             for one in covered
             if state_of(rows.get(one.document)) == one.state
         )
-        return sum(row.tokens for row in [*rows.values()]) - held >= max(PAYING, _NEW * held)
+        return tokens - held >= max(PAYING, _NEW * held)
 
     def build(
         self, rows: Mapping[int, Document], progress: Callable[[int, int], None] | None

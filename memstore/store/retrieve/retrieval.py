@@ -5,20 +5,17 @@ documents does not.
 import itertools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import CorruptMemory, InvalidInput
+from memstore.errors import InvalidInput
 from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.faiss_files import FaissFiles
 from memstore.index.scope import Scope
@@ -26,14 +23,14 @@ from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
+from memstore.store.retrieve.landmark_loading import load_landmarks
 from memstore.store.retrieve.selector_index import SelectorIndex
-from memstore.store.retrieve.short_documents import batches, read_whole
 from memstore.store.retrieve.shortlist import Shortlist
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.lease import LowestTier, UnitSource
-from memstore.tiers.raw_bits import from_raw, torch_dtype
+from memstore.tiers.raw_bits import torch_dtype
 from memstore.tiers.slots import UnitShape
 from memstore.tiers.tier_options import TierOptions
 
@@ -147,7 +144,7 @@ class Retrieval:
             if self.selected is None:
                 self._waiting.update({row.id: row for row in new})
         else:
-            self._load_all(txn, new)
+            self.load(txn, *new)
         self._loaded.update({row.id: row for row in new})
         if self._first_stage is not None and not away:
             for row in new:
@@ -166,7 +163,7 @@ class Retrieval:
             rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
             with self._catalog.database.read() as txn:
                 self._catalog.bring(txn, [row.id for row in rows], "landmarks")
-                self._load_all(txn, rows)
+                self.load(txn, *rows)
             for row in rows:
                 if self._waiting.pop(row.id, None) is None:  # gone meanwhile
                     self.index.remove(row.id)
@@ -181,64 +178,12 @@ class Retrieval:
         else:
             self.selected.hold(scope)
 
-    def _load_all(self, txn: Transaction, rows: Sequence[Document]) -> None:
-        if self.selected is not None or not rows:
-            return
-        if len(rows) > 1:
-            for layer in self._signature.memory_layers:
-                self.index.reserve(layer, sum(row.blocks for row in rows))
-        for row in rows:
-            if self.index.holds(row.id):
-                self.index.remove(row.id)
-        for some in batches(rows, "landmark"):
-            if len(some) == 1 or not self._load_short(txn, some):
-                for row in some:
-                    self.load(txn, row)
-
-    def _load_short(self, txn: Transaction, rows: Sequence[Document]) -> bool:
-        """Do as `load` for documents of `batches`, which have nothing in the index; False, with
-        nothing done, where one of them is damaged.
+    def load(self, txn: Transaction, *rows: Document) -> None:
+        """Put documents' landmark keys into the index; what a selector finds by is read when it is
+        asked for. Raises CorruptMemory.
         """
-        assert self._catalog is not None
-        keys = {}
-        for layer in self._signature.memory_layers:
-            run = read_whole(txn, self._catalog.runs, layer, rows)
-            if not isinstance(run, KeyRun):
-                return False
-            keys[layer] = from_raw(run.keys, self._signature.kv_dtype)
-        documents = [(row.id, row.blocks) for row in rows]
-        for layer, of_layer in keys.items():
-            self.index.add_new(layer, documents, of_layer)
-        return True
-
-    def load(self, txn: Transaction, document: Document) -> None:
-        """Put a document's landmark keys into the index; what a selector finds by is read when it
-        is asked for. Raises CorruptMemory.
-        """
-        assert self._catalog is not None
-        if self.selected is not None:
-            return
-        self.index.remove(document.id)
-        ends = dict.fromkeys(document.memory_layers(self._signature), 0)
-        by_layer = itertools.groupby(self._catalog.runs.runs(txn, document.id), key=itemgetter(0))
-        for layer, runs in by_layer:
-            if layer in ends:
-                keys = []
-                for _, run in runs:
-                    if isinstance(run, KeyRun) and run.first_block == ends[layer]:
-                        keys.append(run.keys)
-                        ends[layer] = run.end_block
-                if keys:
-                    # one piece: the index grows once
-                    whole = from_raw(np.concatenate(keys), self._signature.kv_dtype)
-                    self.index.add(document.id, layer, 0, whole)
-        for layer, end in ends.items():
-            if end != document.blocks:
-                self.index.remove(document.id)
-                raise CorruptMemory(
-                    f"{self._catalog.database.path}: landmark keys of document {document.name!r}, "
-                    f"layer {layer} are missing; run verify"
-                )
+        if self.selected is None and self._catalog is not None:
+            load_landmarks(self.index, self._catalog, txn, rows)
 
     def drop(self, number: int) -> None:
         """Hold nothing of a document any longer."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.selector import Found, Shortlisted, spread
+from memstore.model.passages.selectors.selector import Found
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
 _LEAST_IDF = 0.05
@@ -85,22 +85,10 @@ class Learned:
     def words(self, text_of_block: Sequence[str]) -> None:
         return None
 
-    def scores(
-        self,
-        captured: Captured,
-        question: str,
-        store: Found,
-        scope: Scope,
-        short: Shortlisted | None = None,
-    ) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], between -1 and 1."""
         rows, weights = self.rows(captured)
         return weights @ store.token_maxima(rows, 0, scope)
-
-    def spread(
-        self, scores: Tensor, question: str, short: Shortlisted | None
-    ) -> tuple[float, float]:
-        return spread(scores) if short is None else short.spread
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor:
         rows, weights = self.rows(captured)

@@ -14,7 +14,7 @@ from torch import Tensor
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.selector import Found, Shortlisted, spread
+from memstore.model.passages.selectors.selector import Found
 
 Rotate = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, x [..., T, D], positions [T]) -> x rotated to these positions, as the layer's own
@@ -68,14 +68,7 @@ class PointerHeads:
     def words(self, text_of_block: Sequence[str]) -> None:
         return None
 
-    def scores(
-        self,
-        captured: Captured,
-        question: str,
-        store: Found,
-        scope: Scope,
-        short: Shortlisted | None = None,
-    ) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], shares of 1."""
         positions = torch.full((len(captured.ids),), DISTANCE)
         total: Tensor | None = None
@@ -91,11 +84,6 @@ class PointerHeads:
 
     def rows(self, captured: Captured) -> None:
         return None
-
-    def spread(
-        self, scores: Tensor, question: str, short: Shortlisted | None
-    ) -> tuple[float, float]:
-        return spread(scores) if short is None else short.spread
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> None:
         return None

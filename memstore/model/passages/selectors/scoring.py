@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured
-from memstore.model.passages.selectors.selector import Found, Selector
+from memstore.model.passages.selectors.selector import Found, Selector, spread_of_all
 from memstore.store.memory_store import MemoryStore
 
 
@@ -26,11 +26,13 @@ def score_blocks(
     selector: Selector, captured: Captured, question: str, store: MemoryStore, scope: Scope
 ) -> Scored:
     """Score the blocks of a scope that are worth it. Raises what MemoryStore's lookups raise."""
-    asked = selector.rows(captured)
-    some = None if asked is None else store.shortlist(*asked, scope)
-    if some is None:
+    rows = selector.rows(captured)
+    short = None if rows is None else store.shortlist(*rows, scope)
+    found: Found = store
+    if short is None:
         blocks = sum(end - first for _, first, end in scope)
-        scores = selector.scores(captured, question, store, scope)
-        return Scored(scores, scope, store, selector.spread(scores, question, None)[1], blocks)
-    scores = selector.scores(captured, question, some, some.scope, some)
-    return Scored(scores, some.scope, some, selector.spread(scores, question, some)[1], some.blocks)
+    else:
+        found, scope, blocks = short, short.scope, short.blocks
+    scores = selector.scores(captured, question, found, scope)
+    deviation = spread_of_all(scores, question, selector.spec, found)[1]
+    return Scored(scores, scope, found, deviation, blocks)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.index import word_index
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
+from memstore.store.retrieve.shortlist import Shortlist
 
 GATE_BLOCKS = 512
 """Among so many blocks a Gate's `least` holds: 32K tokens."""
@@ -36,20 +38,6 @@ class Found(Protocol):
         """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
 
 
-class Shortlisted(Found, Protocol):
-    """Some blocks of a large scope, and what selectors ask of a memory to score them
-    (memstore.store.retrieve.shortlist).
-    """
-
-    scope: Scope  # runs of these blocks
-    blocks: int  # of the whole scope
-    spread: tuple[float, float]
-    """Mean and standard deviation over the whole scope of what `Selector.rows` says, by a sample"""
-
-    def word_spread(self, words: Mapping[int, float]) -> tuple[float, float]:
-        """Mean and standard deviation of word_scores over the whole scope."""
-
-
 class Selector(Protocol):
     """Says which blocks a question should read; all layers then read the same."""
 
@@ -67,23 +55,9 @@ class Selector(Protocol):
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it, or None where it needs none."""
 
-    def scores(
-        self,
-        captured: Captured,
-        question: str,
-        store: Found,
-        scope: Scope,
-        short: Shortlisted | None = None,
-    ) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], higher = read it. captured: the tokens of the user's words
-        alone; question: these words; short: the store, where it and its scope are a shortlist.
-        """
-
-    def spread(
-        self, scores: Tensor, question: str, short: Shortlisted | None
-    ) -> tuple[float, float]:
-        """Mean and standard deviation of such scores over all blocks, also where they are a
-        shortlist's.
+        alone; question: these words.
         """
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
@@ -100,6 +74,20 @@ class Selector(Protocol):
 def spread(scores: Tensor) -> tuple[float, float]:
     """Mean and standard deviation of scores [blocks]."""
     return float(scores.mean()), float(scores.std(correction=0))
+
+
+def spread_of_all(
+    scores: Tensor, question: str, spec: IndexSpec, store: Found
+) -> tuple[float, float]:
+    """The same of a selector's scores of all blocks, also where these are of a shortlist alone."""
+    if not isinstance(store, Shortlist):
+        return spread(scores)
+    return store.spread if spec.heads else store.word_spread(asked(question))
+
+
+def asked(question: str) -> dict[int, float]:
+    """The words of a question, each once."""
+    return dict.fromkeys(word_index.split(question), 1.0)
 
 
 def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:

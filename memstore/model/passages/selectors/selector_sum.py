@@ -15,8 +15,8 @@ from memstore.model.passages.selectors.captured_activations import Captured, Cap
 from memstore.model.passages.selectors.selector import (
     Found,
     Selector,
-    Shortlisted,
-    spread,
+    asked,
+    spread_of_all,
     standardise,
 )
 
@@ -35,21 +35,9 @@ class Words:
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
         return [index_words.count(text) for text in text_of_block]
 
-    def scores(
-        self,
-        captured: Captured,
-        question: str,
-        store: Found,
-        scope: Scope,
-        short: Shortlisted | None = None,
-    ) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], 0 where no word is shared."""
-        return store.word_scores(_asked(question), scope)
-
-    def spread(
-        self, scores: Tensor, question: str, short: Shortlisted | None
-    ) -> tuple[float, float]:
-        return spread(scores) if short is None else short.word_spread(_asked(question))
+        return store.word_scores(asked(question), scope)
 
     def rows(self, captured: Captured) -> None:
         return None
@@ -109,32 +97,15 @@ class Sum:
                 return selector.words(text_of_block)
         return None
 
-    def scores(
-        self,
-        captured: Captured,
-        question: str,
-        store: Found,
-        scope: Scope,
-        short: Shortlisted | None = None,
-    ) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         (first, own), *others = self.parts
-        scores = first.scores(captured, question, store, scope, short)
-        unit = first.spread(scores, question, short)[1] / own
+        scores = first.scores(captured, question, store, scope)
+        unit = spread_of_all(scores, question, first.spec, store)[1] / own
         for selector, weight in others:
-            added = selector.scores(captured, question, store, scope, short)
-            of_all = selector.spread(added, question, short)
+            added = selector.scores(captured, question, store, scope)
+            of_all = spread_of_all(added, question, selector.spec, store)
             scores = scores + weight * unit * standardise(added, of_all)
         return scores
-
-    def spread(
-        self, scores: Tensor, question: str, short: Shortlisted | None
-    ) -> tuple[float, float]:
-        """Of a shortlist's as if what the parts say had nothing to do with each other."""
-        (first, own), *others = self.parts
-        mean, deviation = first.spread(scores, question, short)
-        if short is not None:
-            deviation *= sum((weight / own) ** 2 for _, weight in [(first, own), *others]) ** 0.5
-        return mean, deviation
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
         """Of the first, where the others weigh so little that what it finds holds the best."""
@@ -143,8 +114,3 @@ class Sum:
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         return self._keeping.adds(captured, store, scope)
-
-
-def _asked(question: str) -> dict[int, float]:
-    """The words of a question, each once."""
-    return dict.fromkeys(index_words.split(question), 1.0)
