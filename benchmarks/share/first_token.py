@@ -22,11 +22,11 @@ and attaching took. Medians of the repeats, in turns.
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.distant import Distant
 from benchmarks.common.memories import kept_memory, long_text
 from benchmarks.common.options import add, add_memory_tokens, load, parser
 from benchmarks.common.results import write_part
@@ -34,9 +34,7 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publish.publish import publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
@@ -44,34 +42,6 @@ from memstore.share.read.remote import GAP, Remote
 from memstore.tiers.tier_options import Predictor
 
 QUESTION = 16  # tokens
-
-
-class Distant(ObjectStore):
-    """A place every request of which takes longer, counted."""
-
-    def __init__(self, place: ObjectStore, seconds: float) -> None:
-        self.__dict__.update(place.__dict__)
-        self.seconds, self.requests, self.read = seconds, 0, 0
-
-    def _wait(self) -> None:
-        self.requests += 1
-        time.sleep(self.seconds)
-
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        self._wait()
-        found = super().get(name, most)
-        self.read += len(found)
-        return found
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        self._wait()
-        found = super().get_ranges(name, ranges)
-        self.read += sum(map(len, found))
-        return found
-
-    def first(self, prefix: str) -> str | None:
-        self._wait()
-        return super().first(prefix)
 
 
 WAYS = ("cold", "one by one", "shared choice", "read ahead", "local", "here")

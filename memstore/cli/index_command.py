@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import IndexKind, Json, Store
+from memstore.cli.options.command_options import IndexKind, Json, ReadStore, Store
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput
+from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
@@ -18,9 +19,14 @@ if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions
 
 
-@command("index", "memstore index", "memstore index --index faiss-ivf-sq8 --recall 0.99")
+@command(
+    "index",
+    "memstore index",
+    "memstore index --store s3://team/library",
+    "memstore index --index faiss-ivf-sq8 --recall 0.99",
+)
 def index(
-    store: Store,
+    store: ReadStore,
     kind: IndexKind = None,
     recall: Annotated[
         float | None,
@@ -34,17 +40,17 @@ def index(
 ) -> None:
     """Build an approximate index over landmarks.
 
-    For memories too large to search exactly. It is kept beside the memory and used by every later
-    command; documents read after it are searched exactly until there are enough of them to join it.
-    Build it again after much has changed. --index and --recall are of models with landmark keys of
-    their own.
+    For memories too large to search exactly. It is kept beside the memory, or published where that
+    is, and used by every later command; documents read after it are searched exactly until there
+    are enough of them to join it. Build it again after much has changed. --index and --recall are
+    of models with landmark keys of their own.
     """
     options: OpenOptions = {}
     if kind is not None:
         options["index"] = kind
     if recall is not None:
         options["index_recall"] = recall
-    with opened(store, by, options, read_only=False) as (reader, memory):
+    with opened(store, by, options, read_only=is_url(store)) as (reader, memory):
         if reader.keeps != memory.selector:
             raise InvalidInput(
                 "another selector than this model's finds passages here; `memstore reindex` has "

@@ -89,7 +89,7 @@ def ingest(
         if which.sync:
             reading.forget_lost(found)
         if reading.memory is not None and reading.memory.update_index():
-            with console.working("index") as show:
+            with console.working("index", "layers" if reader.keeps is None else "tokens") as show:
                 reader.build_index(reading.memory, show)
     if as_json:
         console.emit({"store": str(store), **reading.told()})

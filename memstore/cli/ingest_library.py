@@ -52,6 +52,9 @@ def ingest_library(
             show(_line(progress))
 
         progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
+    if number:
+        with console.working("index", "tokens") as indexing:
+            library_ingest.index_library(job.url, indexing)
     _tell(progress, number, job, found, failed, as_json=as_json)
     if failed:
         raise typer.Exit(1)

@@ -58,7 +58,7 @@ def read(directory: Path, index: FaissIndex, layer: int) -> Built:
     header, parts = read_file(path, _Header)
     if index.wanted_recall not in (None, header.recall):
         raise Unusable(f"{path.name} is calibrated for a recall of {header.recall}")
-    with understood(path):
+    with understood(path.name):
         built = _built(header, parts, index, layer)
     if built.stale:
         raise Unusable(f"{path.name} is stale: most of its keys are gone, or have come since")
@@ -104,7 +104,7 @@ def read_samples(directory: Path) -> dict[tuple[int, int], np.ndarray]:
     """The inverse. Raises Unusable, FileNotFoundError."""
     path = directory / "queries.idx"
     header, parts = read_file(path, _Samples)
-    with understood(path):
+    with understood(path.name):
         samples = {
             (layer, head): part.view(np.float32).reshape(n, dim)
             for (layer, head, n, dim), part in zip(header.heads, parts, strict=True)

@@ -38,7 +38,7 @@ H = TypeVar("H", bound=Parts)
 
 
 @contextmanager
-def understood(path: Path) -> Iterator[None]:
+def understood(name: str) -> Iterator[None]:
     """Whatever goes wrong over a file's content, in our code or in FAISS, it is Unusable; but what
     is InvalidInput (no FAISS here) stays so.
     """
@@ -47,7 +47,7 @@ def understood(path: Path) -> Iterator[None]:
     except (Unusable, InvalidInput):
         raise
     except Exception as error:
-        raise Unusable(f"{path.name} is not understood ({error})") from error
+        raise Unusable(f"{name} is not understood ({error})") from error
 
 
 @contextmanager
@@ -79,42 +79,55 @@ def refusals(directory: Path) -> Iterator[None]:
         raise ReadOnlyMemory(f"{directory} cannot be written: {error.strerror}") from error
 
 
-def write_file(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> None:
-    """Write a file; parts: contiguous. Raises OSError."""
+def encode_file(header: dict[str, Any], parts: Sequence[np.ndarray]) -> list[bytes | memoryview]:
+    """The bytes of a file, in pieces; parts: contiguous."""
     digest = xxhash.xxh3_64()
     for part in parts:
         digest.update(part.data)
     packed = msgpack.packb(
         header | {"lengths": [part.nbytes for part in parts], "payload": digest.digest()}
     )
+    size, checksum = len(packed).to_bytes(8, "little"), xxhash.xxh3_64(packed).digest()
+    return [_MAGIC + size + checksum + packed, *(part.data for part in parts)]
+
+
+def write_file(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> None:
+    """Write a file; parts: contiguous. Raises OSError."""
     with new_file(path) as file:
-        file.write(
-            _MAGIC + len(packed).to_bytes(8, "little") + xxhash.xxh3_64(packed).digest() + packed
-        )
-        for part in parts:
-            file.write(part.data)
+        file.writelines(encode_file(header, parts))
+
+
+def content_of(path: Path) -> np.ndarray:
+    """All bytes of a file, uint8. Raises Unusable (it is no regular file), FileNotFoundError,
+    OSError.
+    """
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            return np.fromfile(file, dtype=np.uint8)
+    except InvalidInput as error:
+        raise Unusable(str(error)) from error
 
 
 def read_file(path: Path, form: type[H]) -> tuple[H, list[np.ndarray]]:
     """The checked header and the parts, uint8 [n] each. Raises Unusable, FileNotFoundError,
     OSError.
     """
-    try:
-        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-            content = np.fromfile(file, dtype=np.uint8)
-    except InvalidInput as error:
-        raise Unusable(str(error)) from error
+    return decode_file(path.name, content_of(path), form)
+
+
+def decode_file(name: str, content: np.ndarray, form: type[H]) -> tuple[H, list[np.ndarray]]:
+    """The same, of a file's content. Raises Unusable."""
     if len(content) < _FIXED or content[: len(_MAGIC)].tobytes() != _MAGIC:
-        raise Unusable(f"{path.name} is damaged, or of another version")
+        raise Unusable(f"{name} is damaged, or of another version")
     end = _FIXED + int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 8].tobytes(), "little")
     packed = content[_FIXED:end].tobytes()
     if xxhash.xxh3_64(packed).digest() != content[len(_MAGIC) + 8 : _FIXED].tobytes():
-        raise Unusable(f"{path.name} is damaged")
-    with understood(path):
+        raise Unusable(f"{name} is damaged")
+    with understood(name):
         header, payload = unpack(packed, form), content[end:]
         if (
             len(payload) != sum(header.lengths)
             or xxhash.xxh3_64(payload.data).digest() != header.payload
         ):
-            raise Unusable(f"{path.name} is damaged")
+            raise Unusable(f"{name} is damaged")
         return header, np.split(payload, np.cumsum(header.lengths)[:-1])

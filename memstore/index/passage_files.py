@@ -1,27 +1,41 @@
-"""The files by which passages are found in two stages: `passages.idx`, a header, and
-`passages.lists`: lists of token landmarks, which are read when they are first asked for, and words,
-which are mapped and checked as they are read.
+"""What passages are found by in two stages, as it is kept: a head, and parts of any number of bytes
+that are read as they are asked for. The parts are the lists of token landmarks, each by itself
+(memstore.index.list_codes), then the words in order, in pieces (memstore.index.word_postings).
+
+Where it is kept: in files beside a memory (memstore.index.passage_directory), or in objects of a
+published one.
 """
 
-import errno
-import mmap
-import os
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
-import xxhash
+from msgspec import Meta
+from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Block, Count, Positive
-from memstore.disk.files import open_regular
-from memstore.index.faiss_head import faiss
-from memstore.index.index_file import Parts, Unusable, new_file, read_file, understood, write_file
-from memstore.index.token_lists import CODE, Sample, TokenLists
-from memstore.index.word_postings import PIECE, HeldPostings, MappedPostings
+from memstore.index.file_parts import PartReader, StoredParts
+from memstore.index.index_file import Parts, Unusable, decode_file, encode_file, understood
+from memstore.index.list_codes import (
+    CODE,
+    LEVELS,
+    Trained,
+    content_of,
+    empty_index,
+    list_bytes,
+    trained_of,
+)
+from memstore.index.token_lists import ListedTokens, Sample, TokenLists
+from memstore.index.word_postings import PIECE, HeldPostings, StoredPostings, piece_bytes
 
-NAMES = "passages.idx", "passages.lists"
+HEAD = "passages.idx"  # as the head is called where it is a file
 
-_POSTING = 10  # bytes of a word of a passage
+# The arrays of a head, as `encode` has them.
+_KINDS = "<u2", "<u8", "i1", "<f4", "<f4", "<u4", "<u8", "<f4", "<u8"
+_SIZES, _DIGESTS = 5, 6
+
+Pieces = Sequence[bytes | memoryview]
+"""Bytes, in pieces that follow each other."""
 
 
 class Covered(NamedTuple):
@@ -29,7 +43,7 @@ class Covered(NamedTuple):
     made.
     """
 
-    document: int
+    name: Annotated[str, Meta(max_length=4096)]
     blocks: Block
     state: bytes  # tells whether it is still the same
 
@@ -37,155 +51,189 @@ class Covered(NamedTuple):
 class _Header(Parts):
     digest: str  # of the selector
     passages: Positive
-    lists: Positive  # bytes of them in the other file
-    checksum: bytes  # of these
-    covered: list[tuple[int, Block, bytes]]
+    covered: list[Covered]
     width: Positive
     stride: Positive  # of the sample
-    words: Count  # how many follow them; 0 where the selector keeps none
+    words: Count  # 0 where the selector keeps none
 
 
 class PassageWords(NamedTuple):
     """The words of all passages."""
 
     lengths: np.ndarray  # float32 [passages]: words of each
-    postings: HeldPostings | MappedPostings
+    postings: HeldPostings
 
 
-class PassageFiles(NamedTuple):
-    """What the files hold."""
+class StoredWords(NamedTuple):
+    """The same, where they are kept."""
+
+    lengths: np.ndarray
+    postings: StoredPostings
+
+
+class Made(NamedTuple):
+    """What was made for a selector."""
+
+    lists: TokenLists  # that hold everything
+    words: PassageWords | None  # None: the selector keeps none
+    covered: list[Covered]
+    digest: str  # of the selector
+
+
+class Kept(NamedTuple):
+    """What is kept for a selector."""
 
     lists: TokenLists
-    words: PassageWords | None  # None: the selector keeps none
+    words: StoredWords | None
     covered: list[Covered]
 
 
-def write(
-    directory: Path,
-    lists: TokenLists,
-    words: PassageWords | None,
-    covered: list[Covered],
-    digest: str,
-) -> None:
-    """Write what was made for a selector of this digest. Raises OSError."""
-    of_words: list[np.ndarray] = [np.zeros(0, np.uint64)] * 3
-    if words is not None:
-        assert isinstance(words.postings, HeldPostings)
-        firsts = words.postings.keys[::PIECE].copy()
-        of_words = [words.lengths, firsts, words.postings.digests()]
-    with new_file(directory / "passages.lists") as file:
-        try:
-            faiss().write_index(lists.index, f"/dev/fd/{file.fileno()}")
-        except RuntimeError as error:  # FAISS does not say which
-            raise OSError(errno.ENOSPC, str(error)) from error
-        size = file.seek(0, os.SEEK_END)
-        file.write(b"\0" * (_words_at(size) - size))
-        if words is not None:
-            file.write(words.postings.keys.data)
-            file.write(words.postings.counts.data)
-        file.flush()
-        with open(f"/dev/fd/{file.fileno()}", "rb") as again:
-            checksum = _checksum(again, size)
+class Place(Protocol):
+    """Where it is kept."""
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+
+    @property
+    def stamp(self) -> Hashable:
+        """Tells what is there from what was there before; None for nothing."""
+
+    def head(self) -> np.ndarray:
+        """The bytes of the head, uint8. Raises FileNotFoundError (there is none), Unusable,
+        OSError, CorruptMemory, StoreUnavailable.
+        """
+
+    def parts(self, size: int) -> PartReader:
+        """What reads the parts, of so many bytes in all. Raises as `head`."""
+
+    def write(self, made: Made) -> int:
+        """Keep what was made, in place of what is there; return its bytes. Raises StorageFull,
+        ReadOnlyMemory, StoreUnavailable.
+        """
+
+
+def encode(made: Made, digests: Sequence[int]) -> Pieces:
+    """The head. digests: XXH3-64 of each of encode_parts."""
+    lists, words, _, digest = made
     header = {
         "digest": digest,
         "passages": lists.passages,
-        "lists": size,
-        "checksum": checksum,
-        "covered": [list(one) for one in covered],
+        "covered": [list(one) for one in made.covered],
         "width": int(lists.index.d),
         "stride": int(lists.sample.rows[1]) if len(lists.sample.rows) > 1 else 1,
         "words": 0 if words is None else len(words.postings.keys),
     }
-    parts = [lists.lengths.astype("<u2"), lists.sample.landmarks, *of_words]
-    write_file(directory / "passages.idx", header, [part.view(np.uint8).ravel() for part in parts])
+    centroids, codebook = trained_of(lists.index)
+    arrays = [
+        lists.lengths.astype("<u2"), lists.digests, lists.sample.landmarks, centroids, codebook,
+        lists.sizes.astype("<u4"), np.array(digests, np.uint64),
+        np.zeros(0, np.float32) if words is None else words.lengths,
+        np.zeros(0, np.uint64) if words is None else words.postings.firsts,
+    ]  # fmt: skip
+    return encode_file(header, [array.view(np.uint8).ravel() for array in arrays])
 
 
-def covered(directory: Path, digest: str) -> list[Covered]:
-    """The documents that are in the lists of a selector of this digest. Raises Unusable,
-    FileNotFoundError, OSError.
+def encode_parts(made: Made) -> Iterator[np.ndarray]:
+    """The parts one after the other, uint8 each."""
+    for number in range(len(made.lists.sizes)):
+        yield content_of(made.lists.index, number)
+    if made.words is not None:
+        yield from made.words.postings.pieces()
+
+
+class Digested:
+    """Parts that go by; their checksums are told behind them."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+        self._digests: list[int] = []
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for part in encode_parts(self._made):
+            self._digests.append(xxh3_64_intdigest(part.data))
+            yield part
+
+    def head(self) -> Pieces:
+        """The head of all that went by."""
+        return encode(self._made, self._digests)
+
+
+def covered(place: Place, digest: str) -> list[Covered]:
+    """The documents that are covered, for a selector of this digest. Raises as Place.head."""
+    return _header(place, digest)[0].covered
+
+
+def parts_of(place: Place, digest: str) -> StoredParts:
+    """All parts of what is kept for a selector of this digest. Raises as Place.head."""
+    header, arrays = _header(place, digest)
+    with understood(HEAD):
+        sizes, digests = arrays[_SIZES].view("<u4"), arrays[_DIGESTS].view("<u8")
+        lengths = _lengths(header, sizes, digests)
+    return StoredParts(place.parts(int(lengths.sum())), lengths, digests)
+
+
+def read(place: Place, digest: str) -> Kept:
+    """What is kept for a selector of this digest. Raises InvalidInput (FAISS is missing), and as
+    Place.head.
     """
-    header, _ = _header(directory, digest)
-    return [Covered(*one) for one in header.covered]
-
-
-def read(directory: Path, digest: str) -> PassageFiles:
-    """What was written for a selector of this digest. Raises Unusable, FileNotFoundError, OSError,
-    InvalidInput (FAISS is missing).
-    """
-    path = directory / "passages.idx"
-    header, parts = _header(directory, digest)
-    with understood(path):
-        lengths, near, *of_words = parts
-        of_passages = lengths.view("<u2").astype(np.int64)
-        rows = np.arange(0, len(of_passages), header.stride)
-        sample = Sample(rows, near.view(np.int8).reshape(-1, header.width), of_passages[rows])
-        documents = [Covered(*one) for one in header.covered]
-        right = (
-            len(of_passages) == header.passages == sum(one.blocks for one in documents)
-            and len(sample.landmarks) == sample.lengths.sum()
+    header, arrays = _header(place, digest)
+    with understood(HEAD):
+        lengths, of_passages, near, centroids, codebook, sizes, digests, of_words, firsts = (
+            array.view(kind) for array, kind in zip(arrays, _KINDS, strict=True)
         )
-        if not right or not of_passages.all():
-            raise ValueError("its numbers contradict each other")
-        index, content = _open(directory / "passages.lists", header)
-        if int(index.ntotal) != of_passages.sum():
-            raise ValueError("its lists are not of its passages")
-        words = _words(content, header, of_words)
-        return PassageFiles(TokenLists(index, of_passages, sample), words, documents)
+        tokens = ListedTokens(lengths.astype(np.int64), of_passages)
+        rows = np.arange(0, len(lengths), header.stride)
+        sample = Sample(rows, near.reshape(-1, header.width), tokens.lengths[rows])
+        trained = Trained(
+            centroids.reshape(-1, header.width), codebook.reshape(2 * CODE, LEVELS, -1)
+        )
+        _check(header, tokens, sample, trained, sizes)
+        every, n = _lengths(header, sizes, digests), len(sizes)
+        if len(firsts) != len(every) - n or len(of_words) not in (0, header.passages):
+            raise ValueError("its words are not those of its passages")
+        index = empty_index(trained)
+        index.ntotal = int(sizes.sum())
+    reader = place.parts(int(every.sum()))
+    stored = StoredParts(reader, every[:n], digests[:n])
+    lists = TokenLists(index, sizes.astype(np.int64), tokens, sample, stored)
+    if not len(of_words):
+        return Kept(lists, None, header.covered)
+    pieces = StoredParts(reader, every[n:], digests[n:], int(every[:n].sum()))
+    words = StoredWords(of_words, StoredPostings(pieces, firsts, header.passages))
+    return Kept(lists, words, header.covered)
 
 
-def _header(directory: Path, digest: str) -> tuple[_Header, list[np.ndarray]]:
-    path = directory / "passages.idx"
-    header, parts = read_file(path, _Header)
-    if header.digest != digest:
-        raise Unusable(f"{path.name} is of another selector")
-    return header, parts
+def _lengths(header: _Header, sizes: np.ndarray, digests: np.ndarray) -> np.ndarray:
+    """The bytes of each part, int64. Raises ValueError."""
+    if len(digests) != len(sizes) - (-header.words // PIECE):
+        raise ValueError("its parts are not those that it tells")
+    return np.concatenate([list_bytes(sizes.astype(np.int64)), piece_bytes(header.words)])
 
 
-def _open(path: Path, header: _Header) -> tuple[Any, mmap.mmap]:
-    """FAISS's index, and the content of the whole file. Raises Unusable, ValueError for another
-    kind of index: some kinds open files.
-    """
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != _words_at(header.lists) + _POSTING * header.words:
-            raise Unusable(f"{path.name} is not the one that passages.idx is of")
-        if file.read(4) != b"IwPf" or _checksum(file, header.lists) != header.checksum:
-            raise Unusable(f"{path.name} is damaged, or not the one that passages.idx is of")
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        file.seek(0)  # which some systems go on from
-        # the file that was looked at, whatever takes its place
-        index = faiss().read_index(f"/dev/fd/{file.fileno()}")
-    right = type(index).__name__ == "IndexIVFPQFastScan" and index.d == header.width
-    if not right or index.code_size != CODE:
-        raise ValueError("its lists are of another kind")
-    return index, content
-
-
-def _words_at(lists: int) -> int:
-    """Where words begin behind lists of so many bytes."""
-    return -(-lists // 8) * 8
-
-
-def _checksum(file: BinaryIO, size: int) -> bytes:
-    """Of the first bytes of a file."""
-    digest, left = xxhash.xxh3_64(), size
-    file.seek(0)
-    while left and (piece := file.read(min(left, 1 << 20))):
-        digest.update(piece)
-        left -= len(piece)
-    return digest.digest()
-
-
-def _words(content: mmap.mmap, header: _Header, parts: list[np.ndarray]) -> PassageWords | None:
-    lengths, firsts, digests = (
-        part.view(kind) for part, kind in zip(parts, ("<f4", "<u8", "<u8"), strict=True)
+def _check(
+    header: _Header, tokens: ListedTokens, sample: Sample, trained: Trained, sizes: np.ndarray
+) -> None:
+    """Do the parts of a head fit together? Raises ValueError."""
+    passages, width = header.passages, header.width
+    right = (
+        len(tokens.lengths) == len(tokens.digests) == passages
+        and passages == sum(one.blocks for one in header.covered)
+        and len(sample.landmarks) == sample.lengths.sum()
+        and trained.codebook.size == LEVELS * width
+        and width % (2 * CODE) == 0
+        and 0 < len(trained.centroids) == len(sizes)
+        and tokens.lengths.all()
+        and sizes.sum(dtype=np.int64) == tokens.lengths.sum()
+        and np.isfinite(trained.centroids).all()
+        and np.isfinite(trained.codebook).all()
     )
-    count, start = header.words, _words_at(header.lists)
-    if not len(lengths) and not count:
-        return None
-    pieces = -(-count // PIECE)
-    if len(lengths) != header.passages or not len(firsts) == len(digests) == pieces:
-        raise ValueError("its words are not those of its passages")
-    keys = np.frombuffer(content, "<u8", count, start)
-    counts = np.frombuffer(content, "<u2", count, start + 8 * count)
-    return PassageWords(lengths, MappedPostings(keys, counts, firsts, digests))
+    if not right:
+        raise ValueError("its numbers contradict each other")
+
+
+def _header(place: Place, digest: str) -> tuple[_Header, list[np.ndarray]]:
+    header, parts = decode_file(HEAD, place.head(), _Header)
+    if header.digest != digest:
+        raise Unusable(f"{HEAD} is of another selector")
+    return header, parts

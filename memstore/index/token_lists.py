@@ -9,17 +9,20 @@ passages below the bound do in the mean, which a sample tells (lists and residua
 registers: FAISS's FastScan).
 """
 
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from memstore.errors import CorruptMemory
 from memstore.index.faiss_head import faiss
+from memstore.index.file_parts import StoredParts
 from memstore.index.late_interaction import INT8_STEPS
+from memstore.index.list_codes import CODE, put_list, sizes_of, untrained_index
 
 SAMPLED = 2048  # passages by which bounds are told
 LEAST_SAMPLED = 256  # of them in a scope: fewer tell nothing
-CODE = 16  # bytes of a landmark in a list; its passage takes 8 more
 
 _TRAINED = 64  # landmarks a list that k-means sees
 _ROUNDS = 8  # of k-means
@@ -45,14 +48,35 @@ class ProposedRows(NamedTuple):
     spread: tuple[float, float]  # mean and standard deviation of the scores of all, by the sample
 
 
-class TokenLists:
-    """Lists of the token landmarks of passages 0, 1, .., in the order in which they were added."""
+class ListedTokens(NamedTuple):
+    """What is known of the token landmarks of passages 0, 1, .., beside the lists."""
 
-    def __init__(self, index: Any, lengths: np.ndarray, sample: Sample) -> None:
-        """index: FAISS's, whose ids are passages; lengths: int64 [passages], tokens of each."""
-        self.index, self.lengths, self.sample = index, lengths, sample
-        self.ends = np.cumsum(lengths)  # where each passage's tokens end, counted over all
+    lengths: np.ndarray  # int64 [passages]: how many each has
+    digests: np.ndarray  # uint64 [passages]: XXH3-64 of each passage's, int8 [tokens, width]
+
+
+class TokenLists:
+    """Lists of the token landmarks of passages 0, 1, .., in the order in which they were added.
+    Safe for several threads.
+    """
+
+    def __init__(
+        self,
+        index: Any,
+        sizes: np.ndarray,
+        tokens: ListedTokens,
+        sample: Sample,
+        stored: StoredParts | None = None,
+    ) -> None:
+        """index: FAISS's, whose ids are passages; sizes: int64 [lists], landmarks of each; stored:
+        where lists that the index does not hold yet are read (memstore.index.list_codes).
+        """
+        self.index, self.sizes, self.sample = index, sizes, sample
+        self.lengths, self.digests = tokens
+        self.ends = np.cumsum(self.lengths)  # where each passage's tokens end, counted over all
         self._near = sample.landmarks.astype(np.float32) / INT8_STEPS
+        self._stored, self._lock = stored, threading.Lock()
+        self._held = np.full(len(sizes), stored is None)
 
     @property
     def passages(self) -> int:
@@ -61,8 +85,9 @@ class TokenLists:
 
     @property
     def bytes(self) -> int:
-        """Main memory that they take."""
-        return int(self.index.ntotal) * (CODE + 8) + self._near.nbytes + 2 * self.lengths.nbytes
+        """Main memory that they take, those of the lists that were asked for."""
+        held = int(self.sizes[self._held].sum()) * (CODE + 8)
+        return held + self._near.nbytes + 2 * self.lengths.nbytes + self.digests.nbytes
 
     def propose(
         self, q: np.ndarray, weights: np.ndarray, most: int, inside: np.ndarray | None
@@ -71,7 +96,8 @@ class TokenLists:
 
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
         bool [passages], which may be proposed (None: all). None where too few of these are in the
-        sample to tell anything, or too many tokens weigh alike. Raises CorruptMemory.
+        sample to tell anything, or too many tokens weigh alike. Raises CorruptMemory,
+        StoreUnavailable.
         """
         starts = np.cumsum(self.sample.lengths) - self.sample.lengths
         in_scope = slice(None) if inside is None else inside[self.sample.rows]
@@ -81,13 +107,15 @@ class TokenLists:
         if not told or len(heavy) > _MOST_HEAVY:
             return None
         q, weights = q[heavy], weights[heavy]
+        probed = np.maximum(1, (_PROBED * weights**0.5 * len(self.sizes)).round().astype(int))
+        self._hold(q, probed)
         maxima = np.maximum.reduceat(q @ self._near.T, starts, axis=1)[:, in_scope]
         # beyond what is imputed: of one row, and of all by weight
         best, total = np.zeros((2, self.passages), np.float32)
-        for row, of_sample, weight in zip(q, maxima, weights):
+        for row, of_sample, weight, lists in zip(q, maxima, weights, probed.tolist()):
             bound = np.quantile(of_sample, 1 - _SOUGHT * weight**0.5)
             imputed = float(of_sample[of_sample <= bound].mean())
-            found, products = self._above(row, float(bound), _PROBED * weight**0.5)
+            found, products = self._above(row, float(bound), lists)
             beyond = products - np.float32(imputed)
             np.maximum.at(best, found, beyond)
             found = found[beyond == best[found]]
@@ -101,16 +129,30 @@ class TokenLists:
         scores = weights @ maxima / weights.sum()
         return ProposedRows(np.sort(rows), (float(scores.mean()), float(scores.std())))
 
-    def _above(self, row: np.ndarray, bound: float, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in
-        the nearest lists, a share of all, and the products. Raises CorruptMemory.
+    def _hold(self, q: np.ndarray, probed: np.ndarray) -> None:
+        """Have the lists nearest to rows [n, width], so many of each, read together where they are
+        not here.
         """
-        probed = faiss().SearchParametersIVF(nprobe=max(1, round(share * int(self.index.nlist))))
-        _, products, found = self.index.range_search(row[None], bound, params=probed)
-        if len(found) and not 0 <= found.min() <= found.max() < self.passages:
-            raise CorruptMemory(
-                "index/passages.lists names passages that there are not; run `memstore index`"
-            )
+        if self._stored is None:
+            return
+        # one by one, as FAISS does it: together, products may be rounded otherwise
+        near = [self.index.quantizer.search(row[None], n)[1] for row, n in zip(q, probed.tolist())]
+        wanted = np.unique(np.concatenate(near, axis=1))
+        with self._lock:
+            missing = wanted[~self._held[wanted]].tolist()
+            for number, content in zip(missing, self._stored.read(missing)):
+                size = int(self.sizes[number])
+                if size and content[: 4 * size].view("<u4").max() >= self.passages:
+                    raise CorruptMemory("lists name passages that there are not")
+                put_list(self.index, number, size, content)
+                self._held[number] = True
+
+    def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
+        """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in
+        so many lists, the nearest, and the products.
+        """
+        nearest = faiss().SearchParametersIVF(nprobe=lists)
+        _, products, found = self.index.range_search(row[None], bound, params=nearest)
         return found, products
 
 
@@ -123,22 +165,16 @@ class Building:
         """some: int8 [n, width], landmarks at random, `wanted` of them if there are; tokens,
         passages: how many there are in all. Raises InvalidInput where FAISS is missing.
         """
-        library = faiss()
         vectors = some.astype(np.float32) / INT8_STEPS
-        width, count = some.shape[1], lists_of(tokens)
-        means = library.Kmeans(width, count, niter=_ROUNDS, spherical=True, seed=1234)
-        means.train(vectors)
-        quantizer = library.IndexFlatIP(width)
-        quantizer.add(means.centroids)
-        self.index = library.IndexIVFPQFastScan(
-            quantizer, width, count, 2 * CODE, 4, library.METRIC_INNER_PRODUCT
+        means = faiss().Kmeans(
+            some.shape[1], lists_of(tokens), niter=_ROUNDS, spherical=True, seed=1234
         )
-        self.index.by_residual = True
-        self.index.own_fields = True  # the index frees the quantizer, not Python
-        quantizer.this.disown()
+        means.train(vectors)
+        self.index = untrained_index(means.centroids)
         self.index.train(vectors)
         self._stride = max(1, passages // SAMPLED)
         self._lengths: list[np.ndarray] = []
+        self._digests: list[int] = []
         self._sampled: list[np.ndarray] = []
         self._passages = 0
 
@@ -153,6 +189,10 @@ class Building:
         vectors = landmarks.astype(np.float32) / INT8_STEPS
         self.index.add_with_ids(vectors, np.repeat(rows, lengths))
         ends = np.cumsum(lengths)
+        self._digests += [
+            xxh3_64_intdigest(landmarks[end - n : end].data)
+            for end, n in zip(ends.tolist(), lengths.tolist())
+        ]
         for at in np.flatnonzero(rows % self._stride == 0):
             self._sampled.append(landmarks[ends[at] - lengths[at] : ends[at]].copy())
         self._lengths.append(lengths)
@@ -162,9 +202,9 @@ class Building:
         """What was made."""
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
         rows = np.arange(0, self._passages, self._stride)
-        return TokenLists(
-            self.index, lengths, Sample(rows, np.concatenate(self._sampled), lengths[rows])
-        )
+        sample = Sample(rows, np.concatenate(self._sampled), lengths[rows])
+        tokens = ListedTokens(lengths, np.array(self._digests, np.uint64))
+        return TokenLists(self.index, sizes_of(self.index), tokens, sample)
 
 
 def lists_of(tokens: int) -> int:

@@ -20,7 +20,7 @@ from xxhash import xxh32_intdigest
 from memstore.disk.format.block_words import BlockWords
 from memstore.index.block_rows import Ranges, Remembered, Rows
 from memstore.index.scope import Scope
-from memstore.index.word_postings import HeldPostings, MappedPostings, Postings, keys_of
+from memstore.index.word_postings import HeldPostings, StoredPostings, keys_of
 
 K1, B = 1.2, 0.75
 
@@ -57,7 +57,8 @@ class WordIndex:
         self._rows, self._lengths = Rows(), np.zeros(0, dtype=np.float32)
         self._new: list[tuple[np.ndarray, np.ndarray]] = []  # keys and counts, in no order
         self._sorted: list[HeldPostings] = []  # each more than twice as large as the next
-        self._mapped: MappedPostings | None = None
+        self._stored: StoredPostings | None = None
+        self._stored_rows = 0  # the first, which its words are of
         self._scopes = Remembered()
 
     def add(self, document: int, first_block: int, words: BlockWords) -> None:
@@ -91,24 +92,33 @@ class WordIndex:
         self,
         documents: Sequence[tuple[int, int, bool]],
         lengths: np.ndarray,
-        postings: MappedPostings,
-    ) -> bool:
-        """Begin with words that lie in a file; whether that was done: an index that holds words
-        already does not.
+        postings: StoredPostings,
+    ) -> set[int]:
+        """Have the words of documents be those that are stored, in place of whatever was stored
+        before; return the documents whose words are not held any longer.
 
         documents: of each its number, its blocks in consecutive rows, and whether it is to be
         known; lengths: float32 [rows], words of each.
         """
         with self._lock:
-            if self._rows.end:
-                return False
-            for document, blocks, known in documents:
-                if known:
-                    self._rows.append(document, 0, blocks)
+            before = self._rows.documents()
+            known = {number for number, _, wanted in documents if wanted}
+            for number in known:
+                self._rows.keep(number, 0, 0)
+            if self._stored is not None:
+                for number, run in self._rows.all():
+                    if run.start < self._stored_rows:
+                        self._rows.keep(number, 0, 0)
+                self._stored = None
+            rows = Rows()
+            for number, blocks, wanted in documents:
+                if wanted:
+                    rows.append(number, 0, blocks)
                 else:
-                    self._rows.end += blocks
-            self._lengths, self._mapped = lengths.copy(), postings
-            return True
+                    rows.end += blocks
+            self._leave_out(rows, lengths)
+            self._stored, self._stored_rows = postings, len(lengths)
+            return before - self._rows.documents()
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
@@ -138,10 +148,13 @@ class WordIndex:
             held = [*self._new, *self._sorted]
             return self._lengths.nbytes + sum(keys.nbytes + counts.nbytes for keys, counts in held)
 
-    def _parts(self, word: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The rows that hold a word, and how often, from where words are held."""
-        mapped: list[Postings] = [] if self._mapped is None else [self._mapped]
-        return [postings.find(word) for postings in (*mapped, *self._sorted)]
+    def _parts(self, words: Sequence[int]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+        """Of each word the rows that hold it, and how often, from where words are held."""
+        found = [[postings.find(word) for postings in self._sorted] for word in words]
+        if self._stored is not None:
+            for parts, stored in zip(found, self._stored.find_each(words)):
+                parts.insert(0, stored)
+        return found
 
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
@@ -201,8 +214,7 @@ class WordIndex:
         """Of every word what a block that holds it often has of it, in how many blocks of the scope
         it is, and its rows and counts.
         """
-        for word, weight in words.items():
-            parts = self._parts(word)
+        for (word, weight), parts in zip(words.items(), self._parts([*words])):
             holding = found.holding.get(word)
             if holding is None:
                 holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
@@ -250,22 +262,23 @@ class WordIndex:
         ):
             self._sorted[-2:] = [HeldPostings.of(*map(np.concatenate, zip(*self._sorted[-2:])))]
 
-    def _leave_out(self) -> None:
-        """Number anew the rows that some document has."""
-        rows = Rows()
+    def _leave_out(self, rows: Rows | None = None, lengths: np.ndarray | None = None) -> None:
+        """Number anew the rows that some document has, behind others that have these lengths."""
+        rows = Rows() if rows is None else rows
+        first = [] if lengths is None else [lengths]
         number = np.full(self._rows.end, -1, dtype=np.int64)
         for document, run in self._rows.all():
             number[run.start : run.start + run.size] = np.arange(rows.end, rows.end + run.size)
             rows.append(document, run.first_block, run.size)
         held = [*self._sorted, *self._new]
-        if self._mapped is not None:
-            held.append(self._mapped.all())
-        self._sorted, self._new, self._mapped = [], [], None
+        if self._stored is not None:
+            held.append(self._stored.all())
+        self._sorted, self._new, self._stored = [], [], None
         for keys, counts in held:
             row = number[keys.astype(np.uint32)]
             keys = (keys >> _SHIFT << _SHIFT | row.astype(np.uint64))[row >= 0]
             self._new.append((keys, counts[row >= 0]))
-        self._lengths = self._lengths[: len(number)][number >= 0]
+        self._lengths = np.concatenate([*first, self._lengths[: len(number)][number >= 0]])
         self._rows = rows
         self._scopes.clear()
 

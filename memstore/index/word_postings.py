@@ -1,24 +1,22 @@
-"""Words of blocks in order of hash and row: in memory, or in a file that is mapped and checked
-piece by piece as it is read.
+"""Words of blocks in order of hash and row: in memory, or in pieces that are read as they are asked
+for.
 """
 
-from typing import NamedTuple, Protocol
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from memstore.errors import CorruptMemory
+from memstore.index.file_parts import StoredParts
 
 PIECE = 1 << 16  # postings under one checksum
+POSTING = 10  # bytes
 
+_MOST_HELD = 128  # pieces, of .66 MB each
 _SHIFT = np.uint64(32)
-
-
-class Postings(Protocol):
-    """Where words are."""
-
-    def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows uint32 that hold a word, ascending, and how often uint16."""
 
 
 class HeldPostings(NamedTuple):
@@ -34,56 +32,84 @@ class HeldPostings(NamedTuple):
         return cls(keys[order], counts[order])
 
     def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """See Postings."""
+        """The rows uint32 that hold a word, ascending, and how often uint16."""
         low, high = np.searchsorted(self.keys, _bounds(word))
         return self.keys[low:high].astype(np.uint32), self.counts[low:high]
 
-    def digests(self) -> np.ndarray:
-        """The checksum of each piece, uint64 [pieces]."""
-        pieces = range(0, len(self.keys), PIECE)
-        return np.array(
-            [_digest(self.keys[at : at + PIECE], self.counts[at : at + PIECE]) for at in pieces],
-            np.uint64,
-        )
+    @property
+    def firsts(self) -> np.ndarray:
+        """The first key of each piece, uint64."""
+        return self.keys[::PIECE].copy()
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """What a file holds of them, uint8, piece by piece: keys, then counts."""
+        for at in range(0, len(self.keys), PIECE):
+            keys, counts = self.keys[at : at + PIECE], self.counts[at : at + PIECE]
+            yield np.concatenate([keys.view(np.uint8), counts.view(np.uint8)])
 
 
-class MappedPostings:
-    """Postings in a mapped file. Safe for several threads."""
+class StoredPostings:
+    """Postings in pieces that are read as they are asked for; those that were asked for last are
+    held. Safe for several threads.
+    """
 
-    def __init__(
-        self, keys: np.ndarray, counts: np.ndarray, firsts: np.ndarray, digests: np.ndarray
-    ) -> None:
-        """keys, counts: as HeldPostings has them, mapped; firsts: uint64 [pieces], the first key of
-        each piece; digests: HeldPostings.digests.
+    def __init__(self, stored: StoredParts, firsts: np.ndarray, rows: int) -> None:
+        """stored: what HeldPostings.pieces are; firsts: uint64 [pieces], the first key of each;
+        rows: how many there are.
         """
-        self.keys, self.counts = keys, counts
-        self._firsts, self._digests = firsts, digests
-        self._checked = np.zeros(len(digests), dtype=bool)
+        self._stored, self._firsts, self._rows = stored, firsts, rows
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, HeldPostings] = OrderedDict()
 
     def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """See Postings. Raises CorruptMemory for a damaged piece."""
-        begin, end = _bounds(word)
-        first = max(0, int(np.searchsorted(self._firsts, begin, "left")) - 1)
-        last = int(np.searchsorted(self._firsts, end, "right"))
-        keys, counts = self._pieces(first, last)
-        low, high = np.searchsorted(keys, _bounds(word))
-        return keys[low:high].astype(np.uint32), counts[low:high]
+        """As HeldPostings.find. Raises CorruptMemory, StoreUnavailable."""
+        return self.find_each([word])[0]
+
+    def find_each(self, words: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """`find` of several words, for which all that is missing is read together."""
+        among = [self._pieces_of(word) for word in words]
+        pieces = self._read([piece for some in among for piece in some])
+        return [
+            _joined([pieces[piece].find(word) for piece in some])
+            for word, some in zip(words, among)
+        ]
 
     def all(self) -> HeldPostings:
-        """Everything, read into memory. Raises CorruptMemory."""
-        keys, counts = self._pieces(0, len(self._digests))
-        return HeldPostings(keys.copy(), counts.copy())
+        """Everything. Raises CorruptMemory, StoreUnavailable."""
+        pieces = self._read(range(len(self._stored)))
+        keys, counts = zip(*(pieces[number] for number in range(len(self._stored))))
+        return HeldPostings(np.concatenate(keys), np.concatenate(counts))
 
-    def _pieces(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and counts of pieces first .. last - 1."""
-        for piece in np.flatnonzero(~self._checked[first:last]) + first:
-            some = slice(int(piece) * PIECE, (int(piece) + 1) * PIECE)
-            if _digest(self.keys[some], self.counts[some]) != self._digests[piece]:
-                raise CorruptMemory(
-                    "the words in index/passages.lists are damaged; run `memstore index`"
-                )
-            self._checked[piece] = True
-        return self.keys[first * PIECE : last * PIECE], self.counts[first * PIECE : last * PIECE]
+    def _pieces_of(self, word: int) -> range:
+        begin, end = _bounds(word)
+        first = max(0, int(np.searchsorted(self._firsts, begin, "left")) - 1)
+        return range(first, int(np.searchsorted(self._firsts, end, "right")))
+
+    def _read(self, numbers: Iterable[int]) -> dict[int, HeldPostings]:
+        """Pieces by number."""
+        wanted = dict.fromkeys(numbers)
+        with self._lock:
+            found = {number: self._held[number] for number in wanted if number in self._held}
+        missing = [number for number in wanted if number not in found]
+        for number, content in zip(missing, self._stored.read(missing)):
+            end = len(content) // 10 * 8
+            found[number] = HeldPostings(content[:end].view("<u8"), content[end:].view("<u2"))
+            if found[number].keys.astype(np.uint32).max() >= self._rows:
+                raise CorruptMemory("words are of passages that there are not")
+        with self._lock:
+            for number in wanted:
+                self._held[number] = found[number]
+                self._held.move_to_end(number)
+            while len(self._held) > _MOST_HELD:
+                self._held.popitem(last=False)
+        return found
+
+
+def piece_bytes(postings: int) -> np.ndarray:
+    """Bytes of the pieces of so many postings, int64."""
+    begins = np.arange(0, postings, PIECE, dtype=np.int64)
+    sizes: np.ndarray = POSTING * np.minimum(PIECE, postings - begins)
+    return sizes
 
 
 def keys_of(hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -98,7 +124,8 @@ def _bounds(word: int) -> np.ndarray:
     return np.array([first, first | np.uint64(0xFFFF_FFFF)], dtype=np.uint64)
 
 
-def _digest(keys: np.ndarray, counts: np.ndarray) -> int:
-    digest = xxhash.xxh3_64(np.ascontiguousarray(keys).data)
-    digest.update(np.ascontiguousarray(counts).data)
-    return digest.intdigest()
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([np.zeros(0, np.uint32), *(rows for rows, _ in parts)])
+    return rows, np.concatenate([np.zeros(0, np.uint16), *(counts for _, counts in parts)])

@@ -25,6 +25,7 @@ from memstore.share.publish.staging import (
     read_all,
     remove_staged,
 )
+from memstore.store.memory_store import MemoryStore
 
 _BATCH = 128 << 10  # bytes of files in a batch at most, but for one that is larger
 _LEAST = 4 << 10
@@ -45,6 +46,17 @@ def ingest_library(
     staged stays, and the same again goes on.
     """
     return _Ingest(files, job, engine, on_progress).run()
+
+
+def index_library(url: str, progress: Callable[[int, int], None]) -> bool:
+    """Have a published library be searched in two stages, where it is time for that; was it?
+    progress: called with (tokens done, tokens). Raises what MemoryStore.open and build_index raise.
+    """
+    with MemoryStore.open(url, read_only=True) as memory:
+        due = memory.update_index()
+        if due:
+            memory.build_index(progress=progress)
+        return due
 
 
 class _Ingest:

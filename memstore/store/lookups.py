@@ -275,7 +275,7 @@ class Lookups(OpenMemory):
         CorruptMemory, ReadOnlyMemory, StorageFull.
         """
         retrieval = self._retrieve()
-        if self._committed is not None:
+        if self._committed is not None and self._committed.catalog.source is None:
             self._writable()
         return retrieval.build(top_k, progress)
 

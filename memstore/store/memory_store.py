@@ -107,7 +107,14 @@ class MemoryStore(WrittenDocuments):
         place = open_object_store(url, make=True)
         seconds = GRACE if grace is None else grace
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
-        return publish(catalog, documents, place, options, progress)
+        report = publish(catalog, documents, place, options, progress)
+        lists = catalog.database.path / "index"
+        if catalog.index_spec is not None and lists.exists():
+            from memstore.index.passage_directory import PassageDirectory
+            from memstore.store.retrieve.published_lists import carry
+
+            carry(PassageDirectory(lists), place, catalog.index_spec.digest)
+        return report
 
     def stage(self, objects: "ObjectStore", key: str, options: "PublishOptions") -> str:
         """Send every ready document for a manifest that somebody writes who has what others stage,

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from memstore.disk.format.document import Document
 from memstore.errors import MemoryNotFound, StoreUnavailable, WrongModel
 from memstore.library import library_ingest, reading
+from memstore.library.library_ingest import index_library
 from memstore.share.format.document_pages import PAGES
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
@@ -22,7 +23,9 @@ from memstore.share.publish import staging
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
+from memstore.store.retrieve import first_stage
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
+from support.many_passages import add, create
 from support.places import Killed, WatchedPlace
 
 pytestmark = pytest.mark.usefixtures("passages")
@@ -121,6 +124,23 @@ def test_nothing_to_read_publishes_nothing(tmp_path: Path) -> None:
     assert number == 0 and progress.documents == {"refused": 1}
     with pytest.raises(MemoryNotFound):
         Published.open(open_object_store(url))
+
+
+def test_a_large_library_is_searched_in_two_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    url = f"file://{tmp_path}/many"
+    with create(tmp_path / "m") as store:
+        add(store, "large", 1, 300)
+        store.publish(url)
+    assert not index_library(url, lambda done, tokens: None)
+    monkeypatch.setattr(first_stage, "PAYING", 12 * 300)
+    told: list[tuple[int, int]] = []
+    assert index_library(url, lambda *given: told.append(given))
+    assert told[-1] == (12 * 300, 12 * 300)
+    assert Published.open(open_object_store(url)).manifest.lists is not None
+    assert not index_library(url, lambda done, tokens: None)
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -12,7 +12,18 @@ from memstore.disk.lmdb.key_pages import KeyPages
 from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
+_CHECKSUM = 8  # bytes before a value that has one
 _AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
+
+
+class ValuePart(NamedTuple):
+    """A part of a value, as it must be."""
+
+    key: bytes
+    size: int  # bytes of the value
+    start: int
+    length: int
+    digest: int  # XXH3-64 of the part
 
 
 class Transaction:
@@ -54,6 +65,20 @@ class Transaction:
         # A cursor's getmulti copies them, which for records takes longer than a search for each.
         get, db = self.inner.get, self.tables[table]
         return [value for key in keys if (value := get(key, db=db)) is not None]
+
+    def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
+        """Parts of values that have a checksum, where they lie; None where one is not as it must
+        be.
+        """
+        get, db, found = self.inner.get, self.tables[table], []
+        for key, size, start, length, digest in wanted:
+            value = get(key, db=db)
+            if value is None or len(value) != _CHECKSUM + size:
+                return None
+            found.append(value[_CHECKSUM + start : _CHECKSUM + start + length])
+            if xxh3_64_intdigest(found[-1]) != digest:
+                return None
+        return found
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
         """Where the values of keys of one length lie in the data file, told without reading them;

@@ -28,11 +28,10 @@ from memstore.disk.format.runs import (
     kind_of,
     kinds_of,
 )
-from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
-_CHECKSUM = 8  # bytes before a value
 _KINDS: tuple[Kind, ...] = ("token", "words")
 CURRENT, NEXT = b"selector", b"selector_next"  # in the table `meta`
 
@@ -164,29 +163,27 @@ class RunTable(NamedTuple):
             if isinstance(run, TokenRun):
                 yield run
 
-    def token_views(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
-        """Token landmarks [tokens, heads, width] of single blocks, read where they lie: no checksum
-        is looked at. None where a run is not there, or not of the size that is told.
+    def token_landmarks(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
+        """Token landmarks [tokens, heads, width] of single blocks, read from where they lie. None
+        where a block's are not there, or not those that are told.
         """
         assert self.spec is not None
         part, each = self.part("token"), RUN_BLOCKS["token"]
         size = self.spec.heads * self.spec.width * np.dtype(self.spec.dtype).itemsize
-        wholes = _CHECKSUM + self.form.token_run_bytes(places.run_blocks, places.run_tokens)
-        out = np.empty(int(places.lengths.sum()) * size, np.uint8)
-        at = 0
-        for document, first, n, tail, whole in zip(
-            places.documents.tolist(),
-            (places.blocks // each * each).tolist(),
-            (places.lengths * size).tolist(),
-            (places.behind * size).tolist(),
-            wholes.tolist(),
-        ):
-            view = txn.view(_TABLE, self._key(document, part, first))
-            if view is None or len(view) != whole:
-                return None
-            out[at : at + n] = np.frombuffer(view, np.uint8, n, whole - tail)
-            at += n
-        return out.view(self.spec.dtype).reshape(-1, self.spec.heads, self.spec.width)
+        wholes = self.form.token_run_bytes(places.run_blocks, places.run_tokens)
+        columns = (
+            places.documents, places.blocks // each * each, wholes,
+            wholes - places.behind * size, places.lengths * size, places.digests,
+        )  # fmt: skip
+        wanted = [
+            ValuePart(self._key(document, part, first), *told)
+            for document, first, *told in zip(*(column.tolist() for column in columns))
+        ]
+        found = txn.parts(_TABLE, wanted)
+        if found is None:
+            return None
+        out = np.frombuffer(bytearray().join(found), self.spec.dtype)  # which a tensor may share
+        return out.reshape(-1, self.spec.heads, self.spec.width)
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""
@@ -280,6 +277,7 @@ class TokenPlaces(NamedTuple):
     documents: np.ndarray
     blocks: np.ndarray
     lengths: np.ndarray  # tokens of the block
+    digests: np.ndarray  # uint64: XXH3-64 of its landmarks
     behind: np.ndarray  # tokens from its first to the end of its run
     run_blocks: np.ndarray  # of its run
     run_tokens: np.ndarray

@@ -40,15 +40,18 @@ class Calls:
             raise result
         return result
 
-    def gather(self, works: Sequence[Callable[[float], T]], until: float) -> "list[T | Failure]":
+    def gather(
+        self, works: Sequence[Callable[[float], T]], until: float, threads: int | None = None
+    ) -> "list[T | Failure]":
         """The result of each of some calls, made at the same time, or why it failed at last; no
-        later than `until` (time.monotonic), whatever the other side does.
+        later than `until` (time.monotonic), whatever the other side does. threads: in the place of
+        the usual number.
 
         A work is told the seconds that are left; it may be called more than once, and raises
         Failure. After calls none of which was answered no other is made for some seconds.
         """
         if self.rest.over:
-            results = self._gathered(works, until)
+            results = self._gathered(works, until, threads or self._threads)
         else:
             at_rest = "it did not answer, and is asked again in a few seconds"
             results = [Failure("closed", at_rest) for _ in works]
@@ -59,10 +62,12 @@ class Calls:
                 self.rest.told(reason)
         return results
 
-    def _gathered(self, works: Sequence[Callable[[float], T]], until: float) -> "list[T | Failure]":
+    def _gathered(
+        self, works: Sequence[Callable[[float], T]], until: float, threads: int
+    ) -> "list[T | Failure]":
         trying = partial(self._tried, until=until)
         try:
-            futures = begin(trying, works, most=self._threads, name=self._name)
+            futures = begin(trying, works, most=threads, name=self._name)
         except RuntimeError:  # the system gives no threads, or the interpreter ends
             return [Failure("closed", "there are no threads to ask with") for _ in works]
         try:

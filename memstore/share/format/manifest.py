@@ -2,10 +2,11 @@
 holds; the newest is the memory.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
-is first in a listing. It holds the memory's signature, codec and selector, and where the pages of
-its table of documents are; a page (`pages/` and a random number) holds the rows of up to 256
-documents that are neighbours by name, and their pieces. How the next
-is written, and readers see a change whole or not at all: memstore.share.publish.manifest_commit.
+is first in a listing. It holds the memory's signature, codec and selector, where lists of the
+selector's token landmarks are, if there are any, and where the pages of its table of documents are;
+a page (`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by
+name, and their pieces. How the next is written, and readers see a change whole or not at all:
+memstore.share.publish.manifest_commit.
 """
 
 import re
@@ -20,6 +21,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
 from memstore.share.format.document_pages import Name, PageRef
+from memstore.share.format.lists import ListsRef
 from memstore.share.format.packed_objects import open_packed, pack
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.sizes import PACKED_BYTES
@@ -40,6 +42,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     created: Amount
     selector: dict[str, Any] | None
     pages: list[PageRef]
+    lists: ListsRef | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Manifest:
     created: float
     selector: IndexSpec | None
     pages: tuple[PageRef, ...]  # in order of names
+    lists: ListsRef | None = None  # of the selector's token landmarks
 
     @property
     def documents(self) -> int:
@@ -66,6 +70,8 @@ class Manifest:
         values = {name: getattr(self, name) for name in ("number", "id", "published", "codec")}
         values |= {"signature": self.signature.to_dict(), "created": self.created}
         values |= {"selector": selector, "pages": self.pages}
+        if self.lists is not None:
+            values["lists"] = self.lists
         return pack(_MANIFEST, FORMAT, values)
 
     @classmethod
@@ -79,7 +85,7 @@ class Manifest:
                 raise ValueError("its pages are not in order")
             return cls(
                 held.number, held.id, held.published, Signature.from_dict(held.signature),
-                held.codec, held.created, form, tuple(held.pages),
+                held.codec, held.created, form, tuple(held.pages), held.lists,
             )  # fmt: skip
         except (ValueError, IndexError, InvalidConfig) as error:
             raise CorruptMemory(

@@ -100,6 +100,16 @@ def head_bytes(start: bytes | memoryview) -> int:
     return _VALUES.size + count * _VALUE.size
 
 
+def table_bytes(values: int, key_bytes: int) -> int:
+    """Bytes of the beginning of a piece of so many values, with keys of this length."""
+    return _VALUES.size + values * (_VALUE.size + key_bytes)
+
+
+def values_in(start: bytes | memoryview) -> int:
+    """How many values a piece has, told from its first 16 bytes. Raises ValueError."""
+    return (head_bytes(start) - _VALUES.size) // _VALUE.size
+
+
 def decode_heads(data: bytes | memoryview) -> tuple[list[ValueHead], int]:
     """What a piece, or its beginning, tells of its values, and where they begin. Raises
     ValueError.

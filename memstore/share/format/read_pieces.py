@@ -37,6 +37,13 @@ class Extent(NamedTuple):
     length: int
 
 
+class Checked(NamedTuple):
+    """Where bytes lie, and their XXH3-64."""
+
+    extent: Extent
+    digest: int
+
+
 def read_piece(objects: ObjectStore, piece: Piece) -> memoryview:
     """The bytes of a piece (of records: of their index), as they were published. Raises
     CorruptMemory, StoreUnavailable.

@@ -1,5 +1,5 @@
 """Removing what a published memory no longer names: manifests that were followed by others, and the
-segments and pages that none of those that are left names, nor what is staged for the next.
+segments, pages and lists that none of those that are left names, nor what is staged for the next.
 """
 
 import time
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
 from memstore.share.format.document_pages import PAGES, Entry
+from memstore.share.format.lists import LISTS
 from memstore.share.format.manifest import MANIFESTS, manifest_name, manifest_number
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
@@ -23,7 +24,7 @@ class Pruned(NamedTuple):
     """What was removed."""
 
     manifests: int
-    objects: int  # segments, pages, and what was staged
+    objects: int  # segments, pages, lists, and what was staged
     bytes: int  # of all of these
     leftovers: int  # half-written files of a directory
 
@@ -40,7 +41,7 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     before = time.time() - grace
     # Listed before the manifests are read: what a later manifest names was sent later, or is named
     # by an earlier one, too.
-    listed_objects = [*objects.names(FOLDER), *objects.names(PAGES)]
+    listed_objects = [found for folder in (FOLDER, PAGES, LISTS) for found in objects.names(folder)]
     staged = list(objects.names(STAGED))  # before the manifests, by one of which it may be followed
     ever_staged = bool(staged)
     if not any(found.modified >= before for found in staged):
@@ -111,7 +112,11 @@ def _named(published: Published, known: set[str] | None = None) -> set[str]:
         entries += read
     if known is not None:
         known |= {page.name for page in pages}
-    return {page.name for page in pages} | {p.segment for entry in entries for p in entry.pieces}
+    lists = published.manifest.lists
+    named = set() if lists is None else lists.names
+    return named.union(
+        (page.name for page in pages), (p.segment for entry in entries for p in entry.pieces)
+    )
 
 
 def _bytes(found: Iterable[Found]) -> int:

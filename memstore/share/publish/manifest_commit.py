@@ -14,6 +14,7 @@ from typing import NamedTuple
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import CorruptMemory, StoreUnavailable
 from memstore.share.format.document_pages import PAGE_ENTRIES, Entry, PageRef, write_pages
+from memstore.share.format.lists import ListsRef
 from memstore.share.format.manifest import Manifest, manifest_name, read_manifest
 from memstore.share.format.published import Published
 from memstore.share.format.rollback import note_newest
@@ -27,7 +28,8 @@ class Change(NamedTuple):
 
     entries: Mapping[str, Entry | None]  # by name; None for one that goes
     selector: IndexSpec | None = None
-    new_selector: bool = False
+    new_selector: bool = False  # what was found by the old one is not found by its lists any more
+    lists: ListsRef | None = None  # in place of those there are
 
 
 def commit(
@@ -49,6 +51,7 @@ def commit(
         base, changes = wanted
         pages = _changed_pages(objects, newest, changes.entries)
         form = changes.selector if changes.new_selector else base.selector
+        lists = changes.lists or (None if changes.new_selector else base.lists)
         manifest = replace(
             base,
             number=1 if newest is None else newest.manifest.number + 1,
@@ -56,6 +59,7 @@ def commit(
             published=time.time(),
             selector=form,
             pages=tuple(pages),
+            lists=lists,
         )
         if _create(objects, manifest):
             published = Published(objects, manifest)

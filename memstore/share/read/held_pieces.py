@@ -4,19 +4,63 @@ checked, and those that are asked for again and again held in main memory.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
 from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.calls.failures import Failure
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.pieces import Piece, RecordIndex, Value, piece_of, row_of
-from memstore.share.format.read_pieces import Extent, check_piece, index_of, values_of
+from memstore.share.format.pieces import (
+    Piece,
+    RecordIndex,
+    Value,
+    decode_heads,
+    piece_of,
+    row_of,
+    table_bytes,
+    values_in,
+)
+from memstore.share.format.read_pieces import (
+    Checked,
+    Extent,
+    check_piece,
+    damaged,
+    index_of,
+    values_of,
+)
 from memstore.share.read.remote import Remote, as_failure
 
-_INDEXES, _TOKENS = 4096, 64  # indexes of records, and pieces of tokens, that are held
+# Indexes of records, pieces of tokens, and tables of pieces that are held.
+_INDEXES, _TOKENS, _TABLES = 4096, 64, 1 << 16
+_SMALL_BYTES = 64 << 20  # of landmarks that are held
+
+
+Check = Callable[[int, bytes | memoryview], None]
+"""Raises CorruptMemory where these are not the bytes of an extent, by its number."""
+
+
+class Table(NamedTuple):
+    """Where the values of a piece lie in its segment, by the block that each begins with."""
+
+    segment: str
+    places: dict[int, tuple[int, int]]  # offset, bytes
+
+    @classmethod
+    def of(cls, piece: Piece, data: bytes | memoryview, key_bytes: int) -> "Table | None":
+        """Of a piece's beginning; None where that is too short. Raises ValueError."""
+        if table_bytes(values_in(data), key_bytes) > len(data):
+            return None
+        heads, at = decode_heads(data)
+        places = {}
+        for head in heads[: piece.take]:
+            places[head.first] = piece.offset + at, head.length
+            at += head.length
+        return cls(piece.segment, places)
 
 
 class HeldPieces:
@@ -27,6 +71,9 @@ class HeldPieces:
         self._lock = threading.Lock()
         self._indexes: OrderedDict[tuple[str, int], RecordIndex] = OrderedDict()
         self._tokens: OrderedDict[Piece, list[Value]] = OrderedDict()
+        self._tables: dict[Piece, Table] = {}
+        self._small: OrderedDict[Checked, bytes] = OrderedDict()
+        self._small_bytes = 0
 
     def values(self, pieces: Sequence[Piece]) -> list[list[Value]]:
         """The values of pieces, all that are missing read at the same time. Raises CorruptMemory,
@@ -39,7 +86,7 @@ class HeldPieces:
                     held[piece] = self._tokens[piece]
                     self._tokens.move_to_end(piece)
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
-        for piece, data in zip(missing, self._data(missing, self._remote.until())):
+        for piece, data in zip(missing, self._data(missing, None)):
             held[piece] = values_of(self._remote.objects, piece, data)
         with self._lock:
             for piece in missing:
@@ -49,32 +96,115 @@ class HeldPieces:
                 self._tokens.popitem(last=False)
         return [held[piece] for piece in pieces]
 
-    def _data(self, pieces: Sequence[Piece], until: float) -> list[bytes | memoryview]:
-        """The bytes of pieces, checked, all that are missing read at the same time."""
-        found: list[bytes | memoryview | None] = [None] * len(pieces)
+    def tables(self, pieces: Sequence[Piece], key_bytes: int) -> list[Table]:
+        """Where the values of pieces lie, told by their beginnings alone, those that are missing
+        read at the same time. key_bytes: of the key of each value. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        with self._lock:
+            held = {piece: self._tables[piece] for piece in pieces if piece in self._tables}
+        missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
+        counts = [piece.take for piece in missing]
+        for _ in range(2):  # again for those that hold what no document has of them any more
+            begins = self._beginnings(missing, counts, key_bytes)
+            found = {p: Table.of(p, data, key_bytes) for p, data in begins.items()}
+            held |= {piece: table for piece, table in found.items() if table is not None}
+            missing = [piece for piece in missing if piece not in held]
+            counts = [values_in(begins[piece]) for piece in missing]
+        for piece in missing:
+            raise damaged(self._remote.objects, piece, "its table is truncated")
+        with self._lock:
+            self._tables |= held
+            while len(self._tables) > _TABLES:
+                del self._tables[next(iter(self._tables))]
+        return [held[piece] for piece in pieces]
+
+    def _beginnings(
+        self, pieces: Sequence[Piece], counts: Sequence[int], key_bytes: int
+    ) -> dict[Piece, bytes | memoryview]:
+        """Of each piece as much as a table of so many values has."""
+
+        def check(number: int, data: bytes | memoryview) -> None:
+            try:
+                Table.of(pieces[number], data, key_bytes)
+            except ValueError as error:
+                raise damaged(self._remote.objects, pieces[number], error) from error
+
+        extents = [
+            Extent(piece.segment, piece.offset, min(piece.length, table_bytes(count, key_bytes)))
+            for piece, count in zip(pieces, counts)
+        ]
+        return dict(zip(pieces, self._checked(extents, check)))
+
+    def landmarks(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
+        """As `checked`, of small parts, of which those that were asked for last are held."""
+        with self._lock:
+            found = {one: self._small[one] for one in wanted if one in self._small}
+        missing = [one for one in dict.fromkeys(wanted) if one not in found]
+        # copies: what is read comes in stretches, of which little may be wanted
+        found |= {one: bytes(data) for one, data in zip(missing, self.checked(missing))}
+        with self._lock:
+            for one in found:
+                self._small_bytes += 0 if one in self._small else one.extent.length
+                self._small[one] = found[one]
+                self._small.move_to_end(one)
+            while self._small_bytes > _SMALL_BYTES:
+                self._small_bytes -= self._small.popitem(last=False)[0].extent.length
+        return [found[one] for one in wanted]
+
+    def checked(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
+        """Bytes that lie somewhere, from the local cache or from afar. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+
+        def check(number: int, data: bytes | memoryview) -> None:
+            if xxh3_64_intdigest(data) != wanted[number].digest:
+                where = wanted[number].extent
+                raise CorruptMemory(
+                    f"{self._remote.objects.url}: {where.length:,} bytes of {where.segment} from "
+                    f"{where.offset:,} on are damaged"
+                )
+
+        return self._checked([each.extent for each in wanted], check)
+
+    def _data(self, pieces: Sequence[Piece], until: float | None) -> list[bytes | memoryview]:
+        """The bytes of pieces."""
         objects = self._remote.objects
-        names = [_piece_name(objects.identity, piece) for piece in pieces]
+        return self._checked(
+            [Extent(piece.segment, piece.offset, piece.length) for piece in pieces],
+            lambda number, data: check_piece(objects, pieces[number], data),
+            until,
+        )
+
+    def _checked(
+        self, extents: Sequence[Extent], check: Check, until: float | None = None
+    ) -> list[bytes | memoryview]:
+        """What lies there, all that is missing read at the same time, until then (None: as long as
+        it may take). Raises CorruptMemory, StoreUnavailable.
+        """
+        found: list[bytes | memoryview | None] = [None] * len(extents)
+        names = [_name(self._remote.objects.identity, extent) for extent in extents]
         if self._local is not None:
             for at, kept in enumerate(
-                self._local.get_many(names, [piece.length for piece in pieces])
+                self._local.get_many(names, [extent.length for extent in extents])
             ):
                 if isinstance(kept, bytes):
                     try:
-                        check_piece(objects, pieces[at], kept)
+                        check(at, kept)
                         found[at] = kept
                     except CorruptMemory:
                         self._local.drop(names[at])
         missing = [at for at, data in enumerate(found) if data is None]
-        needed = [pieces[at] for at in missing]
 
-        def check(number: int, data: memoryview) -> None:
+        def check_missing(number: int, data: memoryview) -> None:
             try:
-                check_piece(objects, needed[number], data)
+                check(missing[number], data)
             except CorruptMemory as error:
                 raise Failure("damaged", str(error)) from error
 
-        extents = [Extent(piece.segment, piece.offset, piece.length) for piece in needed]
-        answers = self._remote.read(extents, check, until)
+        if until is None:
+            until = self._remote.until(sum(extents[at].length for at in missing))
+        answers = self._remote.read([extents[at] for at in missing], check_missing, until)
         for at, answer in zip(missing, answers):
             if isinstance(answer, Failure):
                 if answer.reason == "damaged":
@@ -150,5 +280,6 @@ class HeldPieces:
         return indexes
 
 
-def _piece_name(identity: str, piece: Piece) -> str:
-    return f"{identity}:{piece.segment}:{piece.offset}:{piece.length}:{piece.digest:x}"
+def _name(identity: str, extent: Extent) -> str:
+    """As the local cache knows it; what lies in an object never changes."""
+    return f"{identity}:{extent.segment}:{extent.offset}:{extent.length}"

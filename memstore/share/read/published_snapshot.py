@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from memstore.disk.format.keys import document_key, read_passage_key, read_tokens_key
+from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.changes import Changes
 from memstore.errors import ObjectNotFound
 from memstore.share.format.pieces import Piece, Value, piece_of
+from memstore.share.format.read_pieces import Checked, Extent
 from memstore.share.read.held_pieces import HeldPieces
 from memstore.share.read.passage_numbers import PassagePlaces
 from memstore.share.read.published_states import State
+
+T = TypeVar("T")
 
 _BLOCK = 8  # bytes of a document's number in a key
 
@@ -55,6 +60,37 @@ class Snapshot:
         """The same."""
         value = self.get_checked(table, key)
         return None if value is None else memoryview(value)
+
+    def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[bytes | memoryview] | None:
+        """Parts of landmarks, all read at the same time; None where one is not as it must be.
+        Raises CorruptMemory, StoreUnavailable.
+        """
+        numbers = [*dict.fromkeys(int.from_bytes(part.key[:_BLOCK], "big") for part in wanted)]
+        return self._again(numbers, lambda: self._landmarks(wanted))
+
+    def _landmarks(self, wanted: Sequence[ValuePart]) -> list[bytes | memoryview] | None:
+        pieces = [self._piece(part.key) for part in wanted]
+        there = [piece for piece in pieces if piece is not None]
+        if len(there) < len(wanted):
+            return None
+        places = []
+        for part, table in zip(wanted, self._pieces.tables(there, len(wanted[0].key) - _BLOCK)):
+            offset, size = table.places.get(_first(part.key), (0, 0))
+            if size != part.size:
+                return None
+            extent = Extent(table.segment, offset + part.start, part.length)
+            places.append(Checked(extent, part.digest))
+        return self._pieces.landmarks(places)
+
+    def _piece(self, key: bytes) -> Piece | None:
+        """The piece that holds landmarks."""
+        entry = self._state.entries.get(int.from_bytes(key[:_BLOCK], "big"))
+        part, first = int.from_bytes(key[_BLOCK : _BLOCK + 2], "big"), _first(key)
+        found = None
+        for piece in () if entry is None else entry.pieces:
+            if (piece.kind, piece.part) == ("landmarks", part) and piece.first <= first:
+                found = piece
+        return found
 
     def scan_checked(
         self, table: str, start: bytes = b"", end: bytes | None = None
@@ -144,6 +180,10 @@ class Snapshot:
             values = iter(self._pieces.values([piece for some in chosen for piece in some]))
             return [[v for _ in some for v in next(values)] for some in chosen]
 
+        return self._again(numbers, read)
+
+    def _again(self, numbers: Sequence[int], read: Callable[[], T]) -> T:
+        """The result of reading what is of these documents, once more where that has moved."""
         try:
             return read()
         except ObjectNotFound:
@@ -169,3 +209,8 @@ class Snapshot:
         return all(n in moved for n in numbers) and any(
             entry != moved[number] for number, entry in zip(numbers, before)
         )
+
+
+def _first(key: bytes) -> int:
+    """The block that landmarks begin with, by their key."""
+    return int.from_bytes(key[_BLOCK + 2 : _BLOCK + 6], "big")

@@ -18,7 +18,9 @@ T = TypeVar("T")
 # Of one request: bytes that nobody asked for between two that are asked for (they take less time
 # than another request), and bytes in all, beyond which a second one beside it is faster.
 GAP, MOST = 128 << 10, 4 << 20
-AT_ONCE = 32  # requests of one read
+# Requests of one read, and where they are small in the mean: these only wait for their answers.
+AT_ONCE, SMALL_AT_ONCE, SMALL = 32, 128, 64 << 10
+IN_TIME = 32 << 20  # bytes of one read within the deadline; more of them have longer
 _TRIES = 3  # of what comes and is not what was asked for
 
 
@@ -58,9 +60,9 @@ class Remote:
         self._gap = gap
         self.requests = self.bytes = 0  # that were asked for, those of repeated ones too
 
-    def until(self) -> float:
-        """When a read that begins now has to have ended (time.monotonic)."""
-        return time.monotonic() + self.deadline
+    def until(self, size: int = 0) -> float:
+        """When a read that begins now has to have ended (time.monotonic), of so many bytes."""
+        return time.monotonic() + self.deadline * max(1.0, size / IN_TIME)
 
     def read(
         self, extents: Sequence[Extent], check: Callable[[int, memoryview], None], until: float
@@ -72,7 +74,9 @@ class Remote:
         left = list(range(len(extents)))
         for tried in range(_TRIES):
             spans = coalesce([extents[number] for number in left], self._gap)
-            answers = self.calls.gather([self._reading(span) for span in spans], until)
+            small = sum(span.length for span in spans) <= SMALL * len(spans)
+            threads = SMALL_AT_ONCE if small else AT_ONCE
+            answers = self.calls.gather([self._reading(span) for span in spans], until, threads)
             again = []
             for span, answer in zip(spans, answers):
                 for number in (left[at] for at in span.extents):

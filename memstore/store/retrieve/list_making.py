@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import TokenRun
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
@@ -18,34 +16,54 @@ from memstore.index.token_lists import Building, TokenLists
 from memstore.index.word_postings import HeldPostings, keys_of
 from memstore.store.retrieve.listed_passages import state_of
 
-_PIECE = 1 << 18  # tokens that are put into lists at once
+_AT_ONCE = 1 << 18  # tokens of documents that are read together
 _THIN = 8  # one of so many landmarks of a run is trained with
 
 
-def make_lists(
+def make(
     catalog: Catalog,
     table: RunTable,
     documents: list[Document],
     progress: Callable[[int, int], None] | None,
-) -> tuple[TokenLists, list[Document]]:
-    """Lists of ready documents, and which of them are in these: not those that change meanwhile.
-    progress: called with (tokens done, tokens). Raises CorruptMemory, InvalidInput (FAISS is
-    missing).
+) -> tuple[TokenLists, PassageWords | None, list[Document]]:
+    """Lists and words (None of a selector that keeps none) of ready documents, and which of them
+    they are of: not those that change meanwhile. progress: called with (tokens done, tokens).
+    Raises CorruptMemory, InvalidInput (FAISS is missing), StoreUnavailable.
     """
     tokens = sum(row.tokens for row in documents)
     one_of = tokens / Building.wanted(tokens)
     some = np.concatenate([*_some(catalog, table, documents, one_of)])
     building, done = Building(some, tokens, sum(row.blocks for row in documents)), 0
+    assert table.spec is not None
+    words = _Words() if table.spec.words else None
     listed: list[Document] = []
-    for rows, landmarks, lengths in _pieces(catalog, table, documents):
+    for rows in _together(documents):
         if progress is not None:
             progress(done, tokens)
-        building.add(landmarks, lengths)
-        listed += rows
-        done += len(landmarks)
+        with catalog.database.read() as txn:
+            catalog.bring(txn, [row.id for row in rows], "landmarks")
+            same = [row for row in rows if _same(catalog, txn, row)]
+            if same:
+                building.add(*_landmarks(table, txn, same))
+                if words is not None:
+                    words.add(table, txn, same)
+        listed += same
+        done += sum(row.tokens for row in rows)
     if progress is not None:
         progress(done, tokens)
-    return building.end(), listed
+    return building.end(), None if words is None else words.end(), listed
+
+
+def _together(documents: list[Document]) -> Iterator[list[Document]]:
+    """Some documents at a time."""
+    some: list[Document] = []
+    for row in documents:
+        some.append(row)
+        if sum(row.tokens for row in some) >= _AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _some(
@@ -54,65 +72,60 @@ def _some(
     """One of so many landmarks of documents: every eighth of runs that lie apart."""
     thin = min(_THIN, max(1, int(one_of)))
     seen, next_at = 0, 0.0
-    with catalog.database.read() as txn:
-        for row in documents:
-            for run in table.token_runs(txn, row.id):
-                if seen >= next_at:
-                    yield run.landmarks[::thin, 0]
-                    next_at += len(run.landmarks) * one_of / thin
-                seen += len(run.landmarks)
-
-
-def _pieces(
-    catalog: Catalog, table: RunTable, documents: list[Document]
-) -> Iterator[tuple[list[Document], np.ndarray, np.ndarray]]:
-    """Some documents, their landmarks int8 [tokens, width], and the tokens of each passage."""
-    rows: list[Document] = []
-    parts: list[TokenRun] = []
-    for row in documents:
+    for rows in _together(documents):
+        if seen + sum(row.tokens for row in rows) < next_at:
+            seen += sum(row.tokens for row in rows)
+            continue
         with catalog.database.read() as txn:
-            if not _same(catalog, txn, row):
-                continue
-            run = table.tokens(txn, row.id)
+            catalog.bring(txn, [row.id for row in rows], "landmarks")
+            for row in rows:
+                for run in table.token_runs(txn, row.id):
+                    if seen >= next_at:
+                        yield run.landmarks[::thin, 0]
+                        next_at += len(run.landmarks) * one_of / thin
+                    seen += len(run.landmarks)
+
+
+def _landmarks(
+    table: RunTable, txn: Transaction, rows: list[Document]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The landmarks int8 [tokens, width] of documents, and the tokens of each passage."""
+    runs = [table.tokens(txn, row.id) for row in rows]
+    for row, run in zip(rows, runs):
         if len(run.lengths) != row.blocks:
             raise CorruptMemory(f"token landmarks of {row.name!r} are missing; run verify")
-        rows.append(row)
-        parts.append(run)
-        if sum(len(part.landmarks) for part in parts) >= _PIECE:
-            yield rows, *_joined(parts)
-            rows, parts = [], []
-    if parts:
-        yield rows, *_joined(parts)
+    landmarks = np.concatenate([run.landmarks[:, 0] for run in runs])
+    return landmarks, np.concatenate([run.lengths for run in runs])
 
 
-def _joined(parts: list[TokenRun]) -> tuple[np.ndarray, np.ndarray]:
-    landmarks = np.concatenate([part.landmarks[:, 0] for part in parts])
-    return landmarks, np.concatenate([part.lengths for part in parts])
+class _Words:
+    """The words of documents one behind the other."""
 
+    def __init__(self) -> None:
+        self._keys: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+        self._rows = 0
 
-def sort_words(catalog: Catalog, table: RunTable, documents: list[Document]) -> PassageWords | None:
-    """The words of documents, none of those that change meanwhile; None of a selector that keeps
-    none. Raises CorruptMemory.
-    """
-    if table.spec is None or not table.spec.words:
-        return None
-    keys, counts, lengths, row = [], [], [], 0
-    for document in documents:
-        words = BlockWords.joined([])
-        with catalog.database.read() as txn:
-            same = _same(catalog, txn, document)
-            if same:
-                words = table.words(txn, document.id)
-        if same and len(words.sizes) != document.blocks:
-            raise CorruptMemory(f"words of {document.name!r} are missing; run verify")
-        block = np.repeat(np.arange(len(words.sizes)), words.sizes)
-        keys.append(keys_of(words.hashes, block + row))
-        counts.append(words.counts.astype(np.uint16))
-        of_blocks = np.bincount(block, words.counts, minlength=document.blocks)
-        lengths.append(of_blocks.astype(np.float32))
-        row += document.blocks
-    postings = HeldPostings.of(np.concatenate(keys), np.concatenate(counts))
-    return PassageWords(np.concatenate(lengths), postings)
+    def add(self, table: RunTable, txn: Transaction, rows: list[Document]) -> None:
+        """The next documents."""
+        for row in rows:
+            words = table.words(txn, row.id)
+            if len(words.sizes) != row.blocks:
+                raise CorruptMemory(f"words of {row.name!r} are missing; run verify")
+            block = np.repeat(np.arange(row.blocks), words.sizes)
+            self._keys.append(keys_of(words.hashes, block + self._rows))
+            self._counts.append(words.counts.astype(np.uint16))
+            of_blocks = np.bincount(block, words.counts, minlength=row.blocks)
+            self._lengths.append(of_blocks.astype(np.float32))
+            self._rows += row.blocks
+
+    def end(self) -> PassageWords:
+        """All of them."""
+        keys = np.concatenate([np.zeros(0, np.uint64), *self._keys])
+        counts = np.concatenate([np.zeros(0, np.uint16), *self._counts])
+        lengths = np.concatenate([np.zeros(0, np.float32), *self._lengths])
+        return PassageWords(lengths, HeldPostings.of(keys, counts))
 
 
 def _same(catalog: Catalog, txn: Transaction, row: Document) -> bool:

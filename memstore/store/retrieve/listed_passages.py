@@ -1,7 +1,7 @@
 """The passages that lists beside a memory know: which documents they are of, and their scores."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +16,9 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable, TokenPlaces
 from memstore.errors import CorruptMemory, DocumentNotFound
 from memstore.index.block_rows import Remembered
-from memstore.index.index_file import Unusable
 from memstore.index.late_interaction import TokenIndex
-from memstore.index.passage_files import PassageFiles
+from memstore.index.passage_files import Covered, Kept
 from memstore.index.scope import Scope
-from memstore.index.word_postings import MappedPostings
 from memstore.store.retrieve.selector_index import SelectorIndex
 
 
@@ -37,6 +35,7 @@ class _Scope(NamedTuple):
 
     inside: np.ndarray | None  # bool [passages of the lists]; None: all
     order: np.ndarray  # int64 [documents of the lists]: where each stands in the scope
+    numbers: np.ndarray  # int64 [documents of the lists]
     rest: list[tuple[int, tuple[int, int, int]]]  # runs that lists do not cover, and where
     tokens: int  # that they cover
     passages: int  # of the scope
@@ -48,41 +47,63 @@ class ListedPassages:
     """
 
     def __init__(
-        self, found: PassageFiles, rows: Mapping[int, Document], table: RunTable, catalog: Catalog
+        self, kept: Kept, rows: Mapping[int, Document], table: RunTable, catalog: Catalog
     ) -> None:
-        """rows: the memory's ready documents. Raises Unusable."""
-        self.lists, self._words = found.lists, found.words
-        covered = found.covered
+        """rows: the memory's ready documents."""
+        self.lists, self._words = kept.lists, kept.words
         self._table, self._catalog = table, catalog
-        self._documents = np.array([one.document for one in covered], np.int64)
-        if (np.diff(self._documents) <= 0).any():
-            raise Unusable("the documents of passages.idx are not in order")
-        self._blocks = np.array([one.blocks for one in covered], np.int64)
+        self._blocks = np.array([one.blocks for one in kept.covered], np.int64)
         self._starts = np.cumsum(self._blocks) - self._blocks
-        self._states = [one.state for one in covered]
-        self._there = np.array([state_of(rows.get(one.document)) == one.state for one in covered])
+        self._states = [one.state for one in kept.covered]
+        self._at = {one.name: at for at, one in enumerate(kept.covered)}
+        # of each its number here, while it is the same; others have one that no document has
+        self._numbers = self._unknown = np.arange(-len(self._states), 0) - (1 << 62)
         self._scopes = Remembered()
         self._lock = threading.Lock()
+        numbers = self._unknown.copy()
+        for row in [*rows.values()]:
+            at = self._at.get(row.name)
+            if at is not None and state_of(row) == self._states[at]:
+                numbers[at] = row.id
+        self._know(numbers)
+
+    def _know(self, numbers: np.ndarray) -> None:
+        order = np.argsort(numbers)
+        self._numbers, self._by_number = numbers, (order, numbers[order])
+        self._scopes.clear()
 
     @property
     def tokens(self) -> int:
         """Of the documents that are still the same."""
-        return int(self.lists.lengths[np.repeat(self._there, self._blocks)].sum())
+        return int(self.lists.lengths[np.repeat(self._numbers > 0, self._blocks)].sum())
 
     def give_words(self, selected: SelectorIndex) -> None:
-        """Have a selector's index begin with the words of the documents that are still the same."""
-        if self._words is not None and isinstance(self._words.postings, MappedPostings):
+        """Have a selector's index find the words of the documents that are still the same where
+        they are kept.
+        """
+        if self._words is not None:
             with self._lock:
-                known = zip(self._documents.tolist(), self._blocks.tolist(), self._there.tolist())
-            selected.take_words([*known], self._words.lengths, self._words.postings)
+                numbers, blocks = self._numbers.tolist(), self._blocks.tolist()
+            known = [(number, n, number > 0) for number, n in zip(numbers, blocks)]
+            selected.take_words(known, *self._words)
 
     def follow(self, document: int, row: Document | None) -> None:
         """A document has another row by now, or none."""
         with self._lock:
-            at = int(np.searchsorted(self._documents, document))
-            if at < len(self._documents) and self._documents[at] == document:
-                self._there[at] = state_of(row) == self._states[at]
-                self._scopes.clear()
+            numbers = np.where(self._numbers == document, self._unknown, self._numbers)
+            at = None if row is None else self._at.get(row.name)
+            if at is not None and state_of(row) == self._states[at]:
+                numbers[at] = document
+            if (numbers != self._numbers).any():
+                self._know(numbers)
+
+    def _find(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where documents [n] stand in the lists, and bool [n]: are they, as they are now, in
+        them.
+        """
+        order, numbers = self._by_number
+        at = np.searchsorted(numbers, documents).clip(max=len(numbers) - 1)
+        return order[at], numbers[at] == documents
 
     def propose(
         self, q: np.ndarray, weights: np.ndarray, scope: Scope, most: int, least_tokens: int
@@ -90,7 +111,8 @@ class ListedPassages:
         """The passages of a scope that are worth an exact score, `most` of the lists. None where
         all of them are: of less than so many tokens, or of too few passages.
 
-        q: float32 [T, width]; weights: float32 [T], which sum to 1.
+        q: float32 [T, width]; weights: float32 [T], which sum to 1. Raises what reading lists
+        raises.
         """
         with self._lock:
             of: _Scope = self._scopes.get(scope, lambda: self._look(scope))
@@ -101,7 +123,7 @@ class ListedPassages:
             return None
         at = np.searchsorted(self._starts, best.rows, "right") - 1
         blocks = (best.rows - self._starts[at]).tolist()
-        places, documents = of.order[at].tolist(), self._documents[at].tolist()
+        places, documents = of.order[at].tolist(), of.numbers[at].tolist()
         runs = [
             (place, (document, block, block + 1))
             for place, document, block in zip(places, documents, blocks)
@@ -110,21 +132,16 @@ class ListedPassages:
 
     def _look(self, scope: Scope) -> _Scope:
         runs = np.array(scope, np.int64).reshape(-1, 3)
-        at = np.searchsorted(self._documents, runs[:, 0]).clip(max=len(self._documents) - 1)
-        whole = (
-            (self._documents[at] == runs[:, 0])
-            & (runs[:, 1] == 0)
-            & (runs[:, 2] == self._blocks[at])
-            & self._there[at]
-        )
-        held = at[whole]
-        order = np.full(len(self._documents), -1, np.int64)
-        order[held] = np.flatnonzero(whole)
+        at, known = self._find(runs[:, 0])
+        whole = known & (runs[:, 1] == 0) & (runs[:, 2] == self._blocks[at])
+        order = np.full(len(self._blocks), -1, np.int64)
+        order[at[whole]] = np.flatnonzero(whole)
         inside = np.repeat(order >= 0, self._blocks)
         rest = [(place, scope[place]) for place in np.flatnonzero(~whole).tolist()]
         return _Scope(
             None if inside.all() else inside,
             order,
+            self._numbers,
             rest,
             int(self.lists.lengths[inside].sum()),
             int((runs[:, 2] - runs[:, 1]).sum()),
@@ -132,17 +149,15 @@ class ListedPassages:
 
     def covers(self, documents: np.ndarray) -> np.ndarray:
         """bool [n]: which of these documents are in the lists, and as they were then."""
-        at = np.searchsorted(self._documents, documents).clip(max=len(self._documents) - 1)
-        known: np.ndarray = (self._documents[at] == documents) & self._there[at]
-        return known
+        return self._find(documents)[1]
 
     def maxima(
         self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, selected: SelectorIndex
     ) -> Tensor:
-        """As MemoryStore.token_maxima, of single blocks [n] of covered documents [n]: read from
-        where they lie, without their checksums. Raises what token_maxima raises.
+        """As MemoryStore.token_maxima, of single blocks [n] of covered documents [n], read from
+        where they lie. Raises what token_maxima raises.
         """
-        at = np.searchsorted(self._documents, documents)
+        at, _ = self._find(documents)
         begin, rows = self._starts[at], self._starts[at] + blocks
         lengths, ends, each = self.lists.lengths, self.lists.ends, RUN_BLOCKS["token"]
         first = begin + blocks // each * each
@@ -151,28 +166,29 @@ class ListedPassages:
             documents,
             blocks,
             lengths[rows],
+            self.lists.digests[rows],
             ends[last] - ends[rows] + lengths[rows],
             last - first + 1,
             ends[last] - ends[first] + lengths[first],
         )
         with self._catalog.database.read() as txn:
-            landmarks = self._table.token_views(txn, places)
+            landmarks = self._table.token_landmarks(txn, places)
             if landmarks is None:
                 selected.follow(txn)
                 selected.check_current()
-                self._check_same(txn, documents)
+                self._check_same(txn, documents, at)
                 raise CorruptMemory(
-                    f"{self._catalog.database.path}: token landmarks are missing; run verify"
+                    f"{self._catalog.database.path}: token landmarks are missing or damaged; run "
+                    "verify"
                 )
         found = TokenIndex(1, landmarks.shape[2], torch.int8)
         found.add(1, 0, torch.from_numpy(landmarks), places.lengths)
         return found.maxima(q, 0, [(1, 0, len(rows))])
 
-    def _check_same(self, txn: Transaction, documents: np.ndarray) -> None:
-        """Raises DocumentNotFound for one that is gone, or another by now."""
-        for number in np.unique(documents).tolist():
-            state = self._states[int(np.searchsorted(self._documents, number))]
-            if state_of(self._catalog.row(txn, number)) != state:
+    def _check_same(self, txn: Transaction, documents: np.ndarray, at: np.ndarray) -> None:
+        """Raises DocumentNotFound for one that is gone, or another by now. at: where they stand."""
+        for number, place in {*zip(documents.tolist(), at.tolist())}:
+            if state_of(self._catalog.row(txn, number)) != self._states[place]:
                 raise DocumentNotFound(
                     f"document {number} was forgotten or changed; look at the memory's documents "
                     "again"
@@ -183,5 +199,12 @@ def state_of(row: Document | None) -> bytes:
     """Tells a document's text from any other's that it had or will have."""
     if row is None:
         return b""
-    told = f"{row.id} {row.blocks} {row.tokens} {row.source_hash} {row.writes}"
+    told = f"{row.blocks} {row.tokens} {row.source_hash} {row.writes}"
     return xxhash.xxh3_64_digest(told.encode())
+
+
+def tokens_covered(covered: Sequence[Covered], rows: Mapping[str, Document]) -> int:
+    """The tokens of those documents, by name, that are in lists as they are."""
+    return sum(
+        rows[one.name].tokens for one in covered if state_of(rows.get(one.name)) == one.state
+    )

@@ -15,9 +15,10 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.faiss_files import FaissFiles
+from memstore.index.passage_directory import PassageDirectory
 from memstore.index.scope import Scope
 from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
@@ -146,7 +147,7 @@ class Retrieval:
         else:
             self.load(txn, *new)
         self._loaded.update({row.id: row for row in new})
-        if self._first_stage is not None and not away:
+        if self._first_stage is not None:
             for row in new:
                 self._first_stage.follow(row.id, row)
         if self.selected is not None and self._catalog is not None:
@@ -237,13 +238,18 @@ class Retrieval:
 
     def update_engines(self) -> bool:
         """Bring the index's files up to the documents that came since; is it time to build anew?"""
-        if self._first_stage is not None:
-            return self._first_stage.due(self._loaded)
+        if self._first_stage is not None and self._catalog is not None:
+            written = self._catalog.source is not None or not self._catalog.database.read_only
+            return written and self._first_stage.due(self._loaded)
         return self._engines is not None and self._engines.update()
 
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """See MemoryStore.build_index."""
         if self._first_stage is None:
+            if self._catalog is not None and self._catalog.source is not None:
+                raise ReadOnlyMemory(
+                    f"{self._catalog.database.path} is published; a reader builds no index there"
+                )
             return self.engines().build(top_k, progress)
         return self._first_stage.build(self._loaded, progress)
 
@@ -278,10 +284,14 @@ class Retrieval:
 
 
 def _first_stage(selector: RunTable | None, catalog: Catalog | None) -> FirstStage | None:
-    """Of a memory in a directory that has a selector."""
-    if selector is None or catalog is None or catalog.source is not None:
+    """Of a memory that has a selector; lists lie beside it, or where it is published."""
+    if selector is None or catalog is None:
         return None
-    return FirstStage(selector, catalog)
+    if catalog.source is None:
+        return FirstStage(selector, catalog, PassageDirectory(catalog.database.path / "index"))
+    from memstore.store.retrieve.published_lists import PublishedLists
+
+    return FirstStage(selector, catalog, PublishedLists(cast(Any, catalog.database)))
 
 
 def _lowest(catalog: Catalog) -> LowestTier:

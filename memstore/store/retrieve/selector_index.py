@@ -20,7 +20,7 @@ from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, Wrong
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
-from memstore.index.word_postings import MappedPostings
+from memstore.index.word_postings import StoredPostings
 from memstore.paused_collection import paused_collection
 from memstore.store.index_entries import IndexEntries
 from memstore.store.retrieve.short_documents import batches, read_whole
@@ -66,12 +66,14 @@ class SelectorIndex:
         self,
         documents: Sequence[tuple[int, int, bool]],
         lengths: np.ndarray,
-        postings: MappedPostings,
+        postings: StoredPostings,
     ) -> None:
-        """Begin with words that lie in a file: see WordIndex.take."""
+        """Have words be found where they are kept: see WordIndex.take."""
         with self._lock:
-            if "words" in self._held and self._words.take(documents, lengths, postings):
-                self._held["words"].update(number for number, _, known in documents if known)
+            if "words" in self._held:
+                gone = self._words.take(documents, lengths, postings)
+                known = {number for number, _, wanted in documents if wanted}
+                self._held["words"] = self._held["words"] - gone | known
 
     def hold(self, scope: Scope) -> None:
         """Have all that searches of a scope need. Raises what a search raises."""

@@ -1,13 +1,20 @@
 """Checking a published memory where it lies."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from memstore.errors import CorruptMemory, MemstoreError, ObjectNotFound, StoreUnavailable
+from memstore.index.index_file import Unusable
+from memstore.index.passage_files import parts_of
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.pieces import Piece
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER, read_footer
 from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publication_options import DEADLINE
+from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.read.remote import Remote
+from memstore.store.retrieve.published_lists import PublishedLists
 from memstore.store.transfer.document_parts import Head, check_parts
 from memstore.store.transfer.published_document import blocks_of, parts
 from memstore.store.verify.report import Problem, Report
@@ -41,6 +48,7 @@ def verify_published(url: str) -> Report:
             except MemstoreError as error:
                 problems.append(_problem(entry, error))
     problems += _check_footers(published, every, sizes)
+    problems += _check_lists(published)
     return Report(documents, found, size, problems)
 
 
@@ -79,6 +87,21 @@ def _check_footers(
                     yield Problem(None, entry.row.name, f"{name} does not tell of its {piece.kind}")
         except MemstoreError as error:
             yield _problem(pieces[0][0], error)
+
+
+def _check_lists(published: Published) -> Iterator[Problem]:
+    """Are the lists of token landmarks, if there are any, as they were published?"""
+    selector = published.manifest.selector
+    if selector is None or published.manifest.lists is None:
+        return
+    with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
+        try:
+            lists = PublishedLists(PublishedDatabase(remote, None))
+            parts = parts_of(lists, selector.digest)
+            for number in range(len(parts)):
+                parts.read([number])
+        except (CorruptMemory, ObjectNotFound, Unusable) as error:
+            yield Problem(None, "", f"{error}; run `memstore index {published.objects.url}`")
 
 
 def _where(piece: Piece) -> Piece:

@@ -1,0 +1,73 @@
+"""Sending what passages are found by in two stages to a published memory, and naming it in the next
+manifest.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from memstore.errors import WrongModel
+from memstore.index.passage_files import Pieces
+from memstore.share.format.lists import ListsRef, PartsRef, new_name
+from memstore.share.format.manifest import Manifest
+from memstore.share.format.published import Published
+from memstore.share.format.segments import SEGMENT_BYTES
+from memstore.share.objects.daemon_threads import begin
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.publish.manifest_commit import Change, commit
+
+_SENDS = 4  # objects on their way at once
+
+
+def send_lists(
+    objects: ObjectStore, digest: str, parts: Iterable[np.ndarray], head_of: Callable[[], Pieces]
+) -> int:
+    """Have a published memory be searched by what was made for a selector of this digest; return
+    its bytes. head_of: tells the head, once the parts have gone by.
+
+    Documents that came, or changed, meanwhile are none of its, which readers see. Raises WrongModel
+    (another selector by now), MemoryNotFound, StoreUnavailable.
+    """
+    refs = _send_parts(objects, parts)
+    head = b"".join(head_of())
+    ref = ListsRef(new_name(), len(head), xxh3_64_intdigest(head), refs)
+    objects.put(ref.head, head)
+
+    def change(newest: Published | None) -> tuple[Manifest, Change]:
+        newest = newest or Published.open(objects)
+        selector = newest.manifest.selector
+        if selector is None or selector.digest != digest:
+            raise WrongModel(f"{objects.url} is found by another selector by now; open it anew")
+        return newest.manifest, Change({}, lists=ref)
+
+    commit(objects, change)
+    return ref.size + sum(part.size for part in refs)
+
+
+def _send_parts(objects: ObjectStore, parts: Iterable[np.ndarray]) -> list[PartsRef]:
+    """Send parts, as many to an object as make it large enough."""
+    refs: list[PartsRef] = []
+    sending: list[Future[None]] = []
+    some, size = list[np.ndarray](), 0
+
+    def send() -> None:
+        while len(sending) >= _SENDS:
+            sending.pop(0).result()
+        data = b"".join(part.data for part in some)
+        refs.append(PartsRef(new_name(), len(data)))
+        name = refs[-1].name
+        sending.extend(begin(lambda data: objects.put(name, data), [data], name="memstore-lists"))
+
+    for part in parts:
+        some.append(part)
+        size += len(part)
+        if size >= SEGMENT_BYTES:
+            send()
+            some, size = [], 0
+    if size:
+        send()
+    for each in sending:
+        each.result()
+    return refs

@@ -1,0 +1,131 @@
+"""Lists of a published memory: read in parts from its object store, and published in the next
+manifest.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import accumulate
+
+import numpy as np
+
+from memstore.errors import CorruptMemory, ObjectNotFound
+from memstore.index import passage_files
+from memstore.index.file_parts import FilePart
+from memstore.index.index_file import Unusable
+from memstore.index.passage_directory import PassageDirectory
+from memstore.index.passage_files import Covered, Digested, Made, Place
+from memstore.share.format.lists import ListsRef, PartsRef
+from memstore.share.format.read_pieces import Checked, Extent
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.publication_options import DEADLINE
+from memstore.share.publish.send_lists import send_lists
+from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.read.remote import Remote
+from memstore.store.retrieve.listed_passages import state_of, tokens_covered
+
+
+class PublishedLists:
+    """The objects of a memory's newest manifest as a Place of passage_files."""
+
+    def __init__(self, database: PublishedDatabase) -> None:
+        self._database = database
+
+    @property
+    def name(self) -> str:
+        """See Place."""
+        return self._database.path
+
+    @property
+    def stamp(self) -> str | None:
+        """See Place."""
+        lists = self._lists
+        return None if lists is None else lists.head
+
+    @property
+    def _lists(self) -> ListsRef | None:
+        return self._database.state.manifest.lists
+
+    def head(self) -> np.ndarray:
+        """See Place."""
+        lists = self._lists
+        if lists is None:
+            raise FileNotFoundError
+        where = Checked(Extent(lists.head, 0, lists.size), lists.digest)
+        return np.frombuffer(self._checked([where])[0], np.uint8)
+
+    def parts(self, size: int) -> "PublishedParts":
+        """See Place."""
+        lists = self._lists
+        if lists is None or sum(part.size for part in lists.parts) != size:
+            raise Unusable("its parts are not those that its head tells")
+        return PublishedParts(self._checked, lists.parts)
+
+    def write(self, made: Made) -> int:
+        """See Place."""
+        parts = Digested(made)
+        size = send_lists(self._database.remote.objects, made.digest, parts, parts.head)
+        self._database.refresh()
+        return size
+
+    def _checked(self, where: Sequence[Checked]) -> list[bytes | memoryview]:
+        try:
+            return self._database.pieces.checked(where)
+        except ObjectNotFound:
+            self._database.look_again()
+            raise
+
+
+class PublishedParts:
+    """Parts in objects, as a PartReader. Safe for several threads."""
+
+    def __init__(
+        self,
+        checked: Callable[[Sequence[Checked]], list[bytes | memoryview]],
+        objects: Sequence[PartsRef],
+    ) -> None:
+        """checked: reads them: HeldPieces.checked."""
+        self._read = checked
+        self._names = [each.name for each in objects]
+        self._ends = [0, *accumulate(each.size for each in objects)]
+
+    def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
+        """See PartReader. Raises also ObjectNotFound, where others were published and these are
+        removed.
+        """
+        where = []
+        for start, length, digest in parts:
+            at = bisect_right(self._ends, start) - 1
+            extent = Extent(self._names[at], start - self._ends[at], length)
+            where.append(Checked(extent, digest))
+        return [np.frombuffer(data, np.uint8) for data in self._read(where)]
+
+
+def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> bool:
+    """Publish the lists of a memory's directory, for a selector of this digest, where all that they
+    are of is published, and more than of those that are there; was that so? Raises
+    StoreUnavailable, CorruptMemory.
+    """
+    if directory.stamp is None:
+        return False
+    with closing(Remote(objects, deadline=DEADLINE)) as remote:
+        database = PublishedDatabase(remote, None)
+        there = {entry.row.name: entry.row for entry in database.state.published.values()}
+        own, published = (
+            _covered(place, digest) for place in (directory, PublishedLists(database))
+        )
+    if any(state_of(there.get(one.name)) != one.state for one in own):
+        return False  # what nobody was to see is none of theirs
+    if tokens_covered(own, there) <= tokens_covered(published, there):
+        return False
+    stored = passage_files.parts_of(directory, digest)
+    parts = (part for number in range(len(stored)) for part in stored.read([number]))
+    send_lists(objects, digest, parts, lambda: [directory.head().data])
+    return True
+
+
+def _covered(place: Place, digest: str) -> list[Covered]:
+    try:
+        return passage_files.covered(place, digest)
+    except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
+        return []

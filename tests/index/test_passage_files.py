@@ -1,0 +1,184 @@
+"""What lists are kept as is read as it was made, and nothing else is taken for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from memstore.errors import CorruptMemory
+from memstore.index import passage_files
+from memstore.index.file_parts import FilePart
+from memstore.index.index_file import Unusable, decode_file, encode_file
+from memstore.index.list_codes import list_bytes
+from memstore.index.passage_files import Covered, Digested, Made, PassageWords
+from memstore.index.token_lists import Building
+from memstore.index.word_postings import HeldPostings, keys_of
+
+pytest.importorskip("faiss")
+PASSAGES, TOKENS, WIDTH = 600, 10, 32
+
+
+class Held:
+    """A place in memory."""
+
+    name, stamp = "here", 1
+
+    def __init__(self, made: Made) -> None:
+        parts = Digested(made)
+        self.content = np.concatenate([*parts])
+        self.start = np.frombuffer(b"".join(parts.head()), np.uint8)
+
+    def head(self) -> np.ndarray:
+        return self.start
+
+    def parts(self, size: int) -> "Held":
+        if size != len(self.content):
+            raise Unusable("it is of another size")
+        return self
+
+    def read(self, parts: list[FilePart]) -> list[np.ndarray]:
+        found = [self.content[part.start : part.start + part.length] for part in parts]
+        if any(xxh3_64_intdigest(one.data) != part.digest for one, part in zip(found, parts)):
+            raise CorruptMemory("damaged")
+        return found
+
+    def write(self, made: Made) -> int:
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((PASSAGES * TOKENS, WIDTH))
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    landmarks = (127 * units).round().astype(np.int8)
+    building = Building(landmarks, len(landmarks), PASSAGES)
+    building.add(landmarks, np.full(PASSAGES, TOKENS))
+    keys = keys_of(np.repeat(np.arange(7, 9), PASSAGES), np.tile(np.arange(PASSAGES), 2))
+    words = HeldPostings.of(keys, np.ones(len(keys), np.uint16))
+    covered = [Covered("a", 200, b"1"), Covered("b", PASSAGES - 200, b"2")]
+    lengths = np.full(PASSAGES, 2, np.float32)
+    return Made(building.end(), PassageWords(lengths, words), covered, "selector")
+
+
+def question(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.random.default_rng(seed).standard_normal((3, WIDTH)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True), np.array([0.5, 0.3, 0.2])
+
+
+def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
+    kept = passage_files.read(Held(made), "selector")
+    assert kept.covered == made.covered
+    before = kept.lists.bytes
+    for seed in range(8):
+        here, there = (one.propose(*question(seed), 40, None) for one in (made.lists, kept.lists))
+        assert here is not None and there is not None and there.spread == here.spread
+        assert np.array_equal(here.rows, there.rows)
+    assert before < kept.lists.bytes <= made.lists.bytes
+    assert kept.words is not None and made.words is not None
+    for word in (7, 8, 9):
+        for found, expected in zip(
+            kept.words.postings.find(word), made.words.postings.find(word), strict=True
+        ):
+            assert np.array_equal(found, expected)
+
+
+def test_lists_are_held_once_they_were_asked_for(made: Made) -> None:
+    place = Held(made)
+    kept = passage_files.read(place, "selector")
+    first = kept.lists.propose(*question(0), 40, None)
+    place.content[:] = 0
+    again = kept.lists.propose(*question(0), 40, None)
+    assert first is not None and again is not None and np.array_equal(first.rows, again.rows)
+    with pytest.raises(CorruptMemory):
+        for seed in range(1, 9):
+            kept.lists.propose(*question(seed), 40, None)
+
+
+Change = Callable[[dict[str, Any], list[np.ndarray]], object]
+
+
+def _set(name: str, value: Any) -> Change:
+    return lambda header, arrays: header.update({name: value})
+
+
+def _cut(number: int, by: int) -> Change:
+    def cut(header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        arrays[number] = arrays[number][:-by].copy()
+
+    return cut
+
+
+def _put(number: int, kind: str, value: float) -> Change:
+    def put(header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        arrays[number] = arrays[number].copy()
+        arrays[number].view(kind)[1] = value
+
+    return put
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("digest", "another"),
+        _set("passages", PASSAGES + 1),
+        _set("covered", [["a", PASSAGES - 1, b"1"]]),
+        _set("covered", [[3, PASSAGES, b"1"]]),
+        _set("width", 48),
+        _set("width", 2 * WIDTH),
+        _set("stride", 0),
+        _set("stride", 3),
+        _set("words", 1),
+        _set("words", 1 << 60),
+        _cut(0, 2),
+        _cut(1, 8),
+        _cut(2, WIDTH),
+        _cut(3, 4 * WIDTH),
+        _cut(4, 4),
+        _cut(5, 4),
+        _cut(6, 8),
+        _cut(7, 4),
+        _cut(8, 8),
+        _put(0, "<u2", 0),
+        _put(0, "<u2", 9),
+        _put(3, "<f4", np.nan),
+        _put(4, "<f4", np.inf),
+        _put(5, "<u4", 1 << 31),
+        lambda header, arrays: arrays.pop(),
+    ],
+)
+def test_a_head_that_contradicts_itself_is_not_used(made: Made, change: Change) -> None:
+    place = Held(made)
+    header, arrays = decode_file("head", place.head(), passage_files._Header)
+    told = {name: getattr(header, name) for name in header.__struct_fields__}
+    change(told, arrays)
+    pieces = encode_file(told, [np.ascontiguousarray(array) for array in arrays])
+    place.start = np.frombuffer(b"".join(pieces), np.uint8)
+    with pytest.raises(Unusable):
+        passage_files.read(place, "selector")
+
+
+def test_parts_that_name_passages_that_there_are_not_are_told(made: Made) -> None:
+    covered = [Covered("a", PASSAGES, b"1")]
+    assert made.words is not None
+    keys = made.words.postings.keys + np.uint64(1)  # the last is of a passage behind the last
+    words = PassageWords(made.words.lengths, HeldPostings(keys, made.words.postings.counts))
+    place = Held(Made(made.lists, words, covered, "selector"))
+    kept = passage_files.read(place, "selector")
+    assert kept.words is not None
+    with pytest.raises(CorruptMemory, match="passages that there are not"):
+        kept.words.postings.find(8)
+    (size,) = made.lists.sizes[:1].tolist()
+    assert size
+    place.content[: 4 * size].view("<u4")[0] = PASSAGES
+    header, arrays = decode_file("head", place.head(), passage_files._Header)
+    arrays[6] = arrays[6].copy()
+    arrays[6].view("<u8")[0] = xxh3_64_intdigest(place.content[: list_bytes(size)].data)
+    told = {name: getattr(header, name) for name in header.__struct_fields__}
+    place.start = np.frombuffer(b"".join(encode_file(told, arrays)), np.uint8)
+    kept = passage_files.read(place, "selector")
+    with pytest.raises(CorruptMemory, match="passages that there are not"):
+        for seed in range(30):
+            kept.lists.propose(*question(seed), 40, None)

@@ -1,0 +1,267 @@
+"""A published memory is searched in two stages by lists that lie where it is published: as its
+directory is, of parts that are read as they are asked for.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memstore.errors import CorruptMemory, StoreUnavailable
+from memstore.share.format.published import Published
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.publish import unpublish
+from memstore.store.memory_store import MemoryStore
+from memstore.store.retrieve import first_stage
+from memstore.store.verify.verify_memory import verify_memory
+from support.many_passages import SPEC, WIDTH, add, create, everything, landmarks, question, words
+
+DOCUMENTS, EACH, PROPOSED = 4, 300, 60
+
+pytest.importorskip("faiss")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_stage, "PAYING", 1)
+    monkeypatch.setattr(first_stage, "PROPOSED", PROPOSED)
+    monkeypatch.setattr("memstore.share.publish.send_lists.SEGMENT_BYTES", 1 << 14)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[MemoryStore]:
+    with create(tmp_path / "m") as store:
+        for text in range(1, DOCUMENTS + 1):
+            add(store, str(text), text, EACH)
+        yield store
+
+
+@pytest.fixture
+def url(tmp_path: Path, memory: MemoryStore) -> str:
+    """Where it is published, with lists."""
+    url = f"file://{tmp_path}/published"
+    memory.publish(url)
+    with open_(url) as there:
+        assert there.update_index()
+        built = there.build_index()
+        assert (built["passages"], built["landmarks"]) == (DOCUMENTS * EACH, 12 * DOCUMENTS * EACH)
+        assert not there.update_index()
+    return url
+
+
+def open_(url: str, **options: object) -> MemoryStore:
+    return MemoryStore.open(url, read_only=True, host_budget=1 << 22, **options)
+
+
+def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch.Tensor] | None:
+    """The names and blocks on the shortlist, and their scores."""
+    rows, weights = question(1 + seed % DOCUMENTS, seed * 37 % EACH, seed)
+    names = {document.id: document.name for document in store.documents()}
+    short = store.shortlist(rows, weights, everything(store))
+    if short is None:
+        return None
+    blocks = [(names[d], at) for d, first, end in short.scope for at in range(first, end)]
+    scores = weights @ short.token_maxima(rows, 0, short.scope)
+    words = {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
+    return blocks, scores + short.word_scores(words, short.scope)
+
+
+def objects_of(url: str) -> ObjectStore:
+    return open_object_store(url)
+
+
+def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_path: Path) -> None:
+    memory.build_index()
+    with open_(url) as there, open_(url, local_cache=tmp_path / "cache") as cached:
+        for seed in range(6):
+            here = by_name(memory, seed)
+            assert here is not None
+            for store in (there, cached):
+                found = by_name(store, seed)
+                assert found is not None and found[0] == here[0]
+                torch.testing.assert_close(found[1], here[1])
+
+
+def test_a_question_is_few_requests_deep(url: str) -> None:
+    with open_(url) as there:
+        remote = there._on_disk().catalog.source.remote
+        whole = everything(there)
+        steps: list[int] = []
+        gather = remote.calls.gather
+
+        def counted(work: list[object], *given: object) -> object:
+            steps.append(len(work))
+            return gather(work, *given)
+
+        remote.calls.gather = counted
+        rows, weights = question(1, 37, 0)
+        short = there.shortlist(rows, weights, whole)
+        assert short is not None
+        short.token_maxima(rows, 0, short.scope)
+        # the head, lists, where landmarks lie, landmarks
+        assert len([n for n in steps if n]) == 4
+        short.token_maxima(rows, 0, short.scope)
+        assert len([n for n in steps if n]) == 4
+
+
+def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore, url: str) -> None:
+    with open_(url) as reader, ExitStack() as opened:
+        assert by_name(reader, 0) is not None
+        memory.forget("2")
+        add(memory, "3", 33, EACH - 7, mode="replace")
+        add(memory, "1", 1, EACH + 9, mode="append")
+        add(memory, "new", 5, 20)
+        memory.publish(url, replace=True)
+        unpublish(objects_of(url), ["2"])
+        reader._on_disk().catalog.database.refresh()
+        new = opened.enter_context(open_(url))
+        for store in (reader, new):
+            names = {document.name for document in store.documents()}
+            assert names == {"1", "3", "4", "new"}
+            found = by_name(store, 0)
+            assert found is not None
+            assert {("new", at) for at in range(20)} <= {*found[0]}
+            assert {("3", at) for at in range(EACH - 7)} <= {*found[0]}
+            assert {("1", at) for at in range(EACH + 9)} <= {*found[0]}
+        with open_(url) as again:
+            assert again.build_index()["passages"] == 3 * EACH + 22
+        reader._on_disk().catalog.database.refresh()
+        found = by_name(reader, 3)
+        assert found is not None and len(found[0]) == PROPOSED
+        expected = by_name(opened.enter_context(open_(url)), 3)
+        assert expected is not None and found[0] == expected[0]
+        torch.testing.assert_close(found[1], expected[1])
+
+
+def test_lists_of_an_appended_document_are_read_from_its_pieces(
+    memory: MemoryStore, url: str
+) -> None:
+    add(memory, "1", 1, EACH + 9, mode="append")
+    memory.publish(url)
+    memory.build_index()
+    with open_(url) as there:
+        there.build_index()
+        entry = Published.open(objects_of(url)).entry("1")
+        assert entry is not None
+        assert len([p for p in entry.pieces if (p.kind, p.part) == ("landmarks", 0)]) == 2
+        for seed in range(4):
+            here, found = by_name(memory, seed), by_name(there, seed)
+            assert here is not None and found is not None and here[0] == found[0]
+            torch.testing.assert_close(found[1], here[1])
+
+
+def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
+    objects = objects_of(url)
+    lists = Published.open(objects).manifest.lists
+    assert lists is not None and len(lists.parts) > 2
+    assert {found.name for found in objects.names("lists")} == lists.names
+    reader = open_(url)
+    assert by_name(reader, 0) is not None
+    assert prune(objects, grace=0.0).objects == 0
+    with open_(url) as there:
+        there.build_index()
+    assert prune(objects, grace=0.0).objects >= len(lists.names)
+    newest = Published.open(objects).manifest.lists
+    assert newest is not None and {f.name for f in objects.names("lists")} == newest.names
+    # who had begun with the old ones goes on with the new
+    for seed in range(8):
+        assert by_name(reader, seed) is not None
+    reader.close()
+
+
+def test_damage_costs_time_and_no_answer(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    for name in (lists.head, lists.parts[0].name):
+        path = tmp_path / "published" / name
+        kept = path.read_bytes()
+        path.write_bytes(bytes(len(kept)))
+        with open_(url) as there:
+            assert by_name(there, 0) is None
+            rows, _ = question(1, 37, 0)
+            assert there.token_maxima(rows, 0, everything(there)).shape == (5, DOCUMENTS * EACH)
+        assert "memstore index" in caplog.text
+        caplog.clear()
+        path.write_bytes(kept)
+
+
+def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
+    rows, weights = question(1, 37, 0)
+    with open_(url) as there:
+        short = there.shortlist(rows, weights, everything(there))
+        assert short is not None
+        for path in (tmp_path / "published" / "segments").rglob("*"):
+            if path.is_file():
+                content = np.frombuffer(path.read_bytes(), np.uint8).copy()
+                content[len(content) // 4 :] ^= 1
+                path.write_bytes(content.tobytes())
+        with pytest.raises(CorruptMemory):
+            short.token_maxima(rows, 0, short.scope)
+        for path in (tmp_path / "published" / "segments").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        short = there.shortlist(*question(2, 5, 1), everything(there))
+        assert short is not None
+        with pytest.raises(StoreUnavailable):
+            short.token_maxima(rows, 0, short.scope)
+
+
+def test_another_selector_leaves_no_lists(memory: MemoryStore, url: str) -> None:
+    memory.replace_selector(
+        replace(SPEC, digest="b" * 32),
+        lambda document: [
+            (
+                0,
+                torch.from_numpy(landmarks(int(document.name), EACH)).view(-1, 1, WIDTH),
+                words(int(document.name), EACH),
+            )
+        ],
+    )
+    memory.publish(url)
+    assert Published.open(objects_of(url)).manifest.lists is None
+    with open_(url) as there:
+        assert by_name(there, 0) is None
+        there.build_index()
+        assert by_name(there, 0) is not None
+
+
+def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/other"
+    memory.build_index()
+    memory.publish(url, ["1", "2", "3"])
+    # they tell of a document that is not published
+    assert Published.open(objects_of(url)).manifest.lists is None
+    here = by_name(memory, 0)
+    memory.publish(url)
+    newest = Published.open(objects_of(url)).manifest
+    assert newest.lists is not None
+    memory.publish(url)
+    assert Published.open(objects_of(url)).manifest == newest
+    with open_(url) as there:
+        found = by_name(there, 0)
+        assert here is not None and found is not None and found[0] == here[0]
+        torch.testing.assert_close(found[1], here[1])
+
+
+def test_verify_reads_lists(url: str, tmp_path: Path) -> None:
+    assert verify_memory(url).clean
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    for name in (lists.head, lists.parts[-1].name):
+        path = tmp_path / "published" / name
+        kept = path.read_bytes()
+        for content in (kept[:-1] + bytes([kept[-1] ^ 1]), None):
+            path.unlink()
+            if content is not None:
+                path.write_bytes(content)
+            problems = verify_memory(url).problems
+            assert len(problems) == 1 and "memstore index file://" in problems[0].what
+            path.write_bytes(kept)
