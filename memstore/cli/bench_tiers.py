@@ -1,7 +1,6 @@
 """Measuring the tiers live: a model asks about books with one setting after another."""
 
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from memstore.model.document_ingest import IngestProgress
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.metrics import Metrics
 from memstore.store.memory_store import MemoryStore
+from memstore.temporary import temporary_directory
 from memstore.tiers.stats import COUNTS
 from memstore.tiers.tier_options import DEFAULT_POLICY, PREDICTORS, TierOptions
 from memstore.training.corpus import read_documents
@@ -39,8 +39,8 @@ def books_memory(
     No texts: Python's own documentation and sources. Raises what reading the files and ingesting
     raise.
     """
-    with tempfile.TemporaryDirectory(prefix="memstore-bench-") as directory:
-        path = Path(directory) / "memory"
+    with temporary_directory("memstore-bench-") as directory:
+        path = directory / "memory"
         found = islice(read_documents(texts) if texts else python_text(), books)
         with MemoryStore.create(path, reader.signature) as memory:
             for number, text in enumerate(found, 1):

@@ -1,6 +1,5 @@
 """The command that shows the whole of it."""
 
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from memstore.cli.options.demo_options import DemoOptions
 from memstore.cli.readers import reader_for_new
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, MemoryExists
+from memstore.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from memstore.model.passages.passage_api import PassageAPI
@@ -54,8 +54,8 @@ def _real(options: DemoOptions, *, quiet: bool) -> dict[str, Any]:
     with ExitStack() as stack:
         store = options.store
         if store is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-demo-"))
-            store = Path(folder) / "memory"
+            folder = stack.enter_context(temporary_directory("memstore-demo-"))
+            store = folder / "memory"
         reader = _passage_model(options, store)
         if options.text is not None:
             from memstore.cli.demo.own_book import run_own_book

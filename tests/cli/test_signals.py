@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from memstore.temporary import temporary_directory
 from support.commands import ROOT, run, whole, write_model
 from support.forked import forked
 
@@ -130,6 +131,23 @@ end_in_order(command)
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (143, b"")
+
+
+def test_an_interrupt_while_a_directory_is_removed_leaves_none_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unlink, asked = os.unlink, iter([True])
+
+    def interrupted(*given: object, **more: object) -> None:
+        if next(asked, False):
+            raise KeyboardInterrupt
+        unlink(*given, **more)
+
+    with pytest.raises(KeyboardInterrupt), temporary_directory() as path:
+        for name in "abc":
+            (path / name).touch()
+        monkeypatch.setattr(os, "unlink", interrupted)
+    assert not path.exists()
 
 
 def test_who_asks_again_later_is_obeyed_at_once() -> None:

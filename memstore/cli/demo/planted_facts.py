@@ -4,7 +4,6 @@ process.
 
 import os
 import re
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +26,7 @@ from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
+from memstore.temporary import temporary_directory
 from memstore.training.recipes.facts import Fact
 
 # read by default: by the model that ships, and by one that takes its time
@@ -56,8 +56,8 @@ def run_planted(options: DemoOptions) -> dict[str, Any]:
     with ExitStack() as stack:
         store = options.store
         if store is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-demo-"))
-            store = Path(folder) / "memory"
+            folder = stack.enter_context(temporary_directory("memstore-demo-"))
+            store = folder / "memory"
         began = time.monotonic()
         document, file_bytes = _ingested(reader, by, store, written)
         reading_seconds = time.monotonic() - began
