@@ -52,10 +52,10 @@ def ingest_library(
             show(_line(progress))
 
         progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
+    _tell(progress, number, job, found, failed, as_json=as_json)
     if number:
         with console.working("index", "tokens") as indexing:
             library_ingest.index_library(job.url, indexing)
-    _tell(progress, number, job, found, failed, as_json=as_json)
     if failed:
         raise typer.Exit(1)
 

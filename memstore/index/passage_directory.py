@@ -52,9 +52,9 @@ class PassageDirectory:
         if not self._path.is_symlink():
             sweep(self._path)
         with refusals(self._path):
-            parts = Digested(made)
-            with new_file(self._path / _PARTS) as file:
+            # one takes its place right behind the other: a full disk leaves those that were
+            with new_file(self._path / _PARTS) as file, new_file(self._path / HEAD) as head:
+                parts = Digested(made)
                 file.writelines(part.data for part in parts)
-            with new_file(self._path / HEAD) as file:
-                file.writelines(parts.head())
+                head.writelines(parts.head())
             return sum((self._path / name).stat().st_size for name in (HEAD, _PARTS))

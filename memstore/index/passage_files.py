@@ -173,9 +173,9 @@ def parts_of(place: Place, digest: str) -> StoredParts:
     return StoredParts(place.parts(int(lengths.sum())), lengths, digests)
 
 
-def read(place: Place, digest: str) -> Kept:
-    """What is kept for a selector of this digest. Raises InvalidInput (FAISS is missing), and as
-    Place.head.
+def read(place: Place, digest: str, width: int) -> Kept:
+    """What is kept for a selector of this digest, whose landmarks have this width. Raises
+    InvalidInput (FAISS is missing), and as Place.head.
     """
     header, arrays = _header(place, digest)
     with understood(HEAD):
@@ -192,6 +192,8 @@ def read(place: Place, digest: str) -> Kept:
         every, n = _lengths(header, sizes, digests), len(sizes)
         if len(firsts) != len(every) - n or len(of_words) not in (0, header.passages):
             raise ValueError("its words are not those of its passages")
+        if not (of_words >= 0).all() or not np.isfinite(of_words).all() or header.width != width:
+            raise ValueError("its numbers are none of this selector")
         index = empty_index(trained)
         index.ntotal = int(sizes.sum())
     reader = place.parts(int(every.sum()))

@@ -19,7 +19,7 @@ from memstore.errors import CorruptMemory
 from memstore.index.faiss_head import faiss
 from memstore.index.file_parts import StoredParts
 from memstore.index.late_interaction import INT8_STEPS
-from memstore.index.list_codes import CODE, put_list, sizes_of, untrained_index
+from memstore.index.list_codes import CODE, LEVELS, put_list, sizes_of, untrained_index
 
 SAMPLED = 2048  # passages by which bounds are told
 LEAST_SAMPLED = 256  # of them in a scope: fewer tell nothing
@@ -138,14 +138,16 @@ class TokenLists:
         # one by one, as FAISS does it: together, products may be rounded otherwise
         near = [self.index.quantizer.search(row[None], n)[1] for row, n in zip(q, probed.tolist())]
         wanted = np.unique(np.concatenate(near, axis=1))
+        missing = wanted[(wanted >= 0) & ~self._held[wanted]].tolist()
+        contents = self._stored.read(missing)
         with self._lock:
-            missing = wanted[~self._held[wanted]].tolist()
-            for number, content in zip(missing, self._stored.read(missing)):
+            for number, content in zip(missing, contents):
                 size = int(self.sizes[number])
                 if size and content[: 4 * size].view("<u4").max() >= self.passages:
                     raise CorruptMemory("lists name passages that there are not")
-                put_list(self.index, number, size, content)
-                self._held[number] = True
+                if not self._held[number]:  # by another thread, meanwhile
+                    put_list(self.index, number, size, content)
+                    self._held[number] = True
 
     def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
         """Passages (repeated) of landmarks whose product with a row [width] is above a bound, in
@@ -182,6 +184,11 @@ class Building:
     def wanted(tokens: int) -> int:
         """How many landmarks of so many to train with."""
         return min(tokens, lists_of(tokens) * _TRAINED)
+
+    @staticmethod
+    def least(tokens: int) -> int:
+        """With how many it can be done."""
+        return max(LEVELS, lists_of(tokens))
 
     def add(self, landmarks: np.ndarray, lengths: np.ndarray) -> None:
         """The next passages: landmarks int8 [tokens, width], lengths int64 [n] their tokens."""

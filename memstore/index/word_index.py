@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -102,23 +102,34 @@ class WordIndex:
         """
         with self._lock:
             before = self._rows.documents()
-            known = {number for number, _, wanted in documents if wanted}
-            for number in known:
-                self._rows.keep(number, 0, 0)
-            if self._stored is not None:
-                for number, run in self._rows.all():
-                    if run.start < self._stored_rows:
-                        self._rows.keep(number, 0, 0)
-                self._stored = None
+            self._drop_stored()
             rows = Rows()
-            for number, blocks, wanted in documents:
-                if wanted:
+            for number, blocks, known in documents:
+                if known:
+                    self._rows.keep(number, 0, 0)
                     rows.append(number, 0, blocks)
                 else:
                     rows.end += blocks
-            self._leave_out(rows, lengths)
+            self._renumber(rows, lengths)
             self._stored, self._stored_rows = postings, len(lengths)
             return before - self._rows.documents()
+
+    def untake(self) -> set[int]:
+        """Find no words where they are stored any longer; return the documents whose words are not
+        held now.
+        """
+        with self._lock:
+            before = self._rows.documents()
+            self._drop_stored()
+            return before - self._rows.documents()
+
+    def _drop_stored(self) -> None:
+        """Whoever has rows that are stored has none."""
+        for number, run in self._rows.all():
+            if run.start < self._stored_rows:
+                self._rows.keep(number, 0, 0)
+        self._stored, self._stored_rows = None, 0
+        self._scopes.clear()
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
@@ -156,6 +167,12 @@ class WordIndex:
                 parts.insert(0, stored)
         return found
 
+    def _bring(self, words: Iterable[int]) -> None:
+        """Have what is stored of words: read before others have to wait for it."""
+        stored = self._stored
+        if stored is not None:
+            stored.find_each([*words])
+
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
@@ -164,8 +181,10 @@ class WordIndex:
 
         idf = ln(1 + (N - df + .5) / (df + .5)) over the N blocks of `whole` (None: of the scope),
         of which df hold the word (as Lucene has it), and the mean is theirs. words: hash -> weight,
-        1 for a plain word. Raises DocumentNotFound if a scope names blocks that are not held.
+        1 for a plain word. Raises DocumentNotFound if a scope names blocks that are not held, and
+        what reading stored words raises.
         """
+        self._bring(words)
         with self._lock:
             self._settle()
             if whole is not None:
@@ -183,8 +202,9 @@ class WordIndex:
 
     def spread(self, words: Mapping[int, float], whole: Scope) -> tuple[float, float]:
         """Mean and standard deviation of the scores of all blocks of a scope, told by those that
-        hold a rare word and by a sample of the others.
+        hold a rare word and by a sample of the others. Raises as `scores`.
         """
+        self._bring(words)
         with self._lock:
             self._settle()
             found = self._of(whole)
@@ -251,9 +271,19 @@ class WordIndex:
         return _Scope(ranges, holds, blocks, damping, {}, sample)
 
     def _settle(self) -> None:
-        """Sort what is new, and leave out what was dropped once that is half of all."""
+        """Sort what is new, and leave out what was dropped once that is half of all that is held
+        here.
+        """
         if self._rows.end > 2 * self._rows.live + 64:
-            self._leave_out()
+            first = self._stored_rows
+            live = sum(run.size for _, run in self._rows.all() if run.start >= first)
+            if self._rows.end - first > 2 * live + 64:
+                rows = Rows()
+                rows.end = first
+                for document, run in self._rows.all():
+                    if run.start < first:
+                        rows.insert(document, run)
+                self._renumber(rows, self._lengths[:first])
         if self._new:
             self._sorted.append(HeldPostings.of(*map(np.concatenate, zip(*self._new))))
             self._new = []
@@ -262,23 +292,21 @@ class WordIndex:
         ):
             self._sorted[-2:] = [HeldPostings.of(*map(np.concatenate, zip(*self._sorted[-2:])))]
 
-    def _leave_out(self, rows: Rows | None = None, lengths: np.ndarray | None = None) -> None:
-        """Number anew the rows that some document has, behind others that have these lengths."""
-        rows = Rows() if rows is None else rows
-        first = [] if lengths is None else [lengths]
+    def _renumber(self, rows: Rows, lengths: np.ndarray) -> None:
+        """Give the words that are held here the rows behind these, which have those lengths."""
+        first = self._stored_rows
         number = np.full(self._rows.end, -1, dtype=np.int64)
         for document, run in self._rows.all():
-            number[run.start : run.start + run.size] = np.arange(rows.end, rows.end + run.size)
-            rows.append(document, run.first_block, run.size)
+            if run.start >= first:
+                number[run.start : run.start + run.size] = np.arange(rows.end, rows.end + run.size)
+                rows.append(document, run.first_block, run.size)
         held = [*self._sorted, *self._new]
-        if self._stored is not None:
-            held.append(self._stored.all())
-        self._sorted, self._new, self._stored = [], [], None
+        self._sorted, self._new = [], []
         for keys, counts in held:
             row = number[keys.astype(np.uint32)]
             keys = (keys >> _SHIFT << _SHIFT | row.astype(np.uint64))[row >= 0]
             self._new.append((keys, counts[row >= 0]))
-        self._lengths = np.concatenate([*first, self._lengths[: len(number)][number >= 0]])
+        self._lengths = np.concatenate([lengths, self._lengths[: len(number)][number >= 0]])
         self._rows = rows
         self._scopes.clear()
 

@@ -74,12 +74,6 @@ class StoredPostings:
             for word, some in zip(words, among)
         ]
 
-    def all(self) -> HeldPostings:
-        """Everything. Raises CorruptMemory, StoreUnavailable."""
-        pieces = self._read(range(len(self._stored)))
-        keys, counts = zip(*(pieces[number] for number in range(len(self._stored))))
-        return HeldPostings(np.concatenate(keys), np.concatenate(counts))
-
     def _pieces_of(self, word: int) -> range:
         begin, end = _bounds(word)
         first = max(0, int(np.searchsorted(self._firsts, begin, "left")) - 1)

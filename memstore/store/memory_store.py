@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memstore.disk.files import INDEX, remove_index
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Keep
 from memstore.disk.tables.catalog import Catalog
@@ -108,7 +109,7 @@ class MemoryStore(WrittenDocuments):
         seconds = GRACE if grace is None else grace
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
         report = publish(catalog, documents, place, options, progress)
-        lists = catalog.database.path / "index"
+        lists = catalog.database.path / INDEX
         if catalog.index_spec is not None and lists.exists():
             from memstore.index.passage_directory import PassageDirectory
             from memstore.store.retrieve.published_lists import carry
@@ -148,6 +149,8 @@ class MemoryStore(WrittenDocuments):
         with database.writer():
             before = database.file_bytes
             committed.refresh()
+            if (database.path / INDEX).exists() and self._retrieve().tells_of_gone():
+                remove_index(database.path)
             remove_leftovers(committed)
             database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
             database.rewrite()

@@ -15,6 +15,7 @@ from memstore.errors import CorruptMemory, StoreUnavailable
 from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publish import send_lists
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
@@ -263,5 +264,86 @@ def test_verify_reads_lists(url: str, tmp_path: Path) -> None:
             if content is not None:
                 path.write_bytes(content)
             problems = verify_memory(url).problems
-            assert len(problems) == 1 and "memstore index file://" in problems[0].what
+            assert len(problems) == 1 and "memstore index --store file://" in problems[0].what
             path.write_bytes(kept)
+
+
+def test_words_that_are_away_or_damaged_are_read_from_the_documents(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    with open_(url) as there:
+        expected = by_name(there, 0)
+    path = tmp_path / "published" / lists.parts[-1].name
+    kept = path.read_bytes()
+    for content in (bytes(len(kept)), None):
+        with open_(url) as there:
+            there.shortlist(*question(1, 0, 0), everything(there))  # holds its lists
+            path.unlink()
+            if content is not None:
+                path.write_bytes(content)
+            found = by_name(there, 0)
+            assert found is not None and expected is not None and found[0] == expected[0]
+            torch.testing.assert_close(found[1], expected[1])
+        assert "words are read from the memory instead" in caplog.text
+        caplog.clear()
+        path.write_bytes(kept)
+
+
+def test_what_is_truncated_is_damaged(url: str, tmp_path: Path) -> None:
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    for name in (lists.head, lists.parts[0].name):
+        path = tmp_path / "published" / name
+        kept = path.read_bytes()
+        path.write_bytes(kept[: len(kept) // 2])
+        with open_(url, deadline=0.5) as there:
+            assert by_name(there, 0) is None
+        problems = verify_memory(url).problems
+        assert len(problems) == 1 and "truncated" in problems[0].what
+        path.write_bytes(kept)
+
+
+def test_lists_that_change_while_they_are_sent_are_not_published(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, sent = f"file://{tmp_path}/other", send_lists._send_parts
+    memory.build_index()
+    memory.publish(url)
+    before = Published.open(objects_of(url)).manifest.lists
+    assert before is not None
+    add(memory, "new", 5, EACH)
+    memory.build_index()
+
+    def meanwhile(objects: ObjectStore, parts: object) -> object:
+        add(memory, "private", 6, EACH)
+        memory.build_index()
+        return sent(objects, parts)
+
+    monkeypatch.setattr(send_lists, "_send_parts", meanwhile)
+    memory.publish(url)
+    monkeypatch.undo()
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    assert all(b"private" not in objects_of(url).get(name).tobytes() for name in lists.names)
+    monkeypatch.setattr(first_stage, "PAYING", 1)
+    with open_(url) as there:
+        assert by_name(there, 0) is not None
+
+
+def test_a_memory_is_published_where_its_lists_are_damaged(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    memory.build_index()
+    path = tmp_path / "m" / "index" / "passages.lists"
+    kept = path.read_bytes()
+    for number, content in enumerate((None, kept[:-1], bytes(len(kept)))):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        url = f"file://{tmp_path}/{number}"
+        assert len(memory.publish(url).documents) == DOCUMENTS
+        assert Published.open(objects_of(url)).manifest.lists is None
+        path.unlink(missing_ok=True)
+        path.write_bytes(kept)

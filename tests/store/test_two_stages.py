@@ -25,7 +25,9 @@ from memstore.errors import (
 from memstore.index.scope import Scope
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
+from memstore.store.retrieve.listed_passages import ListedPassages
 from memstore.store.retrieve.shortlist import Shortlist
+from memstore.store.verify.verify_memory import verify_memory
 from support.many_passages import (
     SIGNATURE,
     SPEC,
@@ -235,7 +237,9 @@ def test_words_of_the_files_are_those_of_the_documents(memory: MemoryStore) -> N
         assert torch.equal(some, expected) and (some > 2).sum() in (1, 2)
 
 
-def test_damaged_words_are_told(memory: MemoryStore) -> None:
+def test_damaged_words_are_read_from_the_memory(
+    memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     assert memory.path is not None
     whole, path = everything(memory), memory.path / "index" / "passages.lists"
     damaged = bytearray(path.read_bytes())
@@ -244,8 +248,11 @@ def test_damaged_words_are_told(memory: MemoryStore) -> None:
     path.write_bytes(damaged)
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
         short = shortlist(other, 0, whole)
-        with pytest.raises(CorruptMemory, match="memstore index"):
-            short.word_scores({7: 1.0}, short.scope)
+        found = short.word_scores({7: 1.0}, short.scope)
+        assert "passages.lists is damaged; run `memstore index`" in caplog.text
+        assert torch.equal(other.word_scores({7: 1.0}, short.scope).sign(), found.sign())
+        scores = memory.word_scores({7: 1.0}, whole)
+        torch.testing.assert_close(found, scores[numbers(short.scope, whole)])
 
 
 def test_landmarks_that_are_missing_are_told(memory: MemoryStore) -> None:
@@ -379,6 +386,65 @@ def test_a_full_disk_is_told_and_the_lists_that_were_stay(
     }
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
         assert other.shortlist(*asked(0), whole) is not None
+
+
+def test_the_first_of_two_files_without_the_other_is_no_list(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    (memory.path / "index" / "passages.lists").unlink()
+    with MemoryStore.open(memory.path, host_budget=1 << 22) as other:
+        assert other.shortlist(*asked(0), everything(other)) is None
+        assert other.update_index()
+        other.build_index()
+        assert other.shortlist(*asked(0), everything(other)) is not None
+
+
+def test_a_document_that_changes_between_two_looks_is_told(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, rows = everything(memory), asked(0)[0]
+    short, maxima = shortlist(memory, 0, whole), ListedPassages.maxima
+    number = memory.document("1").id
+
+    def later(*given: object, **more: object) -> torch.Tensor:
+        memory.forget("1")
+        return maxima(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ListedPassages, "maxima", later)
+    with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
+        short.token_maxima(rows, 0, [(number, 40, 41)])
+
+
+def test_nothing_is_made_of_documents_that_all_change(memory: MemoryStore) -> None:
+    def change(done: int, tokens: int) -> None:
+        for document in memory.documents():
+            memory.forget(document.name)
+
+    assert memory.build_index(progress=change) == {}
+    assert memory.build_index() == {}
+
+
+def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
+    assert memory.path is not None
+    memory.compact()
+    assert memory.shortlist(*asked(0), everything(memory)) is not None
+    memory.forget("2")
+    memory.compact()
+    assert not list((memory.path / "index").iterdir())
+
+
+def test_lists_without_landmarks_are_no_difficulty(tmp_path: Path) -> None:
+    with create(tmp_path / "m") as store:
+        add(store, "one", 1, EACH, alike=20)
+        built = store.build_index()
+        assert built["lists"] > 20  # more than there are different landmarks
+        rows, weights = asked(0)
+        assert store.shortlist(rows, weights, everything(store)) is not None
+        url = f"file://{tmp_path}/published"
+        store.publish(url)
+    with MemoryStore.open(url, read_only=True, host_budget=1 << 22) as there:
+        for seed in range(4):
+            assert there.shortlist(*asked(seed), everything(there)) is not None
+    assert verify_memory(url).clean
 
 
 def test_what_lists_are_not_made_of_is_scored_exactly(tmp_path: Path) -> None:

@@ -41,8 +41,15 @@ def words(text: int, passages: int) -> list[list[tuple[int, int]]]:
     ]
 
 
-def add(store: MemoryStore, name: str, text: int, passages: int, mode: str = "new") -> Document:
-    """A document of the passages of a text."""
+def add(
+    store: MemoryStore,
+    name: str,
+    text: int,
+    passages: int,
+    mode: str = "new",
+    alike: int | None = None,
+) -> Document:
+    """A document of the passages of a text; alike: with so many different landmarks at most."""
     writer = store.write_document(
         name,
         source_hash=f"{text}:{passages}",
@@ -57,6 +64,8 @@ def add(store: MemoryStore, name: str, text: int, passages: int, mode: str = "ne
             for at in range(first, passages)
         ]
         flat = torch.from_numpy(landmarks(text, passages)[first:]).view(-1, 1, WIDTH)
+        if alike is not None:
+            flat = flat[torch.arange(len(flat)) % alike]
         writer.add_passages(some, {}, given=[], landmarks=flat, words=words(text, passages)[first:])
         return writer.finish()
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.errors import WrongModel
+from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
 from memstore.share.format.lists import ListsRef, PartsRef, new_name
 from memstore.share.format.manifest import Manifest
@@ -16,6 +16,7 @@ from memstore.share.format.published import Published
 from memstore.share.format.segments import SEGMENT_BYTES
 from memstore.share.objects.daemon_threads import begin
 from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publish.manifest_commit import Change, commit
 
 _SENDS = 4  # objects on their way at once
@@ -28,10 +29,15 @@ def send_lists(
     its bytes. head_of: tells the head, once the parts have gone by.
 
     Documents that came, or changed, meanwhile are none of its, which readers see. Raises WrongModel
-    (another selector by now), MemoryNotFound, StoreUnavailable.
+    (another selector by now), InvalidInput (too many passages), MemoryNotFound, StoreUnavailable.
     """
     refs = _send_parts(objects, parts)
     head = b"".join(head_of())
+    if len(head) > OBJECT_BYTES:
+        raise InvalidInput(
+            f"lists of so many passages have a head of {len(head):,} bytes, which nobody would "
+            "read; publish some documents to another prefix"
+        )
     ref = ListsRef(new_name(), len(head), xxh3_64_intdigest(head), refs)
     objects.put(ref.head, head)
 

@@ -1,5 +1,6 @@
 """A published memory as one manifest has it, seen as what a Catalog takes for a transaction."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -85,12 +86,12 @@ class Snapshot:
     def _piece(self, key: bytes) -> Piece | None:
         """The piece that holds landmarks."""
         entry = self._state.entries.get(int.from_bytes(key[:_BLOCK], "big"))
-        part, first = int.from_bytes(key[_BLOCK : _BLOCK + 2], "big"), _first(key)
-        found = None
-        for piece in () if entry is None else entry.pieces:
-            if (piece.kind, piece.part) == ("landmarks", part) and piece.first <= first:
-                found = piece
-        return found
+        if entry is None:
+            return None
+        part = int.from_bytes(key[_BLOCK : _BLOCK + 2], "big")
+        at = bisect_left(entry.pieces, ("landmarks", part, _first(key) + 1)) - 1
+        found = entry.pieces[at] if at >= 0 else None
+        return found if found is None or found[:2] == ("landmarks", part) else None
 
     def scan_checked(
         self, table: str, start: bytes = b"", end: bytes | None = None

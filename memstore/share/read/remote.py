@@ -20,7 +20,8 @@ T = TypeVar("T")
 GAP, MOST = 128 << 10, 4 << 20
 # Requests of one read, and where they are small in the mean: these only wait for their answers.
 AT_ONCE, SMALL_AT_ONCE, SMALL = 32, 128, 64 << 10
-IN_TIME = 32 << 20  # bytes of one read within the deadline; more of them have longer
+# Bytes of one read within the deadline; more of them have longer, up to so many times.
+IN_TIME, LONGEST = 32 << 20, 100.0
 _TRIES = 3  # of what comes and is not what was asked for
 
 
@@ -62,7 +63,7 @@ class Remote:
 
     def until(self, size: int = 0) -> float:
         """When a read that begins now has to have ended (time.monotonic), of so many bytes."""
-        return time.monotonic() + self.deadline * max(1.0, size / IN_TIME)
+        return time.monotonic() + self.deadline * min(max(1.0, size / IN_TIME), LONGEST)
 
     def read(
         self, extents: Sequence[Extent], check: Callable[[int, memoryview], None], until: float

@@ -30,6 +30,9 @@ PAYING = 1 << 21  # tokens of a scope from where on two stages take less than on
 PROPOSED = 2000  # passages of the lists that are scored exactly
 _NEW = 1 / 4  # of the tokens in lists: so many more are worth making them anew
 
+# by which lists cannot be used, but for a store that is away
+_UNUSABLE = Unusable, InvalidInput, OSError, CorruptMemory, ObjectNotFound
+
 _log = logging.getLogger("memstore")
 
 
@@ -41,7 +44,7 @@ class FirstStage:
         assert table.spec is not None
         self._table, self._spec, self._catalog = table, table.spec, catalog
         self._place = place
-        self._lock = threading.RLock()
+        self._lock, self._opening = threading.RLock(), threading.Lock()
         self._listed: ListedPassages | None = None
         self._stamp: Hashable = None  # of what it was read from
 
@@ -61,16 +64,22 @@ class FirstStage:
         rows: Mapping[int, Document],
     ) -> Shortlist | None:
         """See MemoryStore.shortlist; rows: the memory's ready documents."""
+        problem: Exception | None = None
         for _ in range(2):  # again where others were made meanwhile
             listed = self._open(rows, selected)
             if listed is None:
-                return None
+                break
             try:
                 found = listed.propose(q, weights, scope, PROPOSED, PAYING)
-            except (CorruptMemory, ObjectNotFound) as problem:
-                self._give_up(listed, problem)
+            except (CorruptMemory, ObjectNotFound) as error:
+                problem = error
+                with self._lock:
+                    if self._listed is listed:  # do without until there are others
+                        self._listed = None
                 continue
             return None if found is None else Shortlist(selected, listed, found, scope)
+        if problem is not None:
+            self._warn(problem)
         return None
 
     def follow(self, document: int, row: Document | None) -> None:
@@ -94,28 +103,23 @@ class FirstStage:
         """The lists, read anew where others are kept by now, and words with them. Raises
         StoreUnavailable.
         """
-        with self._lock:
+        with self._opening:
             stamp = self._place.stamp
             if stamp == self._stamp or not self.possible or not has_faiss():
                 return self._listed
-            self._listed = None
+            kept = None
             try:
-                kept = passage_files.read(self._place, self._spec.digest)
-                self._listed = ListedPassages(kept, rows, self._table, self._catalog)
-                self._listed.give_words(selected)
+                kept = passage_files.read(self._place, self._spec.digest, self._spec.width)
             except FileNotFoundError:
                 pass
-            except (Unusable, InvalidInput, OSError, CorruptMemory, ObjectNotFound) as problem:
+            except _UNUSABLE as problem:
                 self._warn(problem)
-            self._stamp = stamp
-            return self._listed
-
-    def _give_up(self, listed: ListedPassages, problem: Exception) -> None:
-        """These lists cannot be read: do without until there are others."""
-        with self._lock:
-            if self._listed is listed:
-                self._listed = None
-                self._warn(problem)
+            with self._lock:  # who follows meanwhile finds them, or they find what was followed
+                self._stamp, self._listed = stamp, None
+                if kept is not None:
+                    self._listed = ListedPassages(kept, rows, self._table, self._catalog)
+                    self._listed.give_words(selected)
+                return self._listed
 
     def _warn(self, problem: Exception) -> None:
         _log.warning(
@@ -131,12 +135,21 @@ class FirstStage:
         tokens = sum(row.tokens for row in [*rows.values()])
         if tokens < PAYING:
             return False
-        try:
-            covered = passage_files.covered(self._place, self._spec.digest)
-        except (Unusable, InvalidInput, OSError, CorruptMemory, ObjectNotFound):
-            covered = []
-        held = tokens_covered(covered, {row.name: row for row in [*rows.values()]})
+        held = tokens_covered(self._covered(), {row.name: row for row in [*rows.values()]})
         return tokens - held >= max(PAYING, _NEW * held)
+
+    def tells_of_gone(self, rows: Mapping[int, Document]) -> bool:
+        """Are the lists of documents that are not among these, or not as they are?"""
+        there = {row.name: row for row in [*rows.values()]}
+        return any(state_of(there.get(one.name)) != one.state for one in self._covered())
+
+    def _covered(self) -> list[Covered]:
+        """The documents of lists that can be read."""
+        try:
+            passage_files.parts_of(self._place, self._spec.digest)
+            return passage_files.covered(self._place, self._spec.digest)
+        except _UNUSABLE:
+            return []
 
     def build(
         self, rows: Mapping[int, Document], progress: Callable[[int, int], None] | None
@@ -150,7 +163,10 @@ class FirstStage:
         documents = sorted((row for row in [*rows.values()] if row.blocks), key=lambda row: row.id)
         if not self.possible or sum(row.tokens for row in documents) < PAYING:
             return {}
-        lists, words, documents = make(self._catalog, self._table, documents, progress)
+        made = make(self._catalog, self._table, documents, progress)
+        if made is None:
+            return {}
+        lists, words, documents = made
         covered = [Covered(row.name, row.blocks, state_of(row)) for row in documents]
         size = self._place.write(Made(lists, words, covered, self._spec.digest))
         return {

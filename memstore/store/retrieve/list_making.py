@@ -25,14 +25,18 @@ def make(
     table: RunTable,
     documents: list[Document],
     progress: Callable[[int, int], None] | None,
-) -> tuple[TokenLists, PassageWords | None, list[Document]]:
+) -> tuple[TokenLists, PassageWords | None, list[Document]] | None:
     """Lists and words (None of a selector that keeps none) of ready documents, and which of them
-    they are of: not those that change meanwhile. progress: called with (tokens done, tokens).
+    they are of: not those that change meanwhile; None where too little is left. progress: called
+    with (tokens done, tokens).
     Raises CorruptMemory, InvalidInput (FAISS is missing), StoreUnavailable.
     """
     tokens = sum(row.tokens for row in documents)
     one_of = tokens / Building.wanted(tokens)
-    some = np.concatenate([*_some(catalog, table, documents, one_of)])
+    sampled = [*_some(catalog, table, documents, one_of)]
+    if sum(map(len, sampled)) < Building.least(tokens):
+        return None
+    some = np.concatenate(sampled)
     building, done = Building(some, tokens, sum(row.blocks for row in documents)), 0
     assert table.spec is not None
     words = _Words() if table.spec.words else None
@@ -51,6 +55,8 @@ def make(
         done += sum(row.tokens for row in rows)
     if progress is not None:
         progress(done, tokens)
+    if not listed:
+        return None
     return building.end(), None if words is None else words.end(), listed
 
 

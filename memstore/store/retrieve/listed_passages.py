@@ -63,9 +63,14 @@ class ListedPassages:
         numbers = self._unknown.copy()
         for row in [*rows.values()]:
             at = self._at.get(row.name)
-            if at is not None and state_of(row) == self._states[at]:
+            if at is not None and self._is_same(row, at):
                 numbers[at] = row.id
         self._know(numbers)
+
+    def _is_same(self, row: Document | None, at: int) -> bool:
+        return (
+            row is not None and row.blocks == self._blocks[at] and state_of(row) == self._states[at]
+        )
 
     def _know(self, numbers: np.ndarray) -> None:
         order = np.argsort(numbers)
@@ -92,12 +97,12 @@ class ListedPassages:
         with self._lock:
             numbers = np.where(self._numbers == document, self._unknown, self._numbers)
             at = None if row is None else self._at.get(row.name)
-            if at is not None and state_of(row) == self._states[at]:
+            if at is not None and self._is_same(row, at):
                 numbers[at] = document
             if (numbers != self._numbers).any():
                 self._know(numbers)
 
-    def _find(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where documents [n] stand in the lists, and bool [n]: are they, as they are now, in
         them.
         """
@@ -132,7 +137,7 @@ class ListedPassages:
 
     def _look(self, scope: Scope) -> _Scope:
         runs = np.array(scope, np.int64).reshape(-1, 3)
-        at, known = self._find(runs[:, 0])
+        at, known = self.find(runs[:, 0])
         whole = known & (runs[:, 1] == 0) & (runs[:, 2] == self._blocks[at])
         order = np.full(len(self._blocks), -1, np.int64)
         order[at[whole]] = np.flatnonzero(whole)
@@ -147,17 +152,17 @@ class ListedPassages:
             int((runs[:, 2] - runs[:, 1]).sum()),
         )
 
-    def covers(self, documents: np.ndarray) -> np.ndarray:
-        """bool [n]: which of these documents are in the lists, and as they were then."""
-        return self._find(documents)[1]
-
     def maxima(
-        self, q: Tensor, documents: np.ndarray, blocks: np.ndarray, selected: SelectorIndex
+        self,
+        q: Tensor,
+        documents: np.ndarray,
+        at: np.ndarray,
+        blocks: np.ndarray,
+        selected: SelectorIndex,
     ) -> Tensor:
-        """As MemoryStore.token_maxima, of single blocks [n] of covered documents [n], read from
-        where they lie. Raises what token_maxima raises.
+        """As MemoryStore.token_maxima, of single blocks [n] of documents [n] that stand there [n]
+        in the lists, read from where they lie. Raises what token_maxima raises.
         """
-        at, _ = self._find(documents)
         begin, rows = self._starts[at], self._starts[at] + blocks
         lengths, ends, each = self.lists.lengths, self.lists.ends, RUN_BLOCKS["token"]
         first = begin + blocks // each * each

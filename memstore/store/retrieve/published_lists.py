@@ -9,12 +9,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from memstore.errors import CorruptMemory, ObjectNotFound
+from memstore.errors import CorruptMemory, ObjectNotFound, StoreUnavailable, WrongModel
 from memstore.index import passage_files
-from memstore.index.file_parts import FilePart
+from memstore.index.file_parts import FilePart, PartReader
 from memstore.index.index_file import Unusable
 from memstore.index.passage_directory import PassageDirectory
-from memstore.index.passage_files import Covered, Digested, Made, Place
+from memstore.index.passage_files import Digested, Made
+from memstore.share.calls.failures import Failure
 from memstore.share.format.lists import ListsRef, PartsRef
 from memstore.share.format.read_pieces import Checked, Extent
 from memstore.share.objects.object_store import ObjectStore
@@ -74,6 +75,11 @@ class PublishedLists:
         except ObjectNotFound:
             self._database.look_again()
             raise
+        except StoreUnavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, Failure) and cause.reason == "short":  # however often it is asked
+                raise CorruptMemory(str(cause)) from error
+            raise
 
 
 class PublishedParts:
@@ -98,34 +104,55 @@ class PublishedParts:
             at = bisect_right(self._ends, start) - 1
             extent = Extent(self._names[at], start - self._ends[at], length)
             where.append(Checked(extent, digest))
-        return [np.frombuffer(data, np.uint8) for data in self._read(where)]
+        # copies: what is read comes in stretches, of which little may be held
+        return [np.frombuffer(bytes(data), np.uint8) for data in self._read(where)]
+
+
+class _AsItWas:
+    """A directory's lists by the head that it has now: parts of others are damaged to it."""
+
+    def __init__(self, directory: PassageDirectory) -> None:
+        """Raises as Place.head."""
+        self._directory, self._head = directory, directory.head()
+        self.name, self.stamp = directory.name, directory.stamp
+
+    def head(self) -> np.ndarray:
+        """See Place."""
+        return self._head
+
+    def parts(self, size: int) -> PartReader:
+        """See Place."""
+        return self._directory.parts(size)
+
+    def write(self, made: Made) -> int:
+        """See Place."""
+        raise NotImplementedError
 
 
 def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> bool:
     """Publish the lists of a memory's directory, for a selector of this digest, where all that they
     are of is published, and more than of those that are there; was that so? Raises
-    StoreUnavailable, CorruptMemory.
+    StoreUnavailable, CorruptMemory (what is published).
     """
-    if directory.stamp is None:
+    try:
+        local = _AsItWas(directory)
+        own, stored = passage_files.covered(local, digest), passage_files.parts_of(local, digest)
+    except (FileNotFoundError, Unusable, OSError):
         return False
     with closing(Remote(objects, deadline=DEADLINE)) as remote:
         database = PublishedDatabase(remote, None)
         there = {entry.row.name: entry.row for entry in database.state.published.values()}
-        own, published = (
-            _covered(place, digest) for place in (directory, PublishedLists(database))
-        )
+        try:
+            published = passage_files.covered(PublishedLists(database), digest)
+        except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
+            published = []
     if any(state_of(there.get(one.name)) != one.state for one in own):
         return False  # what nobody was to see is none of theirs
     if tokens_covered(own, there) <= tokens_covered(published, there):
         return False
-    stored = passage_files.parts_of(directory, digest)
     parts = (part for number in range(len(stored)) for part in stored.read([number]))
-    send_lists(objects, digest, parts, lambda: [directory.head().data])
-    return True
-
-
-def _covered(place: Place, digest: str) -> list[Covered]:
     try:
-        return passage_files.covered(place, digest)
-    except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
-        return []
+        send_lists(objects, digest, parts, lambda: [local.head().data])
+    except (CorruptMemory, WrongModel):  # they are caches, and all else is published
+        return False
+    return True

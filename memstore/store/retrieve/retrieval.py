@@ -253,6 +253,10 @@ class Retrieval:
             return self.engines().build(top_k, progress)
         return self._first_stage.build(self._loaded, progress)
 
+    def tells_of_gone(self) -> bool:
+        """Are lists beside the memory of documents that are gone, or have changed?"""
+        return self._first_stage is not None and self._first_stage.tells_of_gone(self._loaded)
+
     def engines(self) -> FaissFiles:
         """What builds the index. Raises InvalidInput for an index that builds nothing."""
         if self._engines is None:

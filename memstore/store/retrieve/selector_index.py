@@ -2,8 +2,10 @@
 about, read when they are first asked for.
 """
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +18,13 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidInput,
+    ObjectNotFound,
+    WrongModel,
+)
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
@@ -24,6 +32,10 @@ from memstore.index.word_postings import StoredPostings
 from memstore.paused_collection import paused_collection
 from memstore.store.index_entries import IndexEntries
 from memstore.store.retrieve.short_documents import batches, read_whole
+
+T = TypeVar("T")
+
+_log = logging.getLogger("memstore")
 
 
 class SelectorIndex:
@@ -54,13 +66,29 @@ class SelectorIndex:
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
         """See MemoryStore.word_scores; whole: see WordIndex.scores."""
-        self._hold("words", scope if whole is None else whole)
-        return self._words.scores(words, scope, whole)
+        held = scope if whole is None else whole
+        return self._of_words(held, lambda: self._words.scores(words, scope, whole))
 
     def word_spread(self, words: Mapping[int, float], scope: Scope) -> tuple[float, float]:
         """Mean and standard deviation of the scores of a scope: see WordIndex.spread."""
+        return self._of_words(scope, lambda: self._words.spread(words, scope))
+
+    def _of_words(self, scope: Scope, work: Callable[[], T]) -> T:
+        """What is computed of the words of a scope. Those that cannot be read where they are stored
+        for a search in two stages are read from the memory's own table.
+        """
         self._hold("words", scope)
-        return self._words.spread(words, scope)
+        try:
+            return work()
+        except (CorruptMemory, ObjectNotFound) as problem:
+            with self._lock:
+                gone = self._words.untake()
+                self._held["words"] -= gone
+            if not gone:
+                raise
+            _log.warning("%s; words are read from the memory instead", problem)
+        self._hold("words", scope)
+        return work()
 
     def take_words(
         self,

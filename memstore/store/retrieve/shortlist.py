@@ -34,13 +34,16 @@ class Shortlist:
         self._selected.check_current()
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
-        known = self._listed.covers(runs[:, 0])
+        at, known = self._listed.find(runs[:, 0])
         in_lists = np.repeat(known, sizes)
         out = torch.empty(len(q), len(in_lists))
         if known.any():
             first = np.repeat(runs[:, 1] - np.cumsum(sizes) + sizes, sizes)
             documents, blocks = np.repeat(runs[:, 0], sizes), first + np.arange(len(in_lists))
-            found = self._listed.maxima(q, documents[in_lists], blocks[in_lists], self._selected)
+            places = np.repeat(at, sizes)[in_lists]
+            found = self._listed.maxima(
+                q, documents[in_lists], places, blocks[in_lists], self._selected
+            )
             out[:, torch.from_numpy(in_lists)] = found
         if not known.all():
             rest = [scope[number] for number in np.flatnonzero(~known).tolist()]

@@ -7,6 +7,7 @@ from memstore.errors import CorruptMemory, MemstoreError, ObjectNotFound, StoreU
 from memstore.index.index_file import Unusable
 from memstore.index.passage_files import parts_of
 from memstore.share.format.document_pages import Entry
+from memstore.share.format.lists import LISTS
 from memstore.share.format.pieces import Piece
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER, read_footer
@@ -94,14 +95,20 @@ def _check_lists(published: Published) -> Iterator[Problem]:
     selector = published.manifest.selector
     if selector is None or published.manifest.lists is None:
         return
+    lists, url = published.manifest.lists, published.objects.url
+    again = f"run `memstore index --store {url}`"
+    sizes = {found.name: found.size for found in published.objects.names(LISTS)}
+    for name, size in [(lists.head, lists.size), *lists.parts]:
+        if sizes.get(name, -1) != size:
+            yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
+            return
     with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
         try:
-            lists = PublishedLists(PublishedDatabase(remote, None))
-            parts = parts_of(lists, selector.digest)
+            parts = parts_of(PublishedLists(PublishedDatabase(remote, None)), selector.digest)
             for number in range(len(parts)):
                 parts.read([number])
         except (CorruptMemory, ObjectNotFound, Unusable) as error:
-            yield Problem(None, "", f"{error}; run `memstore index {published.objects.url}`")
+            yield Problem(None, "", f"{error}; {again}")
 
 
 def _where(piece: Piece) -> Piece:
