@@ -7,7 +7,8 @@ latency, by a reader that begins with nothing: opening, the first question, and 
 which find lists that were read before; all of them again, last. "deep" counts what is asked one
 after the other: requests that are on their way together are one. "same" is the share of questions
 whose best --best are those that the directory's reader finds. At the end the first question by a
-reader that scores every passage, for which all landmarks are read.
+reader whose local cache an earlier one filled with it, at the last latency, and by one that scores
+every passage, for which all landmarks are read.
 
     python -m benchmarks.real.two_stages_afar --text books-test.jsonl.zst books-val.jsonl.zst \\
         --model smollm2/ --work real/ --documents 16 --questions 20
@@ -15,6 +16,7 @@ reader that scores every passage, for which all landmarks are read.
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +37,7 @@ from benchmarks.real.two_stages import own_options
 from memstore import MemoryStore
 from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.selectors.scoring import score_blocks
+from memstore.share.caches.local_cache import LocalCache
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
@@ -46,13 +49,13 @@ _DEADLINE = 600.0  # seconds
 class Reader:
     """A process's reader that begins with nothing, and what it asked for."""
 
-    def __init__(self, url: str, latency: float) -> None:
+    def __init__(self, url: str, latency: float, local: LocalCache | None = None) -> None:
         self.place = Distant(open_object_store(url), latency)
         self.remote = Remote(self.place, deadline=_DEADLINE)
         self.deep, began = 0, time.perf_counter()
         self._counted(self.remote.calls, "gather", lambda work: any(True for _ in work))
         self._counted(self.remote.calls, "call", lambda work: True)
-        catalog = PublishedCatalog(PublishedDatabase(self.remote, None), None, None)
+        catalog = PublishedCatalog(PublishedDatabase(self.remote, local), local, None)
         self.store = MemoryStore(catalog, catalog.signature, read_only=True)
         self.opening: dict[str, Any] = {
             "seconds": time.perf_counter() - began, "deep": self.deep,
@@ -101,6 +104,7 @@ def main() -> None:
         f"{latency:g}": afar(reader, Reader(url, latency / 1000), asked, expected)
         for latency in options.latency
     }
+    told["local cache"] = cached(reader, url, options.latency[-1] / 1000, asked[0])
     told["every passage scored"] = exact(reader, Reader(url, 0.0), asked[0])
     print(report(told))
     write(options, told)
@@ -145,6 +149,18 @@ def afar(
     }  # fmt: skip
 
 
+def cached(reader: Any, url: str, latency: float, asked: Any) -> dict[str, Any]:
+    """The first question, from a local cache."""
+    told: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(2):
+            there = Reader(url, latency, LocalCache(directory, 1 << 34))
+            with there.measured(told):
+                best(reader, there.store, asked, 1)
+            there.store.close()
+    return told
+
+
 def exact(reader: Any, there: Reader, asked: Any) -> dict[str, Any]:
     """The first question, where every passage is scored."""
     told: dict[str, Any] = {}
@@ -169,6 +185,8 @@ def report(told: dict[str, Any]) -> str:
             rows.append([f"+{latency} ms", way, *(f"{value:,.2f}" for value in medians)])
         rows.append([f"+{latency} ms", f"same {found['same']:.2f}; MB of its own",
                      f"{found['MB resident, own']:.0f}", "", "", "", ""])  # fmt: skip
+    local = [f"{told['local cache'][column]:,.2f}" for column in columns]
+    rows.append(["the last", "first, from a local cache", *local])
     every = [f"{told['every passage scored'][column]:,.2f}" for column in columns]
     rows.append(["+0 ms", "every passage scored", *every])
     return table(["each request", "", *columns], rows)
