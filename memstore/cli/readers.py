@@ -146,7 +146,7 @@ def _say_first_use(name: str) -> None:
     if name == SHIPPED_NAME or Path(name).is_dir():
         return
     check_transformers()
-    from memstore.hf.load import first_use
+    from memstore.hf.directories.model_directory import first_use
 
     said = first_use(name)
     if said is not None:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstore.hf.checks.loading import without_bars
+from memstore.hf.directories.new_directory import new_directory
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_spec import save_landmarks
-from memstore.hf.load import without_bars
 from memstore.hf.lora import merged_weights
-from memstore.hf.new_directory import new_directory
 
 _SAVING = ".saving-"
 

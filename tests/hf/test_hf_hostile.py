@@ -17,10 +17,11 @@ pytest.importorskip("transformers")
 from memstore import MemoryStore
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError
 from memstore.hf.chat_turns import Turns
+from memstore.hf.directories.model_directory import directory_of
+from memstore.hf.directories.new_directory import new_directory
 from memstore.hf.known_selectors import made_here
-from memstore.hf.load import _directory, load_reader, wrap
+from memstore.hf.load import load_reader, wrap
 from memstore.hf.models_by_name import reader_named
-from memstore.hf.new_directory import new_directory
 from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
 from memstore.model.passages.selectors.adaptation import UNADAPTED
 from memstore.model.passages.selectors.pointer_heads import PointerHeads
@@ -41,7 +42,7 @@ def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) ->
     killed = """
 import os, signal, sys
 from pathlib import Path
-from memstore.hf.new_directory import new_directory
+from memstore.hf.directories.new_directory import new_directory
 with new_directory(Path(sys.argv[1]), ".converting-") as made:
     (made / "half").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -93,13 +94,13 @@ def test_weights_that_are_not_there_are_not_drawn(directory: Path) -> None:
     "name", ["Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "some-one/model"]
 )
 def test_a_name_on_the_hub_may_have_dots(name: str) -> None:
-    assert _directory(name) == name
+    assert directory_of(name) == name
 
 
 @pytest.mark.parametrize("name", ["models/a.gguf", "models/a.safetensors", "a", "a/b/c"])
 def test_what_is_no_name_on_the_hub_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="there is no model"):
-        _directory(name)
+        directory_of(name)
 
 
 def test_a_packaged_model_is_meant_whatever_the_working_directory_holds(
