@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memstore.api.async_memory import AsyncMemory as AsyncMemory
     from memstore.api.async_memory import open_async as open_async
     from memstore.api.memory import Memory as Memory
-    from memstore.api.memory import open_memory as open
+    from memstore.api.opening import open_memory as open
     from memstore.errors import MemstoreError as MemstoreError
     from memstore.hf.load import load_reader as load_reader
     from memstore.hf.load import wrap as wrap
@@ -31,7 +31,7 @@ _HOME = {
     "AsyncMemory": "memstore.api.async_memory",
     "Memory": "memstore.api.memory",
     "open_async": "memstore.api.async_memory",
-    "open": "memstore.api.memory",
+    "open": "memstore.api.opening",
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store.memory_store",
     "Answer": "memstore.model.answer",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from memstore.api.answer_stream import AnswerStream
-from memstore.api.memory import TOGETHER, Labels, Memory, OnError, Progress, open_memory
+from memstore.api.memory import TOGETHER, Labels, Memory, OnError, Progress
+from memstore.api.opening import open_memory
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput, MemoryClosed
 from memstore.model.answer import Answer, Matches, Source

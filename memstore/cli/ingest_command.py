@@ -60,11 +60,8 @@ def ingest(
     if cluster.check(how, which):
         ingest_library(paths, which, how, cluster, as_json=as_json)
         return
-    from memstore.disk.format.codec import codec_for_new
     from memstore.store.open_options import on_device
 
-    if how.codec is not None:
-        codec_for_new(how.codec)  # an unknown one is refused, whether or not the memory exists
     found = which.find(paths, store, how.mode)
     alone = len(paths) == 1 and not found.folders
     if alone and found.refused:
@@ -88,9 +85,7 @@ def ingest(
         reading.files(found, first)
         if which.sync:
             reading.forget_lost(found)
-        if reading.memory is not None and reading.memory.update_index():
-            with console.working("index", "layers" if reader.keeps is None else "tokens") as show:
-                reader.build_index(reading.memory, show)
+        reading.build_index()
     if as_json:
         console.emit({"store": str(store), **reading.told()})
     elif found.folders:

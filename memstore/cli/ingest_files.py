@@ -130,6 +130,13 @@ class Reading(Closing):
                 if not self._quiet:
                     console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
 
+    def build_index(self) -> None:
+        """Build what is searched where what was read is not in it yet."""
+        if self.memory is not None and self.memory.update_index():
+            unit = "layers" if self._reader.keeps is None else "tokens"
+            with console.working("index", unit) as show:
+                self._reader.build_index(self.memory, show)
+
     def told(self) -> dict[str, Any]:
         """What became of every file, as plain values."""
         forgotten = {"forgotten": [document.name for document in self._forgotten]}

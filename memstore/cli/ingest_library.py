@@ -62,15 +62,12 @@ def ingest_library(
 
 def _job(how: HowRead, url: str) -> "Job":
     """Raises what `name_of` raises for a published memory's model."""
-    from memstore.disk.format.codec import codec_for_new
     from memstore.hf.models_by_name import default_name, name_of
     from memstore.library.batch import Job
     from memstore.share.format.published import Published
     from memstore.share.objects.open_object_store import open_object_store
 
     codec, newest = how.codec, Published.newest(open_object_store(url, make=True))
-    if codec is not None:
-        codec_for_new(codec)
     if newest is None:
         model = how.by.model or default_name()
     else:

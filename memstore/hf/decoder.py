@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
-from memstore.hf.attention_seam import ForwardCache, apart, attach, run_layers
+from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
+from memstore.hf.rounding import apart
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12

@@ -26,7 +26,8 @@ from memstore.index.faiss_candidates import (
     rescore,
 )
 from memstore.index.faiss_head import FAMILY, HeadIndex, faiss
-from memstore.index.packed import Layer, Lookup, PackedIndex
+from memstore.index.layer_keys import Layer
+from memstore.index.packed import Lookup, PackedIndex
 from memstore.index.query_samples import QuerySamples
 from memstore.index.scope import Hits, Scope
 from memstore.kernels.api import landmark_topk

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Ranges
-from memstore.index.packed import Layer
+from memstore.index.layer_keys import Layer
 from memstore.index.scope import Scope
 
 LANDMARK_DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}

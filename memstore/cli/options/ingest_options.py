@@ -134,13 +134,19 @@ class HowRead:
     ] = 1
 
     def check(self) -> None:
-        """Raises typer.BadParameter for options that do not go together."""
+        """Raises typer.BadParameter for options that do not go together, InvalidConfig for a codec
+        that is unknown, whether or not the memory exists.
+        """
+        from memstore.disk.format.codec import codec_for_new
+
         if self.append and self.replace:
             raise typer.BadParameter("--append and --replace exclude each other")
         if self.score_range is not None and not self.retrieve:
             raise typer.BadParameter(
                 "--score-range chooses among retrieved blocks; it goes with --retrieve"
             )
+        if self.codec is not None:
+            codec_for_new(self.codec)
 
     @property
     def mode(self) -> "Mode":

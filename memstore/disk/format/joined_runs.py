@@ -12,18 +12,8 @@ import numpy as np
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import (
-    DTYPES,
-    KeyRun,
-    Kind,
-    Run,
-    RunForm,
-    TokenRun,
-    WordRun,
-    key_header,
-    token_header,
-    word_header,
-)
+from memstore.disk.format.run_headers import key_header, token_header, word_header
+from memstore.disk.format.runs import DTYPES, KeyRun, Kind, Run, RunForm, TokenRun, WordRun
 
 
 class Size(NamedTuple):

@@ -11,21 +11,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgpack
-import msgspec
 import numpy as np
 
 from memstore.block import Geometry
-from memstore.decode import Count, Positive, typed
+from memstore.decode import typed
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.run_headers import (
+    TokenHeader,
+    WordHeader,
+    expect,
+    key_header,
+    read_header,
+    token_header,
+    word_header,
+)
 
 Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
-_LONGER = [128, 256, 65536, 65536]  # from where on msgpack tells a number in a byte more
-_MOST_HEADER = 1024  # bytes
 DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
+_LONGER = [128, 256, 65536, 65536]  # from where on msgpack tells a number in a byte more
 
 
 class KeyRun(NamedTuple):
@@ -155,14 +162,7 @@ class RunForm(NamedTuple):
         """The run of a value, whose numbers lie in it. Raises ValueError for what is no run of this
         form.
         """
-        try:
-            unpacker = msgpack.Unpacker(
-                max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8
-            )
-            unpacker.feed(value[:_MOST_HEADER])
-            told, start = unpacker.unpack(), unpacker.tell()
-        except msgpack.UnpackException as error:
-            raise ValueError(f"its header is not understood: {error}") from error
+        told, start = read_header(value)
         if kind == "landmark":
             return self._keys(first_block, told, value, start)
         if kind == "token":
@@ -170,7 +170,7 @@ class RunForm(NamedTuple):
         return self._words(first_block, told, value, start)
 
     def _keys(self, first_block: int, told: Any, value: bytes, start: int) -> KeyRun:
-        _expect(told, key_header(self.geometry))
+        expect(told, key_header(self.geometry))
         heads, dim, itemsize = (
             self.geometry.num_kv_heads,
             self.geometry.head_dim,
@@ -183,9 +183,9 @@ class RunForm(NamedTuple):
         return KeyRun(first_block, keys)
 
     def _tokens(self, first_block: int, told: Any, value: bytes, start: int) -> TokenRun:
-        form, header = self._of_selector, typed(told, _TokenHeader)
+        form, header = self._of_selector, typed(told, TokenHeader)
         blocks, n, dtype = header.blocks, header.tokens, np.dtype(DTYPES[form.dtype])
-        _expect(told, token_header(form, blocks, n))
+        expect(told, token_header(form, blocks, n))
         _expect_bytes(value, start, 2 * blocks + n * form.heads * form.width * dtype.itemsize)
         lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
         if not lengths.all() or int(lengths.sum()) != n:
@@ -196,8 +196,8 @@ class RunForm(NamedTuple):
         return TokenRun(first_block, flat.reshape(n, form.heads, form.width), lengths)
 
     def _words(self, first_block: int, told: Any, value: bytes, start: int) -> WordRun:
-        header = typed(told, _WordHeader)
-        _expect(told, word_header(self._of_selector, header.blocks, header.words))
+        header = typed(told, WordHeader)
+        expect(told, word_header(self._of_selector, header.blocks, header.words))
         _expect_bytes(value, start, 4 * header.blocks + 6 * header.words)
         sizes = np.frombuffer(value, "<u4", header.blocks, start)
         hashes = np.frombuffer(value, "<u4", header.words, start + 4 * header.blocks)
@@ -213,45 +213,6 @@ class RunForm(NamedTuple):
     def _of_selector(self) -> IndexSpec:
         assert self.spec is not None
         return self.spec
-
-
-class _TokenHeader(msgspec.Struct):
-    kind: str
-    digest: str
-    dtype: str
-    shape: tuple[int, int]
-    blocks: Positive
-    tokens: Positive
-
-
-class _WordHeader(msgspec.Struct):
-    kind: str
-    digest: str
-    blocks: Positive
-    words: Count
-
-
-def key_header(geometry: Geometry) -> dict[str, Any]:
-    """What a run of landmark keys says of itself."""
-    shape = [geometry.num_kv_heads, geometry.head_dim]
-    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
-
-
-def token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
-    """What a run of token landmarks says of itself."""
-    shape = [form.heads, form.width]
-    told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
-    return {**told, "blocks": blocks, "tokens": tokens}
-
-
-def word_header(form: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
-    """What a run of words says of itself."""
-    return {"kind": "words", "digest": form.digest, "blocks": blocks, "words": words}
-
-
-def _expect(told: Any, expected: dict[str, Any]) -> None:
-    if told != expected:
-        raise ValueError(f"expected {expected}, found {told}; update memstore, or run verify")
 
 
 def _expect_bytes(value: bytes, start: int, size: int) -> None:

@@ -1,6 +1,7 @@
 """Ingest by a landmark model: a session whose own blocks are the document's."""
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from memstore.disk.format.document import IngestSettings
@@ -76,20 +77,31 @@ def ingest_by_landmarks(
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
         # ingest skips what it has.
-        pending = writer.replaced_tokens().ids.tolist()
-        skip = max(0, resumed - base)
-        for ids in tokenizer.encode_stream(text.pieces()):
-            dropped = min(skip, len(ids))
-            skip -= dropped
-            pending.extend(ids[dropped:])
-            done = 0
-            while len(pending) - done > session.chunk_tokens:
-                yield read(pending[done : done + session.chunk_tokens])
-                done += session.chunk_tokens
-            del pending[:done]
-        if pending:
-            yield read(pending)
+        again, skip = writer.replaced_tokens().ids.tolist(), max(0, resumed - base)
+        tokens = tokenizer.encode_stream(text.pieces())
+        for ids in _chunks(again, tokens, skip, session.chunk_tokens):
+            yield read(ids)
         return writer.finish()
+
+
+def _chunks(
+    first: list[int], tokens: Iterable[list[int]], skip: int, size: int
+) -> Iterator[list[int]]:
+    """Chunks of so many tokens, the last of at least one: `first`, then `tokens` but for so many
+    that are skipped.
+    """
+    pending = first
+    for ids in tokens:
+        dropped = min(skip, len(ids))
+        skip -= dropped
+        pending.extend(ids[dropped:])
+        done = 0
+        while len(pending) - done > size:
+            yield pending[done : done + size]
+            done += size
+        del pending[:done]
+    if pending:
+        yield pending
 
 
 def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
