@@ -61,6 +61,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny decoder of random weights, which nobody changes."""
+    from support.tiny_decoder import saved
+
+    return saved(tmp_path_factory.mktemp("decoder") / "tiny")
+
+
 @pytest.fixture
 def the_model(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that are not told of a model take the tiny one."""

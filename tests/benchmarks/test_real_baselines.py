@@ -22,7 +22,7 @@ from benchmarks.real.recall_tables import (
 )
 from benchmarks.real.results import Results, Row
 from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import tokenizer
 
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
@@ -37,16 +37,6 @@ from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.learned_selector import Learned, Projection
 from memstore.model.passages.selectors.selector_sum import Sum
 from memstore.model.passages.selectors.selector_sum import Words as OurWords
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of a few layers."""
-    path = tmp_path_factory.mktemp("model")
-    decoder("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
-
 
 HAY = "the grass is green and the sky is blue . "
 DOCUMENTS = {
@@ -73,18 +63,18 @@ QUESTIONS = [
 ]
 
 
-def test_passages_have_their_context_in_front_as_text(directory: Path) -> None:
+def test_passages_have_their_context_in_front_as_text(tiny: Path) -> None:
     text = " ".join(f"The fox of row {number} is red." for number in range(20))
-    spans = passages(tokenizer_of(directory), 32, context="sentence")(text)
-    without = passages(tokenizer_of(directory), 32)(text)
+    spans = passages(tokenizer_of(tiny), 32, context="sentence")(text)
+    without = passages(tokenizer_of(tiny), 32)(text)
     assert len(spans) > 2 and not spans[0].lead
     for before, span in pairwise(spans):
         assert span.lead.strip() and text[: before.end].endswith(span.lead.strip())
     assert [one[:2] for one in spans] == [one[:2] for one in without]
 
 
-def test_words_find_the_block_that_has_them(directory: Path) -> None:
-    blocks = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS)
+def test_words_find_the_block_that_has_them(tiny: Path) -> None:
+    blocks = Blocks(passages(tokenizer_of(tiny), 32), DOCUMENTS)
     for question in QUESTIONS:
         scores = Words(blocks).scores(question)
         scope = blocks.scope(question.documents)
@@ -110,13 +100,13 @@ def test_ranks_are_fused_and_what_a_chooser_does_not_find_counts_nothing() -> No
 
 
 def test_a_baseline_says_nothing_below_its_threshold_and_reads_as_many_as_is_said(
-    directory: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path
 ) -> None:
-    blocks = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS)
+    blocks = Blocks(passages(tokenizer_of(tiny), 32), DOCUMENTS)
     best = float(Words(blocks).scores(QUESTIONS[0]).max())
     how = {"bm25": Tuned(2, best, 0.0)}
     lookup = LookupSettings(top_k=3, score_range=1.0)
-    baselines = Baselines(directory, "float32", blocks, tmp_path, tuned=how, lookup=lookup)
+    baselines = Baselines(tiny, "float32", blocks, tmp_path, tuned=how, lookup=lookup)
     row = baselines.method("bm25").ask(QUESTIONS[:1])[0]
     assert row["answered"] and len(row["read"]) == 2
     baselines.tuned = {"bm25": Tuned(2, best + 0.01, 0.0)}
@@ -166,27 +156,25 @@ def test_differences_are_those_on_the_same_questions() -> None:
     assert "| 64 " in worths(rows, ["bm25@1"]) and "-0.375" in worths(rows, ["bm25@1"])
 
 
-def test_prompts_read_side_by_side_are_answered_as_each_alone(directory: Path) -> None:
+def test_prompts_read_side_by_side_are_answered_as_each_alone(tiny: Path) -> None:
     texts = [["the code of the fox is 7 ."], [], ["grass", "sky is blue"], DOCUMENTS.values()]
     pairs = [(question, list(some)) for question in QUESTIONS for some in texts]
-    together = Prompted(directory).answers(pairs)
-    alone = [Prompted(directory).answers([pair])[0] for pair in pairs]
+    together = Prompted(tiny).answers(pairs)
+    alone = [Prompted(tiny).answers([pair])[0] for pair in pairs]
     assert together == alone
     assert any(answered.said for answered in alone)
 
 
-def test_a_forced_answer_is_right_if_greedy_decoding_says_it(directory: Path) -> None:
-    prompted = Prompted(directory)
+def test_a_forced_answer_is_right_if_greedy_decoding_says_it(tiny: Path) -> None:
+    prompted = Prompted(tiny)
     prompt = prompted.ids("q what is the code of the fox ? a the code is")
     said = prompted.ids(prompted.generate([prompt], 3)[0])
     assert said and prompted.forced([prompt], [said]) == [True]
     assert prompted.forced([prompt], [[said[0], (said[1] + 1) % 20]]) == [False]
 
 
-def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
-    directory: Path, tmp_path: Path
-) -> None:
-    blocks, prompted = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS), Prompted(directory)
+def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(tiny: Path, tmp_path: Path) -> None:
+    blocks, prompted = (Blocks(passages(tokenizer_of(tiny), 32), DOCUMENTS), Prompted(tiny))
     made: list[str] = []
 
     def method(name: str) -> object:
@@ -219,22 +207,22 @@ def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
 
 
 def test_a_memory_is_read_into_once_and_tells_what_it_chose(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = Blocks(passages(tokenizer_of(directory)), DOCUMENTS)
+    blocks = Blocks(passages(tokenizer_of(tiny)), DOCUMENTS)
 
     def asked_anew() -> list[list[Row]]:
-        with Memory(load_reader(directory), tmp_path / "memory", blocks) as memory:
+        with Memory(load_reader(tiny), tmp_path / "memory", blocks) as memory:
             memory.read_in(DOCUMENTS)
             methods = [memory.method("memory@1"), memory.method("memory-right")]
-            methods.append(memory.as_text(Prompted(directory)))
+            methods.append(memory.as_text(Prompted(tiny)))
             return [method.ask(QUESTIONS) for method in methods]
 
     first = asked_anew()
     assert "2/2 documents read" in capsys.readouterr().out
     assert asked_anew() == first
     assert "read" not in capsys.readouterr().out
-    prompted, blocks_of = Prompted(directory), blocks.texts
+    prompted, blocks_of = Prompted(tiny), blocks.texts
     for row, given, text, question in zip(*first, QUESTIONS):
         asked = prompted.answers([(question, blocks_of(text["read"]))])[0]
         assert text["answered"] and asked == (text["right"], text["said"])
@@ -243,7 +231,7 @@ def test_a_memory_is_read_into_once_and_tells_what_it_chose(
 
 
 def test_the_choice_alone_scores_blocks_as_a_memory_that_changed_its_selector_does(
-    directory: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path
 ) -> None:
     import torch
 
@@ -254,13 +242,13 @@ def test_the_choice_alone_scores_blocks_as_a_memory_that_changed_its_selector_do
     learned = Learned(2, Projection(weights, flat, ones, flat, ones, flat, idf))
     adaptation = Adaptation(Sum([(learned, 1.0), (OurWords(), 0.1)]))
     long = {"a": DOCUMENTS["a"] * 20, "b": DOCUMENTS["b"]}  # of many passages
-    blocks = Blocks(passages(tokenizer_of(directory)), long)
-    with Memory(load_reader(directory), tmp_path / "m", blocks) as memory:
+    blocks = Blocks(passages(tokenizer_of(tiny)), long)
+    with Memory(load_reader(tiny), tmp_path / "m", blocks) as memory:
         memory.read_in(long)  # to be found by another selector
-    with Memory(load_reader(directory, adaptation=adaptation), tmp_path / "m", blocks) as memory:
+    with Memory(load_reader(tiny, adaptation=adaptation), tmp_path / "m", blocks) as memory:
         memory.method("memory").ask(QUESTIONS[:1])
         expected = memory.seen.last.numpy()
-    alone = Chosen(load_reader(directory, adaptation=adaptation), blocks, tmp_path, "test")
+    alone = Chosen(load_reader(tiny, adaptation=adaptation), blocks, tmp_path, "test")
     np.testing.assert_allclose(alone.scores(QUESTIONS[0]), expected, atol=1e-4)
-    kept = Chosen(load_reader(directory, adaptation=adaptation), blocks, tmp_path, "test")
+    kept = Chosen(load_reader(tiny, adaptation=adaptation), blocks, tmp_path, "test")
     assert np.array_equal(kept.scores(QUESTIONS[0]), alone.scores(QUESTIONS[0]))

@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from support.tiny_decoder import decoder, tokenizer
-
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
@@ -36,23 +34,15 @@ WINDOW, START = 128, 512
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    decoder("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def memory(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def memory(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two texts that are the same but for what follows token START."""
     texts = {"a": "".join(STORY[n % 3] for n in range(40))}
-    offsets = counting(directory)
+    offsets = counting(tiny)
     until = offsets(texts["a"])[START][0]
     texts["b"] = texts["a"][:until] + "the fox is 7 7 7 " * 60
-    reader = load_reader(directory, dtype=torch.float32)
+    reader = load_reader(tiny, dtype=torch.float32)
     place = tmp_path_factory.mktemp("m") / "memory"
-    with Memory(reader, place, Blocks(passages(tokenizer_of(directory)), texts)) as memory:
+    with Memory(reader, place, Blocks(passages(tokenizer_of(tiny)), texts)) as memory:
         memory.read_in(texts)
         yield memory
 
@@ -112,8 +102,8 @@ def test_tables_of_continuing_tell_differences_to_the_window() -> None:
     assert "| 50% " in gated and "-0.2500" in gated
 
 
-def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(directory: Path) -> None:
-    prompted = Prompted(directory)
+def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(tiny: Path) -> None:
+    prompted = Prompted(tiny)
     ids = prompted.ids("".join(STORY) * 3)
     behind, token = Stock(prompted.model, 17).read(ids)
     with torch.no_grad():
@@ -135,7 +125,7 @@ def test_the_first_token_that_is_timed_is_that_of_the_answer(memory: Memory) -> 
 
 
 def test_every_time_is_measured_and_told(
-    memory: Memory, directory: Path, capsys: pytest.CaptureFixture[str]
+    memory: Memory, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {
         "length": 512,
@@ -147,8 +137,8 @@ def test_every_time_is_measured_and_told(
         "keep": "kv",
     }
     options = argparse.Namespace(**given, dtype="float32")
-    hay = Hay(counting(directory), ["".join(STORY) * 60], Random(0))
-    found = speed.measure(memory, Prompted(directory), hay, options, document="a")
+    hay = Hay(counting(tiny), ["".join(STORY) * 60], Random(0))
+    found = speed.measure(memory, Prompted(tiny), hay, options, document="a")
     speed.report(found, options)
     told = capsys.readouterr().out
     assert all(f"| {name} " in told for name in [*found["first"], *found["decoding"]])

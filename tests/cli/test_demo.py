@@ -9,16 +9,6 @@ from memstore.cli.demo import real_book
 from memstore.cli.demo.real_book import chapters, print_real_book, questions
 from support.commands import refused, run
 from support.forked_questions import forked_questions
-from support.tiny_decoder import decoder, tokenizer
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a decoder of random weights."""
-    path = tmp_path_factory.mktemp("decoder") / "tiny"
-    decoder("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
 
 
 def test_every_question_is_answered_by_one_passage_of_the_book() -> None:

@@ -8,7 +8,7 @@ from memstore import MemoryStore
 from memstore.errors import InvalidInput, StorageFull
 from memstore.model.landmark.landmark_ingest import about_tokens
 from memstore.model.texts.source_text import Text
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import word_reader
 from support.tiny_model import text, tiny_model
 
 
@@ -17,12 +17,7 @@ def landmark_reader(path):
 
 
 def choosing_reader(path):
-    pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
-
-    made = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), read_from=2))
+    made = word_reader(read_from=2)
     made.lookup = made.lookup.changed(chunk_blocks=2)
     made.window_blocks = 3
     return made

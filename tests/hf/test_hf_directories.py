@@ -4,7 +4,6 @@ line; and nothing that they name is run, fetched or followed.
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,6 @@ from memstore.hf.models_by_name import reader_named
 from memstore.hf.tokenizer import OffsetTokenizer
 
 Change = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("made") / "model"
-    decoder("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def directory(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    return Path(shutil.copytree(made, tmp_path / "model"))
 
 
 def change(file: Path, **changed: Any) -> None:

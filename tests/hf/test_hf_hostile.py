@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import decoder, pointer_heads, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -24,18 +24,8 @@ from memstore.hf.load import load_reader, wrap
 from memstore.hf.models_by_name import reader_named
 from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
 from memstore.model.passages.selectors.adaptation import UNADAPTED
-from memstore.model.passages.selectors.pointer_heads import PointerHeads
 
 TEXT = "The red kettle of the mill is number 7. Nobody knew it.\n" * 8
-
-
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "model"
-    decoder("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
 
 
 def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) -> None:
@@ -161,8 +151,7 @@ def test_a_published_memory_of_another_selector_says_where_it_is_changed(
         reader.ingest(TEXT, store, name="inventory")
         store.publish(url)
     other = load_reader(directory, dtype=torch.float32)
-    sizes = (other.shape.num_heads, other.shape.num_kv_heads, other.shape.head_dim)
-    other.selector = PointerHeads([(2, 1)], sizes, other.rotate)
+    other.selector = pointer_heads(other, (2, 1))
     with (
         MemoryStore.open(url, reader.signature) as store,
         pytest.raises(MemstoreError, match="publish it again") as refused,

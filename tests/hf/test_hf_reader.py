@@ -11,7 +11,7 @@ from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -19,13 +19,9 @@ from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
-from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.model.passages.repositioned_attention import RepositionedAttention
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.pointer_heads import PointerHeads
 from memstore.model.passages.selectors.selector import Gate
-from memstore.model.passages.selectors.selector_sum import Words
 from memstore.model.texts.document_text import document_text
 
 SENTENCES = [
@@ -41,18 +37,9 @@ TEXT = "".join(SENTENCES)
 QUESTION = "What number has the copper anchor of the orchard?"
 
 
-def reader_of(model=None, *, chat=True, **adapted):
-    made = HuggingFacePassageModel(
-        decoder("llama") if model is None else model,
-        tokenizer(chat),
-        Adaptation(Words(), **{"top_k": 1, **adapted}),
-    )
-    return made
-
-
 @pytest.fixture(scope="module")
 def reader():
-    return reader_of()
+    return word_reader()
 
 
 @pytest.fixture
@@ -144,7 +131,7 @@ def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
 
 
 def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
-    reader = reader_of(context="all")
+    reader = word_reader(context="all")
     text = "# The inventory\n\n" + TEXT
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(text, store, name="inventory")
@@ -164,7 +151,7 @@ def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
 
 
 def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
-    other = reader_of(context="sentence")
+    other = word_reader(context="sentence")
     with pytest.raises(InvalidInput, match="context=none"):
         other.ingest("One barrel is gone. ", store, name="inventory", mode="append")
     other.ingest(TEXT, store, name="inventory", mode="replace")
@@ -173,7 +160,7 @@ def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
 
 
 def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
-    reader = reader_of(read_from=2)
+    reader = word_reader(read_from=2)
     assert reader.shape.memory_layers == (2, 3)
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
@@ -218,7 +205,7 @@ def test_a_later_turn_chooses_anew_and_knows_what_was_said(reader, store):
 
 
 def test_without_a_chat_template_a_question_is_read_as_typed(tmp_path):
-    reader = reader_of(chat=False)
+    reader = word_reader(chat=False)
     ids, words = reader.turn_ids("The number is ", first=True)
     assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
 
@@ -266,7 +253,7 @@ def test_a_tokenizer_that_changes_its_text_is_refused():
 
 
 def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
-    other = reader_of(decoder("qwen2"))
+    other = word_reader(decoder("qwen2"))
     with pytest.raises(WrongModel, match="weights"):
         MemoryStore.open(store.path, other.signature)
     with pytest.raises(InvalidInput, match="system prompt"):
@@ -289,11 +276,7 @@ def test_what_is_no_model_is_named_in_one_line(tmp_path):
         load_reader(tmp_path / "empty")
 
 
-def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    directory = tmp_path / "model"
-    decoder("llama").save_pretrained(directory)
-    tokenizer().save_pretrained(directory)
+def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     first = load_reader(directory, dtype=torch.float32).signature
     assert (tmp_path / "cache" / "weights.json").is_file()
     assert load_reader(directory, dtype=torch.bfloat16).signature == first
@@ -313,11 +296,9 @@ def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatc
 
 
 def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tmp_path):
-    plain = reader_of()
-    shape = plain.shape
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    heads = PointerHeads([(2, 1), (1, 3)], sizes, plain.rotate)
-    pointing = reader_of(plain.model)
+    plain = word_reader()
+    heads = pointer_heads(plain, (2, 1), (1, 3))
+    pointing = word_reader(plain.model)
     pointing.selector = heads
     with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
         pointing.ingest(TEXT, store, name="inventory")
@@ -336,7 +317,7 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
 
 
 def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
-    reader = reader_of(gate=Gate(1.0))
+    reader = word_reader(gate=Gate(1.0))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)
@@ -378,8 +359,7 @@ def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (example,) = (one for one in examples if "model.generate(" in one)
     monkeypatch.chdir(tmp_path)
-    decoder("llama").save_pretrained("model")
-    tokenizer().save_pretrained("model")
+    saved("model")
     generated = "out = model.generate(**memory.inputs, max_new_tokens=2)"
     example = example.replace("model.generate(**memory.inputs)", generated)
     told: dict[str, object] = {"name": "model", "text": TEXT}
@@ -388,10 +368,8 @@ def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch
     assert told["out"].shape[1] == told["memory"].inputs["input_ids"].shape[1] + 2
 
 
-def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    decoder("llama").save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
+@pytest.mark.usefixtures("directory")
+def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 

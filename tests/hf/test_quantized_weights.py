@@ -27,7 +27,7 @@ from memstore.hf.models_by_name import reader_named
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_sum import Words
 from memstore.store.memory_store import MemoryStore
-from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
+from support.tiny_decoder import KINDS, decoder, of_kind, saved, tokenizer
 
 OUT, IN = 48, 96
 _gain = quantized_products.gain
@@ -166,8 +166,7 @@ def test_a_command_refuses_unknown_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("The mill has a red door.")
     model = tmp_path / "model"
-    decoder("llama").save_pretrained(model)
-    tokenizer(True).save_pretrained(model)
+    saved(model)
     given = ["ingest", "a.txt", "--store", "m", "--model", str(model), "--weights", "int3"]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 1 and "choose auto, full, int8, int4" in result.output

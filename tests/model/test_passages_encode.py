@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import decoder, pointer_heads, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -14,15 +14,11 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_encoding import encode, fitting
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.pointer_heads import PointerHeads
 
 
 def reader_of(dtype=torch.float32, **options):
     made = HuggingFacePassageModel(decoder("llama").to(dtype), tokenizer(), **options)
-    shape = made.shape
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    heads = PointerHeads([(2, 1)], sizes, made.rotate)
-    adaptation = Adaptation(heads, read_from=1)
+    adaptation = Adaptation(pointer_heads(made, (2, 1)), read_from=1)
     return HuggingFacePassageModel(made.model, tokenizer(), adaptation, **options)
 
 

@@ -10,7 +10,7 @@ from memstore.model.reads import Read
 from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
 from memstore.serve.answering.trace_report import passage, pieces, report, sources, unit_bytes
 from memstore.store.memory_store import MemoryStore
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import word_reader
 
 DIARY = (
     "We reached the valley late in the evening, and the old man at the gate let us in without a "
@@ -225,14 +225,7 @@ FACT = "The copper anchor of the orchard weighs ninety pounds. "
 
 @pytest.fixture(scope="module")
 def choosing(tmp_path_factory):
-    pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
-
-    made = HuggingFacePassageModel(
-        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3, score_range=None, chained=False)
-    )
+    made = word_reader(top_k=3, score_range=None, chained=False)
     path = tmp_path_factory.mktemp("choosing") / "m"
     with MemoryStore.create(path, made.signature, selector=made.keeps) as store:
         made.ingest(KETTLE * 40 + FACT + LADDER * 40, store, name="inventory")

@@ -21,7 +21,7 @@ import torch
 
 from support.commands import STORY, refused, run, start, whole, write_model
 from support.processes import TELLS_CHILDREN, children_of, runs
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -34,7 +34,6 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import worker_pool as by_workers
 from memstore.model.passages.passage_records import compute
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.pointer_heads import PointerHeads
 from memstore.model.passages.selectors.selector_file import save_selector
 from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.model.passages.worker_pool import Workers
@@ -66,18 +65,15 @@ Other = Callable[[HuggingFacePassageModel, MemoryStore, "Workers | int"], None]
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A decoder, for which a selector of landmarks and words was made."""
     path = tmp_path_factory.mktemp("workers")
-    decoder("llama").save_pretrained(path / "model")
-    tokenizer().save_pretrained(path / "model")
+    saved(path / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTORE_CACHE", str(path / "cache"))
         plain = load_reader(path / "model", dtype=torch.float32)
         assert isinstance(plain, HuggingFacePassageModel)
-        shape = plain.shape
-        heads = PointerHeads(
-            [(1, 0)], (shape.num_heads, shape.num_kv_heads, shape.head_dim), plain.rotate
-        )
         weights = plain.made_for.weights
-        made = Adaptation(Sum([(heads, 1.0), (Words(), 1.0)]), top_k=3, weights=weights)
+        made = Adaptation(
+            Sum([(pointer_heads(plain, (1, 0)), 1.0), (Words(), 1.0)]), top_k=3, weights=weights
+        )
         where = made_here(weights)
         where.parent.mkdir(parents=True)
         save_selector(made, plain.made_for, where)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.browser import browsing, chromium
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import word_reader
 
 pytest.importorskip("fastapi")
 from memstore.serve.api_keys import Access, Keys
@@ -334,14 +334,7 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
 
 
 def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tmp_path):
-    pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
-
-    reader = HuggingFacePassageModel(
-        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2, score_range=None)
-    )
+    reader = word_reader(top_k=2, score_range=None)
     fact = "The copper anchor of the orchard weighs ninety pounds. "
     text = "The red kettle of the mill has no lid. " * 30 + fact + "The ladder broke. " * 90
     with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as store:

@@ -12,7 +12,7 @@ from memstore.disk.format.document import is_of_prompt
 from memstore.serve.settings import ServeSettings
 from support.diary import ANSWER, LETTER, QUESTION
 from support.serving import Served, serving
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import word_reader
 
 NEXT, SECOND = "What is the price of the brown mare?", "310"
 
@@ -207,12 +207,7 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_reader_with_a_chat_template_is_told_instructions_and_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
-
-    reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2))
+    reader = word_reader(top_k=2)
     with serving(tmp_path / "mem", ServeSettings(window_tokens=128), model=reader) as server:
         client = server.openai()
 

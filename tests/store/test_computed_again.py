@@ -21,7 +21,7 @@ from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at
-from support.tiny_decoder import decoder, tokenizer
+from support.tiny_decoder import decoder, pointer_heads, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -32,7 +32,6 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_records as stack
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.passage_choice import Chosen
-from memstore.model.passages.selectors.pointer_heads import PointerHeads
 from memstore.model.passages.selectors.selector_sum import Sum, Words
 
 TEXT = " ".join(
@@ -46,10 +45,7 @@ QUESTION = "What number has the copper anchor of the orchard?"
 
 
 def pointing(reader: HuggingFacePassageModel) -> Adaptation:
-    shape = reader.shape
-    heads = PointerHeads(
-        [(1, 0)], (shape.num_heads, shape.num_kv_heads, shape.head_dim), reader.rotate
-    )
+    heads = pointer_heads(reader, (1, 0))
     return Adaptation(Sum([(heads, 1.0), (Words(), 1.0)]), top_k=3)
 
 
@@ -381,7 +377,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
 
 
 def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
-    words = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=1))
+    words = word_reader()
     with create(words, tmp_path / "text") as text, create(words, tmp_path / "kept") as kept:
         words.ingest(TEXT, text, name="list", keep="text")
         words.ingest(TEXT, kept, name="list")

@@ -1,5 +1,6 @@
 """Random decoders of real architectures, small enough for a test, and a tokenizer for them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,34 @@ def decoder(kind: str, **changed: Any) -> Any:
             if parameter.dim() == 2:
                 parameter.mul_(4)
     return model
+
+
+def saved(path: Path, *, chat: bool = True) -> Path:
+    """The directory of a Llama and its tokenizer."""
+    decoder("llama").save_pretrained(path)
+    tokenizer(chat).save_pretrained(path)
+    return path
+
+
+def word_reader(model: Any = None, *, chat: bool = True, **adapted: Any) -> Any:
+    """A passage model over one (None: a Llama) whose passages are found by words; adapted: as
+    Adaptation takes it.
+    """
+    model = decoder("llama") if model is None else model
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
+
+    adaptation = Adaptation(Words(), **{"top_k": 1, **adapted})
+    return HuggingFacePassageModel(model, tokenizer(chat), adaptation)
+
+
+def pointer_heads(reader: Any, *heads: tuple[int, int]) -> Any:
+    """A selector of these heads (layer, head) of a passage model."""
+    from memstore.model.passages.selectors.pointer_heads import PointerHeads
+
+    sizes = (reader.shape.num_heads, reader.shape.num_kv_heads, reader.shape.head_dim)
+    return PointerHeads(heads, sizes, reader.rotate)
 
 
 def of_kind(kind: str) -> Any:

@@ -34,8 +34,7 @@ from memstore.training.selectors.questions import Split
 from memstore.training.selectors.states import read_states
 from memstore.training.selectors.windows import Mix, Window, WindowWriter, firsts
 from support.paths import ROOT
-from support.tiny_decoder import decoder
-from support.tiny_decoder import tokenizer as tiny_tokenizer
+from support.tiny_decoder import saved
 
 SHIPPED = ROOT / "memstore" / "model" / "landmark" / "weights" / "tokenizer.json"
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
@@ -360,9 +359,7 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    model = tmp_path / "model"
-    decoder("llama").save_pretrained(model)
-    tiny_tokenizer().save_pretrained(model)
+    model = saved(tmp_path / "model")
     prose_file = tmp_path / "prose.txt"
     prose_file.write_text(texts[0])
     assert load_reader(model).selector.spec.name == "words"

@@ -151,14 +151,6 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "base"
-    decoder("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
-
-
 def stages() -> tuple:
     small = {
         "steps": 2,
@@ -175,7 +167,7 @@ def stages() -> tuple:
     return tuple(replace(stage, **small) for stage in finetune_stages())
 
 
-def tuned(out: Path, book: Path, base: Path, rank: int | None, stops: int = 0) -> LandmarkDecoder:
+def tuned(out: Path, book: Path, tiny: Path, rank: int | None, stops: int = 0) -> LandmarkDecoder:
     """A run that is interrupted so many times, after every step, and resumed."""
     left = stops
 
@@ -188,7 +180,7 @@ def tuned(out: Path, book: Path, base: Path, rank: int | None, stops: int = 0) -
     config = TrainConfig(
         out,
         stages=stages(),
-        finetune=Finetune(str(base), SIZE, rank),
+        finetune=Finetune(str(tiny), SIZE, rank),
         precision="float32",
         log_every=1,
     )
@@ -208,18 +200,18 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, book: Path, base: Path) -> dict[int | None, Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory, book: Path, tiny: Path) -> dict[int | None, Run]:
     """By rank; None learns all weights."""
     paths = {rank: tmp_path_factory.mktemp("runs") / str(rank) for rank in (4, None)}
-    return {rank: Run(path, tuned(path, book, base, rank)) for rank, path in paths.items()}
+    return {rank: Run(path, tuned(path, book, tiny, rank)) for rank, path in paths.items()}
 
 
 @pytest.mark.parametrize("rank", [4, None])
 def test_an_interrupted_run_ends_with_the_same_bits(
-    tmp_path: Path, book: Path, base: Path, runs: dict[int | None, Run], rank: int | None
+    tmp_path: Path, book: Path, tiny: Path, runs: dict[int | None, Run], rank: int | None
 ) -> None:
     whole = runs[rank].trained.state_dict()
-    resumed = tuned(tmp_path / "run", book, base, rank, stops=3).state_dict()
+    resumed = tuned(tmp_path / "run", book, tiny, rank, stops=3).state_dict()
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], x) for name, x in resumed.items())
     for name in ("model.safetensors", FILE):
@@ -229,12 +221,12 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
 @pytest.mark.parametrize("rank", [4, None])
 def test_the_directory_reads_as_the_model_that_was_trained(
-    base: Path, runs: dict[int | None, Run], rank: int | None
+    tiny: Path, runs: dict[int | None, Run], rank: int | None
 ) -> None:
     path, trained = runs[rank]
     loaded = load_reader(path, dtype=torch.float32)
     assert isinstance(loaded, HuggingFaceLandmarkModel)
-    before = load_file(base / "model.safetensors")
+    before = load_file(tiny / "model.safetensors")
     after = load_file(path / "model.safetensors")
     assert before.keys() == after.keys()  # merged: what transformers knows, and no more
     changed = {name for name, x in after.items() if not torch.equal(x, before[name])}
@@ -271,12 +263,12 @@ def test_what_learns_is_the_adapters_and_the_two_embeddings(runs: dict[int | Non
 
 
 def test_the_command_trains_what_ask_then_reads_with(
-    tmp_path: Path, book: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, book: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("memstore.training.finetune.finetune_stages", stages)
     run = tmp_path / "run"
-    command = ["train", str(book), "--out", str(run), "--model", str(base), "--block-size", "8"]
+    command = ["train", str(book), "--out", str(run), "--model", str(tiny), "--block-size", "8"]
     told = CliRunner().invoke(app, [*command, "--precision", "float32", "--json"])
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["out"] == str(run)
@@ -286,7 +278,7 @@ def test_the_command_trains_what_ask_then_reads_with(
         reader.ingest("The number of the red lantern is 4711. " * 8, store, name="a")
         answer = reader.ask("What is the number of the red lantern?", store, max_new_tokens=3)
         assert isinstance(answer, Answer) and len(answer.tokens) == 3 and answer.sources
-    other = reader_named(str(base))
+    other = reader_named(str(tiny))
     with pytest.raises(WrongModel, match="was made with run; this is "):
         MemoryStore.open(tmp_path / "m", other.signature).close()
 
@@ -296,28 +288,28 @@ def test_the_command_trains_what_ask_then_reads_with(
     [
         (["--full"], "go with --model"),
         (["--rank", "4"], "go with --model"),
-        (["--model", "{base}", "--full", "--rank", "4"], "choose one"),
-        (["--model", "{base}", "--preset", "test"], "--preset and --init name another"),
-        (["--model", "{base}/none.gguf"], "there is no model"),
-        (["--model", "{base}", "--from-stage", "polish"], "choose one of windows, memory"),
-        (["--model", "{base}", "--resume"], "no training run to resume"),
+        (["--model", "{tiny}", "--full", "--rank", "4"], "choose one"),
+        (["--model", "{tiny}", "--preset", "test"], "--preset and --init name another"),
+        (["--model", "{tiny}/none.gguf"], "there is no model"),
+        (["--model", "{tiny}", "--from-stage", "polish"], "choose one of windows, memory"),
+        (["--model", "{tiny}", "--resume"], "no training run to resume"),
     ],
 )
 def test_wrong_options_are_one_line(
-    tmp_path: Path, book: Path, base: Path, given: list[str], why: str
+    tmp_path: Path, book: Path, tiny: Path, given: list[str], why: str
 ) -> None:
     command = ["train", str(book), "--out", str(tmp_path / "run")]
-    told = CliRunner().invoke(app, command + [part.format(base=base) for part in given])
+    told = CliRunner().invoke(app, command + [part.format(tiny=tiny) for part in given])
     said = told.output if told.exception is None else f"{told.output}{told.exception}"
     assert told.exit_code != 0 and why in " ".join(said.replace("│", " ").split())
 
 
 def test_another_model_or_rank_cannot_go_on_with_a_run(
-    tmp_path: Path, book: Path, base: Path, runs: dict[int | None, Run]
+    tmp_path: Path, book: Path, tiny: Path, runs: dict[int | None, Run]
 ) -> None:
     shutil.copytree(runs[4].path, tmp_path / "run")
     usual = TrainConfig(tmp_path / "run", stages=stages(), precision="float32")
-    for other in (Finetune(str(base), SIZE, 2), Finetune(str(base), 16, 4), None):
+    for other in (Finetune(str(tiny), SIZE, 2), Finetune(str(tiny), 16, 4), None):
         with pytest.raises((InvalidConfig, InvalidInput, InvalidWeights)):
             train(replace(usual, finetune=other), [book], resume=True)
 
