@@ -62,6 +62,16 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text to train on, which every Python has: pages of the language's reference."""
+    from pydoc_data.topics import topics
+
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n".join(list(topics.values())[:25]))
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny decoder of random weights, which nobody changes."""
     from support.tiny_decoder import saved

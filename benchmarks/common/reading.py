@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 from random import Random
-from types import TracebackType
 
 import numpy as np
 
 from benchmarks.common.text import Books
 from memstore import MemoryStore
+from memstore.closing import Closing
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_session import LandmarkSession
 
@@ -64,7 +64,7 @@ def score_whole(model: LandmarkAPI, before: np.ndarray, targets: np.ndarray) -> 
         return model.score(session, targets.tolist())
 
 
-class Reading:
+class Reading(Closing):
     """A text in a session's memory, from which the same targets can be scored again and again. A
     context manager.
     """
@@ -110,14 +110,7 @@ class Reading:
             if session is not self.session:
                 session.close()
 
-    def __enter__(self) -> "Reading":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the text."""
         self.session.close()
         self.store.close()

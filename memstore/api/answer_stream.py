@@ -2,12 +2,13 @@
 
 from collections.abc import Generator, Iterator
 
+from memstore.closing import Closing
 from memstore.errors import InvalidInput
 from memstore.model.answer import Answer
 from memstore.model.chat_session import spoken
 
 
-class AnswerStream(Iterator[str]):
+class AnswerStream(Closing, Iterator[str]):
     """Pieces of an answer's text, never a part of a character; a context manager, which ends the
     answer where it is left early.
     """
@@ -30,12 +31,6 @@ class AnswerStream(Iterator[str]):
     def close(self) -> None:
         """End the answer where it is."""
         self._pieces.close()
-
-    def __enter__(self) -> "AnswerStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _run(self, steps: Generator[str, None, Answer]) -> Generator[str, None, None]:
         self._answer = yield from spoken(steps)

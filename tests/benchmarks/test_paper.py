@@ -5,7 +5,6 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -46,13 +45,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         paper_runs, "default_curriculum", lambda: [replace(stage, **small) for stage in real()]
     )
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n".join(list(topics.values())[:25]))
-    return path
 
 
 def of(directory: Path, book: Path) -> Runs:

@@ -243,19 +243,7 @@ def repair_job(path: str) -> int:
 
 def read_all_job(path: str) -> int:
     """Read everything that a memory says it holds and compare it with what was written."""
-    outcome = RIGHT
-    try:
-        with MemoryStore.open(path, host_budget=BUDGET) as store:
-            for document in store.documents():
-                try:
-                    check_content(store, document, text=int(document.source_hash.split(":")[0]))
-                except MemstoreError:
-                    outcome = NAMED_ERROR
-                except AssertionError:
-                    return WRONG
-    except MemstoreError:
-        outcome = NAMED_ERROR
-    return outcome
+    return _read_job(path, check_content)
 
 
 def verify_job(path: str) -> int:

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
@@ -39,13 +38,6 @@ def stages() -> tuple:
         "warmup": 1,
     }
     return replace(windows, **small), replace(memory, **small)
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n".join(list(topics.values())[:25]))
-    return path
 
 
 def run(

@@ -6,7 +6,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import pytest
@@ -142,13 +141,6 @@ def test_what_cannot_attend_by_landmarks_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidWeights, match=why):
         LandmarkDecoder(decoder(kind, **changed), LandmarkSpec())
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n".join(list(topics.values())[:25]))
-    return path
 
 
 def stages() -> tuple:

@@ -4,7 +4,6 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 from memstore import devices
 from memstore.errors import InvalidConfig
 from memstore.model.landmark.checkpoint import load_checkpoint
-from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.grow import grow
@@ -22,18 +20,7 @@ from memstore.training.objectives import encode_windows
 from memstore.training.train import train
 from memstore.training.train_config import Precision, TrainConfig
 from support.fake_device import FakeDevice
-
-MODEL = ModelConfig(
-    vocab_size=1024,
-    num_layers=2,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    mlp_size=48,
-    block_size=16,
-    top_k=2,
-)
+from support.small_config import MODEL
 
 
 def stages() -> tuple:
@@ -55,13 +42,6 @@ def stages() -> tuple:
     gated = replace(text, **small, data=replace(text.data, question_follows=0.5))
     jumping = replace(memory, **small, max_jump=3)
     return replace(windows, **small, max_jump=3, cmt=True), jumping, gated
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n".join(list(topics.values())[:25]))
-    return path
 
 
 def trained(
