@@ -22,7 +22,6 @@ from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, WildServer, open_at
-from support.tiny_decoder import pointer_heads, word_reader
 from support.tiny_model import text, tiny_model
 
 PHRASE = "the river lantern captain"
@@ -149,15 +148,24 @@ def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -
 
 
 def selectors(made: Any) -> dict[str, Any]:
+    from memstore.model.passages.selectors.pointer_heads import PointerHeads
     from memstore.model.passages.selectors.selector_sum import Sum, Words
 
-    heads = pointer_heads(made, (2, 1), (1, 3))
+    shape = made.shape
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    heads = PointerHeads([(2, 1), (1, 3)], sizes, made.rotate)
     return {"words": Words(), "both": Sum([(heads, 1.0), (Words(), 50.0)])}
 
 
 @pytest.mark.parametrize("kind", ["words", "both"])
 def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
-    reader = word_reader(top_k=3)
+    pytest.importorskip("transformers")
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
+    from support.tiny_decoder import decoder, tokenizer
+
+    reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
     reader.selector = selectors(reader)[kind]
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as directory:
         for seed, name in enumerate(("kettle", "ladder")):

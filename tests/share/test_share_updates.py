@@ -34,14 +34,23 @@ from memstore.store.verify.verify_published import verify_published
 from support.places import WatchedPlace
 from support.published import open_at
 from support.synthetic_documents import SIGNATURE, ingest
-from support.tiny_decoder import word_reader
 
 QUESTION = "What is the price of the brown mare?"
 OLD, NEW = "The price of the brown mare is 310.", "The price of the brown mare is 777."
 FILL = " ".join(f"Nobody saw the number {n} of the valley." for n in range(40))
 
 
-@pytest.fixture(scope="module", params=[load_model, word_reader], ids=["landmarks", "passages"])
+def passage_model() -> ModelAPI:
+    pytest.importorskip("transformers")
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
+    from support.tiny_decoder import decoder, tokenizer
+
+    return HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2))
+
+
+@pytest.fixture(scope="module", params=[load_model, passage_model], ids=["landmarks", "passages"])
 def model(request: pytest.FixtureRequest) -> ModelAPI:
     return request.param()
 
