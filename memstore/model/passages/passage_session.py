@@ -4,7 +4,6 @@ and every memory layer reads them with the question, where a prompt would have t
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from memstore.model.generation import GeneratingSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.activation_capture import STEP, pieces
 from memstore.model.passages.dialogue_buffer import DialogueBuffer
+from memstore.model.passages.gated_choice import GatedChoice
 from memstore.model.passages.passage_fetch import Fetched, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
@@ -24,9 +24,7 @@ from memstore.model.passages.repositioned_attention import (
     computed,
     read_prefix,
 )
-from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
-from memstore.model.passages.selectors.scoring import score_blocks
 from memstore.model.passages.session_passages import OwnPassages
 from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import Run
@@ -71,6 +69,7 @@ class PassageSession(GeneratingSession, Closing):
         self._local = DialogueBuffer(reader, settings.local_tokens)
         self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)
         self._fetch = PassageFetch(reader, store, self._own)
+        self._choose = GatedChoice(reader, store, settings, self._fetch.content)
         self._fetched = Fetched({}, [], {})  # the passages that are read now
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
@@ -183,35 +182,12 @@ class PassageSession(GeneratingSession, Closing):
         before it are read with it, memory never is. Nothing is read where nothing answers.
         """
         captured = self._local.look_ahead(ids, words)
-        found = self._choose(captured, question)
+        self.candidates, found = self._choose(captured, question, self._scope)
         self.answered = found is not None
+        self.lookups.done += self.answered
+        self.lookups.skipped += not self.answered
         self.read(found or [])
         return self.chosen
-
-    def _choose(self, captured: Captured, question: str) -> list[Chosen] | None:
-        """The passages that are meant; None where nothing answers."""
-        selector, gate, caution = self.reader.selector, self.reader.gate, self.settings.caution
-        scores, scope, where, deviation, blocks = score_blocks(
-            selector, captured, question, self.store, self._scope
-        )
-        adds = partial(selector.adds, captured, where)
-        best = Candidates(
-            scores,
-            scope,
-            self.settings.top_k,
-            adds,
-            self._fetch.content,
-            deviation=deviation,
-            blocks=blocks,
-        )
-        self.candidates = best
-        alone = gate is None or gate.answers(scores, caution, blocks=blocks)
-        answers = alone or (
-            gate is not None and gate.answer_together(scores, best.together, caution, blocks=blocks)
-        )
-        self.lookups.done += answers
-        self.lookups.skipped += not answers
-        return best.meant(self.settings, parts=not alone) if answers else None
 
     def read(self, passages: Sequence[Chosen]) -> None:
         """Read these passages, in this order, from now on; none for reading nothing.
