@@ -81,8 +81,13 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
     ("setting", "message"),
     [
         ({"top_k": 0}, "top_k must lie in 1..1024, is 0"),
+        ({"top_k": 5000}, "top_k must lie in 1..1024, is 5000"),
         ({"score_range": float("inf")}, "score_range must be a finite number"),
+        ({"score_range": float("nan")}, "score_range must be a finite number"),
+        ({"score_range": -0.5}, "score_range must be a finite number"),
         ({"recency": -1.0}, "recency must be a finite number"),
+        ({"recency": float("nan")}, "recency must be a finite number"),
+        ({"supersede": -0.5}, "supersede must be a finite number"),
         ({"granularity": "word"}, "granularity must be one of"),
         ({"cmt_cutoff": 1.5}, "cmt_cutoff must lie in 0..1, is 1.5"),
         ({"chunk_blocks": 257}, "chunk_blocks must lie in 1..256, is 257"),

@@ -362,31 +362,6 @@ def test_an_ingest_taken_chunk_by_chunk_may_be_left_and_gone_on_with(tmp_path: P
         )
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"top_k": 0},
-        {"top_k": 5000},
-        {"score_range": -0.5},
-        {"score_range": float("nan")},
-        {"score_range": float("inf")},
-        {"recency": -0.5},
-        {"recency": float("nan")},
-        {"supersede": -0.5},
-        {"cmt_cutoff": 1.5},
-        {"granularity": "all"},
-        {"max_new_tokens": 0},
-        {"temperature": -1.0},
-    ],
-)
-def test_settings_out_of_range_are_named(tmp_path: Path, bad: dict[str, object]) -> None:
-    model = tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(text(50), store, name="a")
-        with pytest.raises(InvalidInput, match=next(iter(bad))):
-            model.ask("the", store, **bad)
-
-
 def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     ids = model.tokenizer.encode(text(120))

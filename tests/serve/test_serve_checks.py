@@ -62,7 +62,9 @@ def test_a_name_that_is_not_the_servers_is_refused(bounded: Served) -> None:
     with bounded.client() as client:
         for host, status in (
             ("evil.example", 421),
+            ("evil.example:80", 421),
             ("localhost.evil.example:80", 421),
+            ("127.0.0.1.evil.example", 421),
             ("", 421),
             ("LOCALHOST:1", 200),
             ("[::1]:8741", 200),
