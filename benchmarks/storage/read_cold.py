@@ -45,111 +45,123 @@ from memstore.disk.format.keys import record_key
 DIRECT_THREADS = (4, 8, 16)
 
 
-def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -> dict[str, Any]:
-    """One row: a shape, whole records or one head of them."""
-    shape, size = memory.shape, len(heads) * memory.shape.unit
-    count = BATCH * len(heads)
-    slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
-    batches = max(1, min(memory.records // BATCH, (options.cold_megabytes << 20) // (BATCH * size)))
-    kept: list[float] = []
-    refused: list[str] = []
-    buffers = [mmap.mmap(-1, 2 << 20) for _ in range(max(DIRECT_THREADS))]
-    for buffer in buffers:
-        buffer.write(bytes(len(buffer)))  # its pages are there
-    views = [memoryview(buffer) for buffer in buffers]
+class Cold:
+    """Ways to read batches of a memory whose pages the cache has dropped, each in GB/s of what is
+    wanted: whole records, or one head of them.
+    """
 
-    def disk(_: int, *, keys: bool = False) -> float:
+    def __init__(self, memory: Memory, heads: Sequence[int], options: argparse.Namespace) -> None:
+        self.memory, self.shape, self.heads = memory, memory.shape, heads
+        self.size = len(heads) * self.shape.unit  # bytes of a record that are wanted
+        most = (options.cold_megabytes << 20) // (BATCH * self.size)
+        self.batches = max(1, min(memory.records // BATCH, most))
+        count = BATCH * len(heads)
+        self.slots = range(count)
+        self.slab = torch.zeros(count, 2, self.shape.rows, self.shape.dim, dtype=torch.float16)
+        self.kept: list[float] = []  # share of the pages that the system kept
+        self.refused: str | None = None  # why O_DIRECT is not to be had
+        buffers = [mmap.mmap(-1, 2 << 20) for _ in range(max(DIRECT_THREADS))]
+        for buffer in buffers:
+            buffer.write(bytes(len(buffer)))  # its pages are there
+        self._views = [memoryview(buffer) for buffer in buffers]
+
+    def disk(self, _: int, *, keys: bool = False) -> float:
+        """The disk tier; keys: once the tree's pages of keys were read again."""
         asked = [
-            [BlockKey(1, 0, block, head) for block in drawn for head in heads]
-            for drawn in memory.sample(batches)
+            [BlockKey(1, 0, block, head) for block in drawn for head in self.heads]
+            for drawn in self.memory.sample(self.batches)
         ]
-        kept.append(memory.drop_cache())
+        self._drop_cache()
         if keys:
-            with memory.database.read() as txn:
-                txn.extents_of(
-                    "blocks",
-                    [record_key(RecordKey(1, block, 0)) for block in range(memory.records)],
-                )
+            with self.memory.database.read() as txn:
+                every = range(self.memory.records)
+                txn.extents_of("blocks", [record_key(RecordKey(1, block, 0)) for block in every])
         return gigabytes(
-            batches * BATCH * size,
-            lambda: [memory.tier.read(units, slab, range(count)) for units in asked],
+            self.batches * BATCH * self.size,
+            lambda: [self.memory.tier.read(units, self.slab, self.slots) for units in asked],
         )
 
-    def gets(_: int) -> float:
-        few = memory.sample(1)
-        kept.append(memory.drop_cache())
+    def gets(self, _: int) -> float:
+        """LMDB's own gets, of one batch."""
+        (drawn,) = self.memory.sample(1)
+        self._drop_cache()
 
         def run() -> None:
-            for drawn in few:
-                with memory.database.read() as txn:
-                    for block in sorted(drawn):
-                        view = txn.view("blocks", record_key(RecordKey(1, block, 0)))
-                        assert view is not None
-                        view[len(view) - shape.record :][:size].tobytes()
+            with self.memory.database.read() as txn:
+                for block in sorted(drawn):
+                    view = txn.view("blocks", record_key(RecordKey(1, block, 0)))
+                    assert view is not None
+                    view[len(view) - self.shape.record :][: self.size].tobytes()
 
-        return gigabytes(len(few) * BATCH * size, run)
+        return gigabytes(BATCH * self.size, run)
 
-    def direct(threads: int) -> Callable[[int], float]:
-        def measure(_: int) -> float:
-            asked = [sorted(pages(drawn)) for drawn in memory.sample(batches)]
-            kept.append(memory.drop_cache())
-            try:
-                file = os.open(memory.file, os.O_RDONLY | os.O_DIRECT)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                refused.append(os.strerror(errno.EINVAL))
-                return float("nan")
+    def direct(self, threads: int, _: int) -> float:
+        """The records' pages with O_DIRECT; not a number where the file system refuses that."""
+        asked = [sorted(self._pages(drawn)) for drawn in self.memory.sample(self.batches)]
+        self._drop_cache()
+        try:
+            file = os.open(self.memory.file, os.O_RDONLY | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.refused = os.strerror(errno.EINVAL)
+            return float("nan")
 
-            def share(thread: int, ranges: Sequence[tuple[int, int]]) -> None:
-                for start, end in ranges[thread::threads]:
-                    os.preadv(file, [views[thread][: end - start]], start)
+        def share(thread: int, ranges: Sequence[tuple[int, int]]) -> None:
+            for start, end in ranges[thread::threads]:
+                os.preadv(file, [self._views[thread][: end - start]], start)
 
-            def run() -> None:
-                for ranges in asked:
-                    list(pool.map(share, range(threads), repeat(ranges)))
+        def run() -> None:
+            for ranges in asked:
+                list(pool.map(share, range(threads), repeat(ranges)))
 
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(time.sleep, [0.01] * threads))  # they are there
-                rate = gigabytes(batches * BATCH * size, run)
-            os.close(file)
-            return rate
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(time.sleep, [0.01] * threads))  # they are there
+            rate = gigabytes(self.batches * BATCH * self.size, run)
+        os.close(file)
+        return rate
 
-        return measure
+    def _drop_cache(self) -> None:
+        self.kept.append(self.memory.drop_cache())
 
-    def pages(drawn: Sequence[int]) -> list[tuple[int, int]]:
+    def _pages(self, drawn: Sequence[int]) -> list[tuple[int, int]]:
         """The file's ranges, in whole pages, that hold header and wanted heads of some records."""
         ranges = []
-        with memory.database.read() as txn:
+        with self.memory.database.read() as txn:
             for block in drawn:
                 place = txn.extents_of("blocks", [record_key(RecordKey(1, block, 0))])[0]
                 assert place is not None
-                start = place.offset + place.size - shape.record + heads[0] * shape.unit
+                start = place.offset + place.size - self.shape.record
+                start += self.heads[0] * self.shape.unit
                 header = (place.offset // mmap.PAGESIZE, place.offset // mmap.PAGESIZE + 1)
-                head = (start // mmap.PAGESIZE, (start + size - 1) // mmap.PAGESIZE + 1)
+                head = (start // mmap.PAGESIZE, (start + self.size - 1) // mmap.PAGESIZE + 1)
                 ranges += [header, head] if head[0] > header[1] else [(header[0], head[1])]
         return [(first * mmap.PAGESIZE, end * mmap.PAGESIZE) for first, end in ranges]
 
+
+def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -> dict[str, Any]:
+    """One row: a shape, whole records or one head of them."""
+    cold = Cold(memory, heads, options)
     runs: dict[str, Callable[[int], float]] = {
-        "disk": disk,
-        "keyed": partial(disk, keys=True),
-        "gets": gets,
+        "disk": cold.disk,
+        "keyed": partial(cold.disk, keys=True),
+        "gets": cold.gets,
     }
-    runs |= {f"direct{threads}": direct(threads) for threads in DIRECT_THREADS}
+    runs |= {f"direct{threads}": partial(cold.direct, threads) for threads in DIRECT_THREADS}
     for name in ("disk", "gets"):
         runs[name](0)  # warm up: the code, not the file
-    kept.clear()
+    cold.kept.clear()
     found = interleaved(runs, options.repeats)
     medians = {name: statistics.median(rates) for name, rates in found.items()}
     row: dict[str, Any] = {
-        "record": shape.name,
+        "record": memory.shape.name,
         "heads": len(heads),
         **{f"{name}_gb_s": rate for name, rate in medians.items()},
         "to_gets": paired_ratio(found["disk"], found["gets"]),
-        "pages_kept": max(kept),
+        "pages_kept": max(cold.kept),
     }
-    if refused:
-        row["direct_refused"] = refused[0]
+    if cold.refused is not None:
+        row["direct_refused"] = cold.refused
     else:
         best = max((name for name in medians if name.startswith("direct")), key=medians.__getitem__)
         row |= {"best_direct": best, "to_direct": paired_ratio(found["disk"], found[best])}

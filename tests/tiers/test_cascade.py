@@ -140,10 +140,6 @@ def test_a_lease_says_which_tier_had_each_unit(memory: Path) -> None:
             with store.lease(units) as lease:
                 assert lease.tiers == expected
                 assert lease.missed.tolist() == [tier != "device" for tier in expected]
-    with MemoryStore.open(memory) as store:
-        for expected in ("disk", "host"):
-            with store.lease([first, second]) as lease:
-                assert lease.tiers == [expected] * 2
 
 
 def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory: Path) -> None:
