@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.kernels.training import Gates, Windows
+from benchmarks.kernels.windows import Gates, Windows
 from memstore.kernels import (
     reference_grouped_softmax,
     reference_landmark_topk,

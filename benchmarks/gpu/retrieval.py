@@ -1,16 +1,50 @@
-"""The kernels of inference, on data that does not fit the cache: landmark top-k against streaming
-the keys once, attention to blocks in their slots, units gathered from page-locked memory.
+"""The kernels of inference, on data that does not fit the cache: how near they are to what a
+device's memory and bus admit.
+
+search     The best 4 (and 64) of 64K and 1M landmark keys of 8 KV heads, 128 channels, for one
+           token of 32 query heads and for a chunk of 256: against streaming the keys once (a sum
+           over them, timed the same way), and against the reference in torch.
+attention  One decoding step (32 heads reading 4 blocks each from a slab) and a chunk of 256 tokens,
+           whose rows choose each for themselves or all alike.
+gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory: a
+           copy a run of slots, a copy a unit; against one copy of as many bytes.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from benchmarks.common.device_timing import Device
+from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.kernels import inference
-from benchmarks.kernels.inference import TINY, Sizes
+from memstore.kernels.reference_landmark_topk import landmark_topk as reference_landmark_topk
+from memstore.kernels.reference_memory_attention import (
+    memory_attention as reference_memory_attention,
+)
+from memstore.kernels.slab_copy import load_units
+from memstore.kernels.types import LocalAttention
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: heads and blocks, keys of a search, tokens of a chunk, slots of a slab."""
+
+    kv_heads: int = 8
+    heads: int = 32
+    dim: int = 128
+    block: int = 63
+    keys: tuple[int, ...] = (1 << 16, 1 << 20)
+    chunk: int = 256
+    best: tuple[int, int] = (4, 64)
+    slots: int = 16384
+    units: int = 64  # gathered from 64 times as many
+
+
+TINY = Sizes(1, 2, 16, 7, (70,), 3, (2, 4), 32, 4)  # for Triton's interpreter
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -20,21 +54,17 @@ def cases(setting: Setting) -> list[Case]:
         for dtype in (torch.float16, torch.float32):
             name = f"search of {n} keys, {str(dtype)[6:]}"
             found.append((name, partial(searched, setting, sizes, n, dtype)))
-    for name, part in (("attention", inference.attention_part), ("gather", inference.gather_part)):
+    for name, part in (("attention", attention_part), ("gather", gather_part)):
         found.append((name, partial(measured, setting, partial(part, sizes=sizes))))
     return found
 
 
 def searched(setting: Setting, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[Row]:
-    from memstore.kernels.triton_landmark_topk import landmark_topk
-
-    yield from measured(
-        setting, lambda meter: inference.searches(meter, sizes, n, dtype, landmark_topk)
-    )
+    yield from measured(setting, partial(searches, sizes=sizes, n=n, dtype=dtype))
 
 
 def measured(setting: Setting, part: Callable[[Any], Iterator[dict[str, Any]]]) -> Iterator[Row]:
-    """The rows of a script of benchmarks/kernels, each of its implementations on a line."""
+    """The rows of a part, each of its implementations on a line."""
     for found in part(setting.meter):
         needs = (found["operations"], found["bytes"])
         up = "one by one" in found
@@ -46,3 +76,92 @@ def measured(setting: Setting, part: Callable[[Any], Iterator[dict[str, Any]]]) 
                 operations = 0.0 if name == "streamed once" else needs[0]
                 ratio = f"{found[name] / found['seconds']:.2f} of ours"
                 yield Row(found["what"], name, found[name], operations, needs[1], up, note=ratio)
+
+
+def searches(device: Device, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """The searches over one set of keys."""
+    from memstore.kernels.triton_landmark_topk import landmark_topk
+
+    dim, heads, few, many = sizes.dim, sizes.heads, *sizes.best
+    keys = torch.randn(sizes.kv_heads, n, dim, device=device.place).to(dtype)
+    streamed = device.seconds(lambda: keys.view(torch.float32).sum())
+    for rows, k in ((1, few), (1, many), (sizes.chunk, few)):
+        q = (torch.randn(heads, rows, dim, device=device.place) * dim**-0.5).to(dtype)
+
+        def search(by: Callable[..., Any], q: Tensor = q, k: int = k) -> None:
+            by(q, keys, [(0, n)], k)
+
+        operations = 2.0 * heads * rows * n * dim
+        row = {
+            "what": f"{tokens_text(n)} keys {str(dtype)[6:]}, {rows} tokens, best {k}",
+            "bytes": keys.nbytes,
+            "operations": operations,
+            "seconds": device.seconds(partial(search, landmark_topk)),
+            "called": device.called(partial(search, landmark_topk), 20 if device.cuda else 1),
+            "streamed once": streamed,
+        }
+        if heads * rows * n * 4 < 8 << 30:  # the reference writes every score
+            row["torch"] = device.seconds(partial(search, reference_landmark_topk))
+        yield row
+
+
+def attention_part(device: Device, sizes: Sizes) -> Iterator[dict[str, Any]]:
+    from memstore.kernels.triton_memory_attention import memory_attention
+
+    slots, heads, dim, k = sizes.slots, sizes.heads, sizes.dim, sizes.best[0]
+    here: Any = {"device": device.place}
+    slab = [torch.randn(slots, sizes.block, dim, **here).half() for _ in range(2)]
+    lengths = torch.full((slots,), sizes.block, **here)
+    for rows, alike in ((1, False), (sizes.chunk, False), (sizes.chunk, True)):
+        q = torch.randn(1, 1, heads, rows, dim, **here).half() * dim**-0.5
+        chosen = torch.randint(0, slots, (1, heads, 1 if alike else rows, k), **here)
+        turns = torch.zeros_like(chosen)
+        marks = torch.randn(1, heads, rows, k, **here)
+        gate, lse = (torch.rand(1, heads, rows, **here) for _ in range(2))
+        local = LocalAttention(torch.randn_like(q[0]), gate, lse)
+        size = min(chosen.numel(), slots) * 2 * sizes.block * dim * 2 + 4 * q.nbytes
+        operations = 4.0 * heads * rows * k * sizes.block * dim
+        given = (q, *slab, lengths, chosen, turns, marks, local)
+        ours = partial(memory_attention, *given, gated=True)
+        yield {
+            "what": f"{rows} tokens x {heads} heads x {k} blocks{' alike' if alike else ''}",
+            "bytes": size,
+            "operations": operations,
+            "seconds": device.seconds(ours),
+            "called": device.called(ours, 50 if device.cuda else 1),
+            "torch": device.seconds(partial(reference_memory_attention, *given, gated=True)),
+        }
+
+
+def gather_part(device: Device, sizes: Sizes) -> Iterator[dict[str, Any]]:
+    count, room = sizes.units, 64 * sizes.units
+    for size in (52, 63):  # K and V of a unit in float16: 26 KB and 32 KB
+        shape = (room, 2, size, sizes.dim)
+        host = device.host(*shape, dtype=torch.float16).normal_()
+        slab = torch.zeros(shape, dtype=torch.float16, device=device.place)
+        unit = host[0].nbytes
+        for name, places in (
+            ("scattered", list(range(0, room, 64))),
+            ("in a row", list(range(count, 2 * count))),
+        ):
+
+            def one_by_one(
+                host: Tensor = host, slab: Tensor = slab, places: list[int] = places
+            ) -> None:
+                for slot in places:
+                    slab[slot].copy_(host[slot], non_blocking=True)
+
+            def in_runs(
+                host: Tensor = host, slab: Tensor = slab, places: list[int] = places
+            ) -> None:
+                event = load_units(host, slab, places, places).event
+                if event is not None:
+                    torch.cuda.current_stream().wait_event(event)
+
+            yield {
+                "what": f"{count} units of {unit / 1000:.0f} KB {name}",
+                "bytes": count * unit,
+                "operations": 0.0,
+                "seconds": device.seconds(in_runs),
+                "one by one": device.seconds(one_by_one),
+            }
