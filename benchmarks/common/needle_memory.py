@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.needle_writer import PAPER_KEYS, Writer, needles
-from benchmarks.common.needles import STORED, Plan, Question, filler_sizes
+from benchmarks.common.needles import Plan, Question, filler_sizes
 from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
@@ -54,7 +54,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     rng = Random(f"needles {settings['seed']}")
     books = Books.read(settings["text"], model.tokenizer, directory / "tokens")
     writer = Writer(model.tokenizer, books, rng, settings["split"], settings["passage"])
-    sizes = filler_sizes(settings["longest"]) if set(STORED) & set(settings["tasks"]) else []
+    sizes = filler_sizes(settings["longest"]) if set(settings["tasks"]) - {"in_place"} else []
     plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
     with _keeping(model, directory, settings) as keep:
 
@@ -216,22 +216,18 @@ def judged(replies: list[tuple[Question, Reply]], began: float) -> dict[str, Any
 
 
 def streamed(
-    model: AnyModel, books: Books, task: str, length: int, *, trials: int, seed: int
+    model: AnyModel, books: Books, length: int, *, trials: int, seed: int
 ) -> dict[str, Any]:
     """The paper's protocol: the whole prompt through one session that retrieves from its own
     blocks, the question at its end.
     """
-    rng = Random(f"streamed {seed} {task} {length}")
+    rng = Random(f"streamed {seed} streamed {length}")
     replies: list[tuple[Question, Reply]] = []
     began = time.perf_counter()
-    grass = model.tokenizer.encode(" " + language.GRASS)
     for _ in range(trials):
         key = str(rng.randint(1, PAPER_KEYS))
         sentence = language.pass_key_question(key)
-        if task == "streamed":
-            filler = books.run(rng, length).tolist()
-        else:
-            filler = grass * (length // len(grass) + 1)
+        filler = books.run(rng, length).tolist()
         head = model.tokenizer.encode(language.PASS_KEY_HEAD + " ")
         needle = model.tokenizer.encode(" " + language.pass_key_statement(key).text)
         room = length - len(head) - len(needle)
@@ -239,6 +235,6 @@ def streamed(
         prompt = [*head, *filler[:place], *needle, *filler[place:room]]
         with fresh_session(model) as session:
             session.feed(prompt)
-            question = Question(task, " " + sentence.prompt, sentence.answer, [])
+            question = Question("streamed", " " + sentence.prompt, sentence.answer, [])
             replies.append((question, reply(model, session, question, generate=False)))
-    return asked(task, length, model.lookup) | judged(replies, began)
+    return asked("streamed", length, model.lookup) | judged(replies, began)

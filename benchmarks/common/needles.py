@@ -27,22 +27,7 @@ TASKS = {
     "updated": "updated facts, the last value wins",
     "split": "value split across blocks",
     "in_place": "one fact or pass key inside one long document",
-    "streamed": "pass key, streamed (the paper's prompt, book text)",
-    "streamed_grass": "pass key, streamed (the paper's prompt and filler)",
 }
-STORED = (
-    "passkey",
-    "fact",
-    "fact_unrelated",
-    "fact_forms",
-    "fact_any",
-    "rephrased",
-    "of_20",
-    "of_100",
-    "updated",
-    "split",
-)
-STREAMED = ("streamed", "streamed_grass")
 _SMALL, _LARGE = 1024, 2048  # tokens of the small fillers
 
 

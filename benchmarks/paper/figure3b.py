@@ -45,7 +45,7 @@ def measure(bench: Bench, lengths: list[int]) -> Found:
 
 def ask(measured: Measured, length: int, trials: int, seed: int) -> dict[str, Any]:
     """The answers of a model."""
-    return streamed(measured.model, measured.books, "streamed", length, trials=trials, seed=seed)
+    return streamed(measured.model, measured.books, length, trials=trials, seed=seed)
 
 
 def report(found: Found, lengths: list[int]) -> str:

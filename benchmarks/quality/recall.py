@@ -17,9 +17,8 @@ fact_unrelated (200 tokens of other text between memory and question); fact_form
 forms); fact_any (any value); rephrased (a fact stated and asked for in forms that training never
 used); of_20 and of_100 (facts that share attribute and kind of name; four questions for each set of
 a hundred); updated (one or two new values later in the passage); split (the value stands in two
-blocks); in_place (the needle inside one long document instead of a passage among fillers: a check);
-streamed (the paper's protocol: its whole prompt through one session that retrieves from its own
-blocks; streamed_grass: with the paper's filler too).
+blocks); in_place (the needle inside one long document instead of a passage among fillers: a check).
+The paper's own protocol is in paper.figure3b.
 
 With the --model of another memory (`benchmarks.baselines.train`) whatever stands before a question
 is read again for each, since there is nothing to keep documents in; nothing is varied then.
@@ -30,7 +29,6 @@ Intervals are Wilson's, 95%.
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,13 +36,12 @@ from typing import Any
 
 from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.memories import workplace
-from benchmarks.common.needle_memory import ask, build, build_settings, streamed
-from benchmarks.common.needles import STORED, STREAMED, TASKS, Plan
+from benchmarks.common.needle_memory import ask, build, build_settings
+from benchmarks.common.needles import TASKS, Plan
 from benchmarks.common.options import add, load_any, parser
 from benchmarks.common.results import plot, write_results
 from benchmarks.common.streamed import ask_streamed
 from benchmarks.common.tables import rate, tokens_number, tokens_text
-from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process
 from benchmarks.quality.recall_tables import by_index, by_length, draw, range_text, variations
 from memstore import MemoryStore
@@ -57,11 +54,10 @@ def main() -> None:
     options = read_options()
     model = load_any(options)
     with workplace(options) as directory:
-        if tasks := set(options.tasks) - set(STREAMED):
-            longest = max(*options.lengths, options.vary_length if options.vary_tasks else 0)
-            names = ("in_place", "in_place_length", "split", "passage")
-            more = {name: getattr(options, name) for name in names}
-            in_fresh_process(build, directory, build_settings(options, tasks, longest, **more))
+        longest = max(*options.lengths, options.vary_length if options.vary_tasks else 0)
+        names = ("in_place", "in_place_length", "split", "passage")
+        more = {name: getattr(options, name) for name in names}
+        in_fresh_process(build, directory, build_settings(options, options.tasks, longest, **more))
         rows = in_fresh_process(ask_all, directory, options)
     first = [row for row in rows if row["index"] == options.index[0]]
     print("\n" + by_length(first, model.lookup))
@@ -97,15 +93,13 @@ def read_options() -> argparse.Namespace:
         options,
         "--vary-tasks",
         ["passkey", "fact", "fact_unrelated", "of_20"],
-        choices=STORED,
+        choices=TASKS,
         nargs="*",
     )
     add(options, "--vary-trials", None, "trials of those points (default: --trials)", type=int)
     add(options, "--index", ["packed"], "kinds of index, asked in turn", choices=INDEX_KINDS)
     add(options, "--in-place", 20, "long documents with a needle inside")
     add(options, "--in-place-length", "32K")
-    add(options, "--streamed-trials", 40)
-    add(options, "--streamed-lengths", ["2K", "8K"])
     add(
         options,
         "--split",
@@ -115,8 +109,7 @@ def read_options() -> argparse.Namespace:
     )
     add(options, "--passage", 512, "tokens of the passage around a needle")
     given = options.parse_args()
-    for name in ("lengths", "streamed_lengths"):
-        setattr(given, name, sorted(tokens_number(text) for text in getattr(given, name)))
+    given.lengths = sorted(map(tokens_number, given.lengths))
     given.vary_length, given.in_place_length = (
         tokens_number(given.vary_length),
         tokens_number(given.in_place_length),
@@ -142,31 +135,21 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
                 flush=True,
             )
 
-    stored = [task for task in options.tasks if task not in STREAMED]
     if isinstance(model, BaselineModel):
-        for task in stored:
+        for task in options.tasks:
             for length in options.lengths if task != "in_place" else [options.in_place_length]:
                 settings = {"trials": options.trials, "seed": options.seed}
                 note(options.index[0], ask_streamed(model, directory, task, length, **settings))
-        stored = []
+        return rows
     # the first kind last: it opens the memory read-only
-    for kind in [*options.index[1:], options.index[0]] if stored else []:
-        assert isinstance(model, LandmarkAPI)
-        for row in ask_stored(model, directory, kind, stored, options):
+    for kind in [*options.index[1:], options.index[0]]:
+        for row in ask_stored(model, directory, kind, options):
             note(kind, row)
-    if set(options.tasks) & set(STREAMED):
-        with tempfile.TemporaryDirectory() as cache:
-            books = Books.read(options.text, model.tokenizer, Path(cache))
-        for task in options.tasks:
-            for length in options.streamed_lengths if task in STREAMED else []:
-                trials = options.streamed_trials
-                row = streamed(model, books, task, length, trials=trials, seed=options.seed)
-                note(options.index[0], row)
     return rows
 
 
 def ask_stored(
-    model: LandmarkAPI, directory: Path, kind: str, tasks: list[str], options: argparse.Namespace
+    model: LandmarkAPI, directory: Path, kind: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any] | None]:
     """A row a task and length from the memory on disk; with the first kind of index also of every
     setting that is varied.
@@ -187,10 +170,10 @@ def ask_stored(
             print(f"index {kind}: {model.build_index(store)}", flush=True)
         warm_up = "What is the pass key? The pass key is"
         model.ask(warm_up, store, documents=[next(iter(plan.tokens))])
-        for task in tasks:
+        for task in options.tasks:
             for length in options.lengths if task != "in_place" else [options.in_place_length]:
                 yield asked(task, length, options.trials)
-        for task in (task for task in options.vary_tasks if first and task in tasks):
+        for task in (task for task in options.vary_tasks if first and task in options.tasks):
             for setting in settings(model.lookup, options):
                 yield asked(task, options.vary_length, options.vary_trials, **setting)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.common.intervals import wilson
-from benchmarks.common.needles import STREAMED, TASKS
+from benchmarks.common.needles import TASKS
 from benchmarks.common.tables import rate, table, tokens_text
 from memstore.model.lookup_settings import GRANULARITIES, LookupSettings
 
@@ -76,7 +76,6 @@ def variations(rows: list[dict[str, Any]]) -> str:
             r["length"],
         ): r
         for r in rows
-        if r["task"] not in STREAMED
     }
     settings = list(dict.fromkeys(key[1:4] for key in sorted(by, key=lambda key: key[1:3])))
     tasks = [task for task in TASKS if len({key[1:4] for key in by if key[0] == task}) > 1]
