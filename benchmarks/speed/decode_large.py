@@ -152,53 +152,65 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
         memory = Steps(model, store, [fill(store, config, plan, device, options.seed)])
         beside_memory = measure_memory(memory, none, tokens, options)
-    landmarks = plan.units * config.head_dim * 4
-    moved: dict[str, dict[str, float]] = {"none": {}, "full": {"cache": per_token * length}}
-    for name in ("first", "again"):
-        counts = memory.counts[name]
-        a_token = plan.unit_bytes / counts["tokens"]
-        asked = counts["device hits"] + counts["device misses"]
-        moved[name] = {
-            "landmark keys": landmarks,
-            "units": asked * a_token,
-            "up": counts["device misses"] * a_token,
-        }
-    seconds = {
-        "none": beside_full["none"] + beside_memory["none"],
-        "full": beside_full["full"],
-        "first": beside_memory["first"],
-        "again": beside_memory["again"],
-    }
-    reached = {
-        "none": PROMPT + options.steps,
-        "full": length,
-        "first": options.tokens,
-        "again": options.tokens,
-    }
-    systems = {}
-    for name, taken in seconds.items():
-        size = {"weights": weights, **moved[name]}
-        beside = beside_full if name == "full" else beside_memory
-        systems[name] = {
-            "tokens": reached[name],
-            "seconds": statistics.median(taken),
-            "bytes": size,
-            "floor": sum(
-                count / rate["up" if part == "up" else "streamed"] for part, count in size.items()
-            ),
-            "to none": None if name == "none" else paired_ratio(taken, beside["none"]),
-            "to full": statistics.median(taken) / statistics.median(seconds["full"]),
-        }
+    moved = {"none": {}, "full": {"cache": per_token * length}} | moved_of(memory, plan, config)
+    reached = {"none": PROMPT + options.steps, "full": length}
+    reached |= dict.fromkeys(NAMES, options.tokens)
+    measured = {"beside full": beside_full, "beside memory": beside_memory}
     return {
         "rates": rate,
         "plan": asdict(plan),
         "full attention fits": fits,
-        "systems": systems,
+        "systems": {
+            name: {
+                "tokens": reached[name],
+                **system(name, {"weights": weights, **size}, measured, rate),
+            }
+            for name, size in moved.items()
+        },
         "counts": memory.counts,
-        "measured": {"beside full": beside_full, "beside memory": beside_memory},
+        "measured": measured,
         "peak device bytes": torch.cuda.max_memory_allocated(device)
         if device.type == "cuda"
         else None,
+    }
+
+
+def moved_of(memory: Steps, plan: Plan, config: ModelConfig) -> dict[str, dict[str, float]]:
+    """Bytes that a token with a memory moves beside the weights: the first time, and again."""
+    found = {}
+    for name in NAMES:
+        counts = memory.counts[name]
+        a_token = plan.unit_bytes / counts["tokens"]
+        found[name] = {
+            "landmark keys": plan.units * config.head_dim * 4.0,
+            "units": (counts["device hits"] + counts["device misses"]) * a_token,
+            "up": counts["device misses"] * a_token,
+        }
+    return found
+
+
+def system(
+    name: str,
+    size: dict[str, float],
+    measured: dict[str, dict[str, list[float]]],
+    rate: dict[str, float],
+) -> dict[str, Any]:
+    """What a step takes, of the bytes that it moves, beside a step without memory and full
+    attention.
+    """
+    full, memory = measured["beside full"], measured["beside memory"]
+    seconds = {"none": full["none"] + memory["none"], "full": full["full"]} | {
+        each: memory[each] for each in NAMES
+    }
+    taken, beside = seconds[name], full if name == "full" else memory
+    return {
+        "seconds": statistics.median(taken),
+        "bytes": size,
+        "floor": sum(
+            count / rate["up" if part == "up" else "streamed"] for part, count in size.items()
+        ),
+        "to none": None if name == "none" else paired_ratio(taken, beside["none"]),
+        "to full": statistics.median(taken) / statistics.median(seconds["full"]),
     }
 
 
