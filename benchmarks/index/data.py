@@ -21,7 +21,7 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import tokens_number
 from benchmarks.common.timing import timed
 from memstore.index import Hits, PackedIndex, Scope, make_index
-from memstore.index.faiss_index import FaissIndex
+from memstore.index.faiss.faiss_index import FaissIndex
 
 SHARED = (__doc__ or "").partition("\n\n")[2]  # true of each of them
 TOP_K = 4

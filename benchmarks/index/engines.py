@@ -37,8 +37,9 @@ from benchmarks.index.data import (
     quality,
     searched,
 )
-from memstore.index import INDEX_KINDS, PackedIndex, Scope, faiss_format
-from memstore.index.faiss_index import RECALL, FaissIndex
+from memstore.index import INDEX_KINDS, PackedIndex, Scope
+from memstore.index.faiss import faiss_format
+from memstore.index.faiss.faiss_index import RECALL, FaissIndex
 
 ROWS = (1, 64)  # query rows a head
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
 from benchmarks.index.data import ENGINE, TOP_K, Data, documents, fill, make, recall_of, run
-from memstore.index.faiss_index import FaissIndex
+from memstore.index.faiss.faiss_index import FaissIndex
 
 
 def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:

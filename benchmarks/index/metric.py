@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.index.data import TOP_K, Data, evenly_spread, run
-from memstore.index.faiss_head import RESCORED, HeadIndex, faiss, inverted_lists
+from memstore.index.faiss.faiss_head import RESCORED, HeadIndex, faiss, inverted_lists
 from memstore.index.metric import QueryMetric
 
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -34,8 +34,9 @@ from benchmarks.index.data import (
     run,
     searched,
 )
-from memstore.index import Hits, PackedIndex, Scope, faiss_candidates
-from memstore.index.faiss_index import FaissIndex
+from memstore.index import Hits, PackedIndex, Scope
+from memstore.index.faiss import faiss_candidates
+from memstore.index.faiss.faiss_index import FaissIndex
 
 
 def measure(data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:

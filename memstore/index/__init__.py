@@ -5,8 +5,8 @@ docs/appendix/index.md says which to choose. FAISS is imported where an engine i
 import torch
 
 from memstore.errors import InvalidInput
-from memstore.index.faiss_head import FAMILY
-from memstore.index.faiss_index import FaissIndex
+from memstore.index.faiss.faiss_head import FAMILY
+from memstore.index.faiss.faiss_index import FaissIndex
 from memstore.index.packed import PackedIndex
 from memstore.index.scope import Hits, Scope
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memstore.index.faiss_head import faiss
+from memstore.index.faiss.faiss_head import faiss
 
 CODE = 16  # bytes of a landmark's code
 LEVELS = 16  # values of a number of a code: 4 bits

@@ -16,7 +16,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from memstore.errors import CorruptMemory
-from memstore.index.faiss_head import faiss
+from memstore.index.faiss.faiss_head import faiss
 from memstore.index.file_parts import StoredParts
 from memstore.index.late_interaction import INT8_STEPS
 from memstore.index.list_codes import CODE, LEVELS, put_list, sizes_of, untrained_index

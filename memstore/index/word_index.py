@@ -5,17 +5,13 @@ word is depends on the scope.
 """
 
 import math
-import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 import torch
 from torch import Tensor
-from xxhash import xxh32_intdigest
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.index.block_rows import Ranges, Remembered, Rows
@@ -26,23 +22,7 @@ K1, B = 1.2, 0.75
 
 _SAMPLED = 4096  # blocks by which a spread is told; a rarer word may be in none of them
 
-_WORD = re.compile(r"[^\W_]+")
 _SHIFT = np.uint64(32)
-
-
-def split(text: str) -> list[int]:
-    """The words of a text in their order, as 32-bit hashes: runs of letters and digits of any
-    script, in lower case.
-
-    Text and question must be split alike. Compatible forms of a character count as one (NFKC).
-    """
-    words = _WORD.findall(normalize("NFKC", text).lower())
-    return [xxh32_intdigest(word.encode("utf-8", "surrogatepass")) for word in words]
-
-
-def count(text: str) -> list[tuple[int, int]]:
-    """The distinct words of a text and how often each is there: what a memory keeps of a block."""
-    return sorted(Counter(split(text)).items())
 
 
 class WordIndex:

@@ -76,7 +76,7 @@ class Lookups(OpenMemory):
         return self._select().maxima(q, head, scope)
 
     def word_scores(self, words: "Mapping[int, float]", scope: "Scope") -> "Tensor":
-        """BM25 of each block of a scope, [blocks] float32; words: hash (word_index.split)
+        """BM25 of each block of a scope, [blocks] float32; words: hash (text_words.split)
         -> weight. See WordIndex.scores. Raises what token_maxima raises.
         """
         return self._select().scores(words, scope)

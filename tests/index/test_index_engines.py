@@ -13,18 +13,9 @@ import torch
 from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index import (
-    INDEX_KINDS,
-    FaissIndex,
-    Hits,
-    PackedIndex,
-    Scope,
-    faiss_candidates,
-    faiss_format,
-    faiss_index,
-    make_index,
-)
-from memstore.index.faiss_files import FaissFiles
+from memstore.index import INDEX_KINDS, FaissIndex, Hits, PackedIndex, Scope, make_index
+from memstore.index.faiss import faiss_candidates, faiss_format, faiss_index
+from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
 from support.index_engines import (

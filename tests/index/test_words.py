@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.word_index import WordIndex, count, split
+from memstore.index.text_words import count, split
+from memstore.index.word_index import WordIndex
 
 VOCABULARY = [f"w{number}" for number in range(60)]
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from memstore.cli.main import app
 from memstore.errors import InvalidInput, ReadOnlyMemory
-from memstore.index.faiss_files import PAYING
+from memstore.index.faiss.faiss_files import PAYING
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text, tiny_model
@@ -199,7 +199,7 @@ def test_update_asks_for_an_engine_where_one_would_pay(
         model.ingest(text(WORDS), store, name="one")
         assert not store.update_index()
         assert store.document("one").blocks < PAYING
-        monkeypatch.setattr("memstore.index.faiss_files.PAYING", store.document("one").blocks)
+        monkeypatch.setattr("memstore.index.faiss.faiss_files.PAYING", store.document("one").blocks)
         assert store.update_index()
         model.build_index(store)
         assert not store.update_index()

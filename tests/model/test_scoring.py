@@ -49,7 +49,7 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
             late: Any = Given(*question(1 + seed % 3, 50 + seed, seed))
             for selector in (late, Sum([(late, 1.0), (Words(), 0.05)])):
                 # a word that is in one block of fifty, as the store's texts have it
-                monkeypatch.setattr("memstore.index.word_index.split", lambda text: [1004, 7])
+                monkeypatch.setattr("memstore.index.text_words.split", lambda text: [1004, 7])
                 found = score_blocks(selector, NOTHING, "", store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
                 exact = selector.scores(NOTHING, "", store, scope)

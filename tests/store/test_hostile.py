@@ -30,7 +30,7 @@ from memstore.errors import (
     InvalidWeights,
     MemstoreError,
 )
-from memstore.index import faiss_format
+from memstore.index.faiss import faiss_format
 from memstore.index.index_file import Unusable
 from memstore.model.landmark.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore

@@ -22,7 +22,8 @@ from memstore.cli.demo.new_process import ask_in_new_process
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.terminal import console
 from memstore.disk.format.block_words import BlockWords
-from memstore.index.word_index import WordIndex, count, split
+from memstore.index.text_words import count, split
+from memstore.index.word_index import WordIndex
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.cutting.passage_cutting import Passages

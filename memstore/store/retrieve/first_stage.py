@@ -16,7 +16,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
 from memstore.index import passage_files
-from memstore.index.faiss_head import has_faiss
+from memstore.index.faiss.faiss_head import has_faiss
 from memstore.index.index_file import Unusable
 from memstore.index.list_codes import CODE
 from memstore.index.passage_files import Covered, Made, Place

@@ -17,7 +17,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, PackedIndex, make_index
-from memstore.index.faiss_files import FaissFiles
+from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.passage_directory import PassageDirectory
 from memstore.index.scope import Scope
 from memstore.paused_collection import paused_collection

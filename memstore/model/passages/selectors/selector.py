@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.index import word_index
+from memstore.index import text_words
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.store.retrieve.shortlist import Shortlist
@@ -87,7 +87,7 @@ def spread_of_all(
 
 def asked(question: str) -> dict[int, float]:
     """The words of a question, each once."""
-    return dict.fromkeys(word_index.split(question), 1.0)
+    return dict.fromkeys(text_words.split(question), 1.0)
 
 
 def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:

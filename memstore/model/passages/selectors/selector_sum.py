@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import InvalidConfig
-from memstore.index import word_index as index_words
+from memstore.index import text_words
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.selector import (
@@ -33,7 +33,7 @@ class Words:
         return None
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
-        return [index_words.count(text) for text in text_of_block]
+        return [text_words.count(text) for text in text_of_block]
 
     def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], 0 where no word is shared."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.index.block_rows import Rows, Run
-from memstore.index.faiss_candidates import Built
-from memstore.index.faiss_head import Calibration, HeadIndex
-from memstore.index.faiss_index import FaissIndex
+from memstore.index.faiss.faiss_candidates import Built
+from memstore.index.faiss.faiss_head import Calibration, HeadIndex
+from memstore.index.faiss.faiss_index import FaissIndex
 from memstore.index.index_file import Parts, Unusable, read_file, understood, write_file
 from memstore.index.metric import QueryMetric
 

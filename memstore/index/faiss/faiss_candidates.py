@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from memstore.index.block_rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
-from memstore.index.faiss_gpu import GpuHead
-from memstore.index.faiss_head import RESCORED, HeadIndex, selector
+from memstore.index.faiss.faiss_gpu import GpuHead
+from memstore.index.faiss.faiss_head import RESCORED, HeadIndex, selector
 from memstore.index.packed import Lookup, gather
 from memstore.kernels.api import NEG
 

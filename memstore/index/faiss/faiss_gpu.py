@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput, install_extra
-from memstore.index.faiss_head import HeadIndex, faiss
+from memstore.index.faiss.faiss_head import HeadIndex, faiss
 
 TEMPORARY = 256 << 20  # bytes of the device that a thread's searches may use in passing
 _MOST = 2048  # lists probed, and candidates returned, of a search on a GPU

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from memstore.index.block_rows import Rows, to_candidates, to_rows
-from memstore.index.faiss_candidates import (
+from memstore.index.faiss.faiss_candidates import (
     Built,
     Parts,
     divide,
@@ -25,7 +25,7 @@ from memstore.index.faiss_candidates import (
     propose_on_gpu,
     rescore,
 )
-from memstore.index.faiss_head import FAMILY, HeadIndex, faiss
+from memstore.index.faiss.faiss_head import FAMILY, HeadIndex, faiss
 from memstore.index.layer_keys import Layer
 from memstore.index.packed import Lookup, PackedIndex
 from memstore.index.query_samples import QuerySamples

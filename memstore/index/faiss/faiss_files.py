@@ -11,9 +11,9 @@ from typing import Any
 
 from memstore.disk.files import sweep
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
-from memstore.index import faiss_format
-from memstore.index.faiss_head import has_faiss
-from memstore.index.faiss_index import FaissIndex
+from memstore.index.faiss import faiss_format
+from memstore.index.faiss.faiss_head import has_faiss
+from memstore.index.faiss.faiss_index import FaissIndex
 from memstore.index.index_file import Unusable, refusals
 
 PAYING = 65_536  # landmarks of a layer from where on `update` finds an engine worth building

@@ -1,0 +1,1 @@
+"""Approximate engines over landmark keys, by FAISS."""
