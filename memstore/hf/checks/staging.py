@@ -4,9 +4,8 @@ there, is not seen.
 """
 
 import json
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from memstore.decode import from_json
 from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.checks.configuration import checked_configuration, read_settings
 from memstore.model.model_files import TOKENIZER_BYTES, Stored, check_file, read_file, stored
+from memstore.temporary import temporary_directory
 
 TOKENIZER = "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -132,15 +132,15 @@ def staged_alone(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    try:
-        made = tempfile.TemporaryDirectory(prefix="memstore-model-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise MemstoreError(
-            f"no temporary directory to load a model from: {error.strerror}; make room, or set "
-            "TMPDIR"
-        ) from None
-    with made as name:
-        yield Path(name)
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(temporary_directory("memstore-model-"))
+        except OSError as error:
+            raise MemstoreError(
+                f"no temporary directory to load a model from: {error.strerror}; make room, or set "
+                "TMPDIR"
+            ) from None
+        yield made
 
 
 def _weights(directory: Path) -> list[Path]:
