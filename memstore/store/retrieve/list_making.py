@@ -15,6 +15,7 @@ from memstore.index.passage_files import PassageWords
 from memstore.index.token_lists import Building, TokenLists
 from memstore.index.word_postings import HeldPostings, keys_of
 from memstore.store.retrieve.listed_passages import state_of
+from memstore.store.retrieve.short_documents import by_tokens
 
 _AT_ONCE = 1 << 18  # tokens of documents that are read together
 _THIN = 8  # one of so many landmarks of a run is trained with
@@ -41,7 +42,7 @@ def make(
     assert table.spec is not None
     words = _Words() if table.spec.words else None
     listed: list[Document] = []
-    for rows in _together(documents):
+    for rows in by_tokens(documents, _AT_ONCE):
         if progress is not None:
             progress(done, tokens)
         with catalog.database.read() as txn:
@@ -60,25 +61,13 @@ def make(
     return building.end(), None if words is None else words.end(), listed
 
 
-def _together(documents: list[Document]) -> Iterator[list[Document]]:
-    """Some documents at a time."""
-    some: list[Document] = []
-    for row in documents:
-        some.append(row)
-        if sum(row.tokens for row in some) >= _AT_ONCE:
-            yield some
-            some = []
-    if some:
-        yield some
-
-
 def _some(
     catalog: Catalog, table: RunTable, documents: list[Document], one_of: float
 ) -> Iterator[np.ndarray]:
     """One of so many landmarks of documents: every eighth of runs that lie apart."""
     thin = min(_THIN, max(1, int(one_of)))
     seen, next_at = 0, 0.0
-    for rows in _together(documents):
+    for rows in by_tokens(documents, _AT_ONCE):
         if seen + sum(row.tokens for row in rows) < next_at:
             seen += sum(row.tokens for row in rows)
             continue

@@ -31,10 +31,11 @@ from memstore.index.word_index import WordIndex
 from memstore.index.word_postings import StoredPostings
 from memstore.paused_collection import paused_collection
 from memstore.store.index_entries import IndexEntries
-from memstore.store.retrieve.short_documents import batches, read_whole
+from memstore.store.retrieve.short_documents import batches, by_tokens, read_whole
 
 T = TypeVar("T")
 
+_AT_ONCE = 1 << 22  # tokens of documents that are read together
 _log = logging.getLogger("memstore")
 
 
@@ -184,24 +185,36 @@ class SelectorIndex:
             return
         with self._lock:
             # a session's own blocks are held already
-            missing = {document for document, _, _ in scope if document > 0} - self._held[kind]
-            if not missing:
+            wanted = {document for document, _, _ in scope if document > 0}
+            if wanted <= self._held[kind]:
                 return
-            with catalog.database.read() as txn, paused_collection():
+            # elsewhere both kinds come together
+            kinds = [kind] if catalog.source is None else [*self._held]
+            missing = {each: wanted - self._held[each] for each in kinds}
+            with catalog.database.read() as txn:
                 self.follow(txn)
                 self.check_current()
                 known = self._rows if catalog.changes(txn) == self._changes else {}
-                rows = [known.get(n) or _ready(catalog, txn, n) for n in sorted(missing)]
-                catalog.bring(txn, sorted(missing), "landmarks")
-                if kind == "token" and len(rows) > 1:
-                    self._tokens.reserve(sum(row.tokens for row in rows))
-                for some in batches(rows, kind):
-                    if len(some) > 1 and self._load_short(kind, txn, some):
-                        self._held[kind].update(row.id for row in some)
-                        continue
-                    for row in some:
-                        self._load(kind, txn, _ready(catalog, txn, row.id))
-                        self._held[kind].add(row.id)
+                numbers = sorted(set().union(*missing.values()))
+                rows = [known.get(n) or _ready(catalog, txn, n) for n in numbers]
+            tokens = [row.tokens for row in rows if row.id in missing.get("token", ())]
+            if len(tokens) > 1:
+                self._tokens.reserve(sum(tokens))
+            for some in by_tokens(rows, _AT_ONCE):
+                with catalog.database.read() as txn, paused_collection():
+                    catalog.bring(txn, [row.id for row in some], "landmarks")
+                    for each in kinds:
+                        self._load_all(each, txn, [row for row in some if row.id in missing[each]])
+
+    def _load_all(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> None:
+        assert self._catalog is not None
+        for some in batches(rows, kind):
+            if len(some) > 1 and self._load_short(kind, txn, some):
+                self._held[kind].update(row.id for row in some)
+                continue
+            for row in some:
+                self._load(kind, txn, _ready(self._catalog, txn, row.id))
+                self._held[kind].add(row.id)
 
     def _load_short(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> bool:
         """Do as `_load` for documents of `batches`; False where one of them is damaged."""

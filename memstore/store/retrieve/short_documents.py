@@ -1,5 +1,5 @@
-"""Documents of which every part of what they are found by is one run: it is read for many of them
-at once. To read a hundred thousand one after the other takes seconds.
+"""Documents that are read many at once. Of short ones every part of what they are found by is one
+run; to read a hundred thousand of these one after the other takes seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,20 @@ def batches(rows: Sequence[Document], kind: Kind) -> Iterator[list[Document]]:
     for short, some in groupby(rows, is_short):
         together, size = list(some), _AT_ONCE if short else 1
         yield from (together[at : at + size] for at in range(0, len(together), size))
+
+
+def by_tokens(rows: Sequence[Document], least: int) -> Iterator[list[Document]]:
+    """These documents in their order, as many together as have so many tokens."""
+    some: list[Document] = []
+    tokens = 0
+    for row in rows:
+        some.append(row)
+        tokens += row.tokens
+        if tokens >= least:
+            yield some
+            some, tokens = [], 0
+    if some:
+        yield some
 
 
 def read_whole(
