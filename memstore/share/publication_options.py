@@ -20,7 +20,8 @@ class ShareOptions(TypedDict, total=False):
     local_budget: int  # bytes that it may hold (default 8 GiB)
     valkey: str | None  # URL of a Valkey or Redis server, or cluster: a cache that readers share
     valkey_ttl: float | None  # seconds after which it may forget a record; None: when it likes
-    deadline: float  # seconds after which a read that is not there is an error (default 20)
+    # seconds after which a read of up to 32 MB that is not there is an error (default 20)
+    deadline: float
     refresh: float  # seconds after which a newer manifest is looked for, while it is read (5)
     at_least: int | None  # number of a manifest: an older one is StaleMemory
     # leave out documents that cannot be read, and say which, instead of raising StoreUnavailable

@@ -54,7 +54,7 @@ class Remote:
     """The object store as a tier. Safe for several threads."""
 
     def __init__(self, objects: ObjectStore, *, deadline: float, gap: int = GAP) -> None:
-        """deadline: seconds of one read; gap: see GAP."""
+        """deadline: seconds of one read of up to IN_TIME bytes; gap: see GAP."""
         self.objects, self.deadline = objects, deadline
         self.counter = TierCounter()
         self.calls = Calls(self.counter, threads=AT_ONCE, name="memstore-remote")

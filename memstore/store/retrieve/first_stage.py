@@ -139,9 +139,12 @@ class FirstStage:
         return tokens - held >= max(PAYING, _NEW * held)
 
     def tells_of_gone(self, rows: Mapping[int, Document]) -> bool:
-        """Are the lists of documents that are not among these, or not as they are?"""
-        there = {row.name: row for row in [*rows.values()]}
-        return any(state_of(there.get(one.name)) != one.state for one in self._covered())
+        """Are there lists of documents that are not among these, or not as they are, or that nobody
+        can read?
+        """
+        there, covered = {row.name: row for row in [*rows.values()]}, self._covered()
+        gone = any(state_of(there.get(one.name)) != one.state for one in covered)
+        return self._place.stamp is not None and (gone or not covered)
 
     def _covered(self) -> list[Covered]:
         """The documents of lists that can be read."""
