@@ -1,6 +1,7 @@
 """What the system tells of the processes that a test begins."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 TELLS_CHILDREN = Path("/proc/thread-self/children").exists()
@@ -8,11 +9,11 @@ TELLS_CHILDREN = Path("/proc/thread-self/children").exists()
 
 def children_of(process: int) -> list[int]:
     """Those that a process began, by whichever thread."""
-    return [
-        int(child)
-        for listed in Path(f"/proc/{process}/task").glob("*/children")
-        for child in listed.read_text().split()
-    ]
+    found = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            found += [int(child) for child in listed.read_text().split()]
+    return found
 
 
 def runs(process: int) -> bool:
