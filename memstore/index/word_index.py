@@ -151,7 +151,7 @@ class WordIndex:
         """Have what is stored of words: read before others have to wait for it."""
         stored = self._stored
         if stored is not None:
-            stored.find_each([*words])
+            stored.bring(words)
 
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None

@@ -65,6 +65,10 @@ class StoredPostings:
         """As HeldPostings.find. Raises CorruptMemory, StoreUnavailable."""
         return self.find_each([word])[0]
 
+    def bring(self, words: Iterable[int]) -> None:
+        """Have what `find_each` of words needs. Raises as `find`."""
+        self._read([piece for word in words for piece in self._pieces_of(word)])
+
     def find_each(self, words: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """`find` of several words, for which all that is missing is read together."""
         among = [self._pieces_of(word) for word in words]

@@ -75,9 +75,10 @@ class Transaction:
             value = get(key, db=db)
             if value is None or len(value) != _CHECKSUM + size:
                 return None
-            found.append(value[_CHECKSUM + start : _CHECKSUM + start + length])
-            if xxh3_64_intdigest(found[-1]) != digest:
+            part = value[_CHECKSUM + start : _CHECKSUM + start + length]
+            if xxh3_64_intdigest(part) != digest:
                 return None
+            found.append(part)
         return found
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
