@@ -133,6 +133,43 @@ end_in_order(command)
     assert (done.returncode, done.stderr) == (143, b"")
 
 
+def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path: Path) -> None:
+    code = "import time\nprint('begun', flush=True)\nfor _ in range(20):\n    time.sleep(0.03)\n"
+    (tmp_path / "slow.py").write_text(code + "print('imported', flush=True)\n")
+    code = f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+from memstore.cli.terminal.signals import end_in_order
+def command():
+    import slow
+    import time
+    time.sleep(600)
+end_in_order(command)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+        assert process.communicate()[0] == b"imported\n" and process.returncode == 143
+
+
+def test_an_interrupt_that_becomes_another_error_is_an_end_in_order() -> None:
+    code = """
+import signal
+from memstore.cli.terminal.signals import end_in_order
+def command():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except KeyboardInterrupt:
+        raise ValueError("could not determine the shape of an object") from None
+end_in_order(command)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (143, b"")
+
+
 def test_an_interrupt_while_a_directory_is_removed_leaves_none_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
