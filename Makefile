@@ -16,7 +16,7 @@ marked = -m $(1) $$(grep --recursive --files-with-matches --include='test_*.py' 
 CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
 SYSTEM := chromium redis-server
 
-.PHONY: demo docs test smollm2 models test-models services test-services test-ray soak lint setup clean
+.PHONY: demo docs test smollm2 models test-models services test-services ray test-ray soak lint setup clean
 
 # A real book and a real model. TEXT=book.txt: your text, and your questions. MODEL=: another model.
 # ARGS=--landmarks: the model of the paper's kind that ships, and facts hidden in 128K tokens.
@@ -49,9 +49,11 @@ services: setup
 test-services: services
 	$(TEST) $(call marked,services) -n $(WORKERS) $(ARGS)
 
-# A library read in by a cluster of Ray's, which starts here: apart, since its kills take minutes.
-test-ray: setup
+ray: setup
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt ray 'moto[server]'
+
+# A library read in by a cluster of Ray's, which starts here: apart, since its kills take minutes.
+test-ray: ray
 	$(TEST) tests/library -m services $(ARGS)
 
 # Pages that are written from the code, then the site of all pages in build/site; a dead link fails.
@@ -61,7 +63,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
-soak: setup
+soak: ray
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_CALLS=$${MEMSTORE_CALLS:-1000000} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \
 		MEMSTORE_SOAK_LOOKUPS=$${MEMSTORE_SOAK_LOOKUPS:-1000000} MEMSTORE_SOAK_SECONDS=$${MEMSTORE_SOAK_SECONDS:-300} \
 		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} MEMSTORE_STOPS=$${MEMSTORE_STOPS:-40} \
