@@ -67,7 +67,7 @@ def list_bytes(sizes: np.ndarray) -> np.ndarray:
     return _id_bytes(sizes) + _code_bytes(sizes)
 
 
-def content_of(index: Any, number: int) -> np.ndarray:
+def list_content(index: Any, number: int) -> np.ndarray:
     """The bytes of a list, uint8."""
     library, lists = faiss(), _blocks(index)
     size = lists.list_size(number)

@@ -20,9 +20,9 @@ from memstore.index.list_codes import (
     CODE,
     LEVELS,
     Trained,
-    content_of,
     empty_index,
     list_bytes,
+    list_content,
     trained_of,
 )
 from memstore.index.token_lists import ListedTokens, Sample, TokenLists
@@ -137,7 +137,7 @@ def encode(made: Made, digests: Sequence[int]) -> Pieces:
 def encode_parts(made: Made) -> Iterator[np.ndarray]:
     """The parts one after the other, uint8 each."""
     for number in range(len(made.lists.sizes)):
-        yield content_of(made.lists.index, number)
+        yield list_content(made.lists.index, number)
     if made.words is not None:
         yield from made.words.postings.pieces()
 
@@ -159,51 +159,63 @@ class Digested:
         return encode(self._made, self._digests)
 
 
-def covered(place: Place, digest: str) -> list[Covered]:
-    """The documents that are covered, for a selector of this digest. Raises as Place.head."""
-    return _header(place, digest)[0].covered
+class ListsHead:
+    """What a head says, read once: what is of another head is damaged to it."""
 
+    def __init__(self, content: np.ndarray, digest: str) -> None:
+        """content: Place.head; digest: of the selector. Raises Unusable."""
+        self.content = content
+        self._header, self._arrays = decode_file(HEAD, content, _Header)
+        if self._header.digest != digest:
+            raise Unusable(f"{HEAD} is of another selector")
 
-def parts_of(place: Place, digest: str) -> StoredParts:
-    """All parts of what is kept for a selector of this digest. Raises as Place.head."""
-    header, arrays = _header(place, digest)
-    with understood(HEAD):
-        sizes, digests = arrays[_SIZES].view("<u4"), arrays[_DIGESTS].view("<u8")
-        lengths = _lengths(header, sizes, digests)
-    return StoredParts(place.parts(int(lengths.sum())), lengths, digests)
+    @property
+    def covered(self) -> list[Covered]:
+        """The documents that lists are of."""
+        return self._header.covered
 
+    def parts(self, place: Place) -> StoredParts:
+        """All parts. Raises as Place.parts."""
+        with understood(HEAD):
+            sizes, digests = self._arrays[_SIZES].view("<u4"), self._arrays[_DIGESTS].view("<u8")
+            lengths = _lengths(self._header, sizes, digests)
+        return StoredParts(place.parts(int(lengths.sum())), lengths, digests)
 
-def read(place: Place, digest: str, width: int) -> Kept:
-    """What is kept for a selector of this digest, whose landmarks have this width. Raises
-    InvalidInput (FAISS is missing), and as Place.head.
-    """
-    header, arrays = _header(place, digest)
-    with understood(HEAD):
-        lengths, of_passages, near, centroids, codebook, sizes, digests, of_words, firsts = (
-            array.view(kind) for array, kind in zip(arrays, _KINDS, strict=True)
-        )
-        tokens = ListedTokens(lengths.astype(np.int64), of_passages)
-        rows = np.arange(0, len(lengths), header.stride)
-        sample = Sample(rows, near.reshape(-1, header.width), tokens.lengths[rows])
-        trained = Trained(
-            centroids.reshape(-1, header.width), codebook.reshape(2 * CODE, LEVELS, -1)
-        )
-        _check(header, tokens, sample, trained, sizes)
-        every, n = _lengths(header, sizes, digests), len(sizes)
-        if len(firsts) != len(every) - n or len(of_words) not in (0, header.passages):
-            raise ValueError("its words are not those of its passages")
-        if not (of_words >= 0).all() or not np.isfinite(of_words).all() or header.width != width:
-            raise ValueError("its numbers are none of this selector")
-        index = empty_index(trained)
-        index.ntotal = int(sizes.sum())
-    reader = place.parts(int(every.sum()))
-    stored = StoredParts(reader, every[:n], digests[:n])
-    lists = TokenLists(index, sizes.astype(np.int64), tokens, sample, stored)
-    if not len(of_words):
-        return Kept(lists, None, header.covered)
-    pieces = StoredParts(reader, every[n:], digests[n:], int(every[:n].sum()))
-    words = StoredWords(of_words, StoredPostings(pieces, firsts, header.passages))
-    return Kept(lists, words, header.covered)
+    def kept(self, place: Place, width: int) -> Kept:
+        """What is kept for a selector whose landmarks have this width. Raises InvalidInput (FAISS
+        is missing), and as Place.parts.
+        """
+        header = self._header
+        with understood(HEAD):
+            lengths, of_passages, near, centroids, codebook, sizes, digests, of_words, firsts = (
+                array.view(kind) for array, kind in zip(self._arrays, _KINDS, strict=True)
+            )
+            tokens = ListedTokens(lengths.astype(np.int64), of_passages)
+            rows = np.arange(0, len(lengths), header.stride)
+            sample = Sample(rows, near.reshape(-1, header.width), tokens.lengths[rows])
+            trained = Trained(
+                centroids.reshape(-1, header.width), codebook.reshape(2 * CODE, LEVELS, -1)
+            )
+            _check(header, tokens, sample, trained, sizes)
+            every, n = _lengths(header, sizes, digests), len(sizes)
+            if len(firsts) != len(every) - n or len(of_words) not in (0, header.passages):
+                raise ValueError("its words are not those of its passages")
+            if (
+                not (of_words >= 0).all()
+                or not np.isfinite(of_words).all()
+                or header.width != width
+            ):
+                raise ValueError("its numbers are none of this selector")
+            index = empty_index(trained)
+            index.ntotal = int(sizes.sum())
+        reader = place.parts(int(every.sum()))
+        stored = StoredParts(reader, every[:n], digests[:n])
+        lists = TokenLists(index, sizes.astype(np.int64), tokens, sample, stored)
+        if not len(of_words):
+            return Kept(lists, None, header.covered)
+        pieces = StoredParts(reader, every[n:], digests[n:], int(every[:n].sum()))
+        words = StoredWords(of_words, StoredPostings(pieces, firsts, header.passages))
+        return Kept(lists, words, header.covered)
 
 
 def _lengths(header: _Header, sizes: np.ndarray, digests: np.ndarray) -> np.ndarray:
@@ -232,10 +244,3 @@ def _check(
     )
     if not right:
         raise ValueError("its numbers contradict each other")
-
-
-def _header(place: Place, digest: str) -> tuple[_Header, list[np.ndarray]]:
-    header, parts = decode_file(HEAD, place.head(), _Header)
-    if header.digest != digest:
-        raise Unusable(f"{HEAD} is of another selector")
-    return header, parts

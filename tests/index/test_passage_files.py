@@ -12,7 +12,7 @@ from memstore.index import passage_files
 from memstore.index.file_parts import FilePart
 from memstore.index.index_file import Unusable, decode_file, encode_file
 from memstore.index.list_codes import list_bytes
-from memstore.index.passage_files import Covered, Digested, Made, PassageWords
+from memstore.index.passage_files import Covered, Digested, Kept, ListsHead, Made, PassageWords
 from memstore.index.token_lists import Building
 from memstore.index.word_postings import HeldPostings, keys_of
 
@@ -48,6 +48,10 @@ class Held:
         raise NotImplementedError
 
 
+def kept_in(place: Held) -> Kept:
+    return ListsHead(place.head(), "selector").kept(place, WIDTH)
+
+
 @pytest.fixture(scope="module")
 def made() -> Made:
     rng = np.random.default_rng(0)
@@ -69,7 +73,7 @@ def question(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
-    kept = passage_files.read(Held(made), "selector", WIDTH)
+    kept = kept_in(Held(made))
     assert kept.covered == made.covered
     before = kept.lists.bytes
     for seed in range(8):
@@ -87,7 +91,7 @@ def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
 
 def test_lists_are_held_once_they_were_asked_for(made: Made) -> None:
     place = Held(made)
-    kept = passage_files.read(place, "selector", WIDTH)
+    kept = kept_in(place)
     first = kept.lists.propose(*question(0), 40, None)
     place.content[:] = 0
     again = kept.lists.propose(*question(0), 40, None)
@@ -157,7 +161,7 @@ def test_a_head_that_contradicts_itself_is_not_used(made: Made, change: Change) 
     pieces = encode_file(told, [np.ascontiguousarray(array) for array in arrays])
     place.start = np.frombuffer(b"".join(pieces), np.uint8)
     with pytest.raises(Unusable):
-        passage_files.read(place, "selector", WIDTH)
+        kept_in(place)
 
 
 def test_parts_that_name_passages_that_there_are_not_are_told(made: Made) -> None:
@@ -166,7 +170,7 @@ def test_parts_that_name_passages_that_there_are_not_are_told(made: Made) -> Non
     keys = made.words.postings.keys + np.uint64(1)  # the last is of a passage behind the last
     words = PassageWords(made.words.lengths, HeldPostings(keys, made.words.postings.counts))
     place = Held(Made(made.lists, words, covered, "selector"))
-    kept = passage_files.read(place, "selector", WIDTH)
+    kept = kept_in(place)
     assert kept.words is not None
     with pytest.raises(CorruptMemory, match="passages that there are not"):
         kept.words.postings.find(8)
@@ -178,7 +182,7 @@ def test_parts_that_name_passages_that_there_are_not_are_told(made: Made) -> Non
     arrays[6].view("<u8")[0] = xxh3_64_intdigest(place.content[: list_bytes(size)].data)
     told = {name: getattr(header, name) for name in header.__struct_fields__}
     place.start = np.frombuffer(b"".join(encode_file(told, arrays)), np.uint8)
-    kept = passage_files.read(place, "selector", WIDTH)
+    kept = kept_in(place)
     with pytest.raises(CorruptMemory, match="passages that there are not"):
         for seed in range(30):
             kept.lists.propose(*question(seed), 40, None)

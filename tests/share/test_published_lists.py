@@ -22,16 +22,17 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage, selector_index
 from memstore.store.verify.verify_memory import verify_memory
 from support.many_passages import SPEC, WIDTH, add, create, everything, landmarks, question, words
+from support.small_lists import PROPOSED, small_lists
 
-DOCUMENTS, EACH, PROPOSED = 4, 300, 60
+DOCUMENTS, EACH = 4, 300
 
 pytest.importorskip("faiss")
 
+__all__ = ["small_lists"]
+
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_stage, "PAYING", 1)
-    monkeypatch.setattr(first_stage, "PROPOSED", PROPOSED)
+def _small(monkeypatch: pytest.MonkeyPatch, small_lists: None) -> None:
     monkeypatch.setattr("memstore.share.publish.send_lists.SEGMENT_BYTES", 1 << 14)
 
 

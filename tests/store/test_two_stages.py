@@ -39,16 +39,13 @@ from support.many_passages import (
     question,
     words,
 )
+from support.small_lists import PROPOSED, small_lists
 
-DOCUMENTS, EACH, PROPOSED = 4, 300, 60
+DOCUMENTS, EACH = 4, 300
 
 pytest.importorskip("faiss")
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_stage, "PAYING", 1)
-    monkeypatch.setattr(first_stage, "PROPOSED", PROPOSED)
+pytestmark = pytest.mark.usefixtures("small_lists")
+__all__ = ["small_lists"]
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,10 @@ from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
-from memstore.index import passage_files
 from memstore.index.faiss.faiss_head import has_faiss
 from memstore.index.index_file import Unusable
 from memstore.index.list_codes import CODE
-from memstore.index.passage_files import Covered, Made, Place
+from memstore.index.passage_files import Covered, ListsHead, Made, Place
 from memstore.index.scope import Scope
 from memstore.store.retrieve.list_making import make
 from memstore.store.retrieve.listed_passages import ListedPassages, state_of, tokens_covered
@@ -109,7 +108,8 @@ class FirstStage:
                 return self._listed
             kept = None
             try:
-                kept = passage_files.read(self._place, self._spec.digest, self._spec.width)
+                head = ListsHead(self._place.head(), self._spec.digest)
+                kept = head.kept(self._place, self._spec.width)
             except FileNotFoundError:
                 pass
             except _UNUSABLE as problem:
@@ -149,8 +149,9 @@ class FirstStage:
     def _covered(self) -> list[Covered]:
         """The documents of lists that can be read."""
         try:
-            passage_files.parts_of(self._place, self._spec.digest)
-            return passage_files.covered(self._place, self._spec.digest)
+            head = ListsHead(self._place.head(), self._spec.digest)
+            head.parts(self._place)  # raises where they are not of this head
+            return head.covered
         except _UNUSABLE:
             return []
 

@@ -10,11 +10,10 @@ from itertools import accumulate
 import numpy as np
 
 from memstore.errors import CorruptMemory, ObjectNotFound, StoreUnavailable, WrongModel
-from memstore.index import passage_files
-from memstore.index.file_parts import FilePart, PartReader
+from memstore.index.file_parts import FilePart
 from memstore.index.index_file import Unusable
 from memstore.index.passage_directory import PassageDirectory
-from memstore.index.passage_files import Digested, Made
+from memstore.index.passage_files import Digested, ListsHead, Made
 from memstore.share.calls.failures import Failure
 from memstore.share.format.lists import ListsRef, PartsRef
 from memstore.share.format.read_pieces import Checked, Extent
@@ -108,42 +107,21 @@ class PublishedParts:
         return [np.frombuffer(bytes(data), np.uint8) for data in self._read(where)]
 
 
-class _AsItWas:
-    """A directory's lists by the head that it has now: parts of others are damaged to it."""
-
-    def __init__(self, directory: PassageDirectory) -> None:
-        """Raises as Place.head."""
-        self._directory, self._head = directory, directory.head()
-        self.name, self.stamp = directory.name, directory.stamp
-
-    def head(self) -> np.ndarray:
-        """See Place."""
-        return self._head
-
-    def parts(self, size: int) -> PartReader:
-        """See Place."""
-        return self._directory.parts(size)
-
-    def write(self, made: Made) -> int:
-        """See Place."""
-        raise NotImplementedError
-
-
 def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> bool:
     """Publish the lists of a memory's directory, for a selector of this digest, where all that they
     are of is published, and more than of those that are there; was that so? Raises
     StoreUnavailable, CorruptMemory (what is published).
     """
     try:
-        local = _AsItWas(directory)
-        own, stored = passage_files.covered(local, digest), passage_files.parts_of(local, digest)
+        local = ListsHead(directory.head(), digest)
+        own, stored = local.covered, local.parts(directory)
     except (FileNotFoundError, Unusable, OSError):
         return False
     with closing(Remote(objects, deadline=DEADLINE)) as remote:
         database = PublishedDatabase(remote, None)
         there = {entry.row.name: entry.row for entry in database.state.published.values()}
         try:
-            published = passage_files.covered(PublishedLists(database), digest)
+            published = ListsHead(PublishedLists(database).head(), digest).covered
         except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
             published = []
     if any(state_of(there.get(one.name)) != one.state for one in own):
@@ -152,7 +130,7 @@ def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> boo
         return False
     parts = (part for number in range(len(stored)) for part in stored.read([number]))
     try:
-        send_lists(objects, digest, parts, lambda: [local.head().data])
+        send_lists(objects, digest, parts, lambda: [local.content.data])
     except (CorruptMemory, WrongModel):  # they are caches, and all else is published
         return False
     return True

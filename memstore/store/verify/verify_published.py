@@ -5,7 +5,7 @@ from contextlib import closing
 
 from memstore.errors import CorruptMemory, MemstoreError, ObjectNotFound, StoreUnavailable
 from memstore.index.index_file import Unusable
-from memstore.index.passage_files import parts_of
+from memstore.index.passage_files import ListsHead
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.lists import LISTS
 from memstore.share.format.pieces import Piece
@@ -104,7 +104,8 @@ def _check_lists(published: Published) -> Iterator[Problem]:
             return
     with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
         try:
-            parts = parts_of(PublishedLists(PublishedDatabase(remote, None)), selector.digest)
+            place = PublishedLists(PublishedDatabase(remote, None))
+            parts = ListsHead(place.head(), selector.digest).parts(place)
             for number in range(len(parts)):
                 parts.read([number])
         except (CorruptMemory, ObjectNotFound, Unusable) as error:
