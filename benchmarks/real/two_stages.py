@@ -4,11 +4,13 @@ The documents and questions of real.choice_at_1m, whose --work holds the landmar
 really read, in one memory with synthetic documents up to --passages: a synthetic passage goes from
 landmark to landmark of the real ones as they follow each other, after every fourth from another
 landmark of the same of 4,096 clusters; each landmark is then replaced by any of its cluster, with a
-tenth of noise; its words are those of some real passage. No keys and values are stored.
+tenth of noise; its words and its text, but for two tokens, are those of some real passage. No keys
+and values are stored: passages that are read are computed.
 
 Every question is searched in two stages and exactly, by the reader's selector, words included:
-recall is of the exact best --best; "same" the share of questions whose best are the same ones,
-which then read the same. Milliseconds are of the thread's processor time, the median.
+recall is of the exact best --best; "same" the share of questions whose best are the same ones.
+Milliseconds are of the thread's processor time, the median. --answers: every question is answered
+by both, as a session answers it.
 
     python -m benchmarks.real.two_stages --text books-test.jsonl.zst books-val.jsonl.zst \\
         --model smollm2/ --work real/ --documents 16 --questions 20
@@ -20,8 +22,8 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from unittest import mock
 
 import faiss
 import numpy as np
@@ -34,23 +36,14 @@ from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.choice_at_1m import Chosen, planned, read_options
+from benchmarks.real.memory import answer
 from benchmarks.real.passage_model import passage_model
+from benchmarks.real.plan import Question
 from benchmarks.real.prompting import tokenizer_of
+from benchmarks.real.synthetic_passages import fill
 from memstore import MemoryStore
-from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.passage_parts import Passage
 from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.selectors.scoring import Scored, score_blocks
-
-_CLUSTERS, _AT_ONCE, _IN_A_DOCUMENT = 4096, 250, 5000
-
-
-class Read(NamedTuple):
-    """Landmarks int8 [tokens, width] of passages, the tokens of each, and each one's words."""
-
-    landmarks: np.ndarray
-    lengths: np.ndarray
-    words: list[list[tuple[int, int]]]
 
 
 def main() -> None:
@@ -102,6 +95,9 @@ def main() -> None:
             rows.append(compared(reader, store, scope, question, captured, found, options.best))
             print(f"  {question.name}: {rows[-1]}", flush=True)
         told["resident, exact"] = {kind: size - before[kind] for kind, size in resident().items()}
+        if options.answers:
+            for row, said in zip(rows, answered(reader, store, questions)):
+                row |= said
     print("\n" + report(told, rows))
     write(options, told | {"rows": rows})
 
@@ -110,83 +106,7 @@ def own_options(options: argparse.ArgumentParser) -> None:
     """What is asked beside choice_at_1m's."""
     add(options, "--passages", 1_000_000, "in all")
     add(options, "--best", 8, "of the exact search")
-
-
-def fill(memory: Path, chosen: Chosen, names: list[str], options: argparse.Namespace) -> None:
-    """Make the memory: what was read, then synthetic documents."""
-    reader, read = chosen.reader, []
-    with MemoryStore.create(memory, reader.signature, selector=reader.keeps) as store:
-        for name in names:
-            kept = chosen.landmarks(name)
-            assert kept is not None, "the model's selector keeps no token landmarks"
-            landmarks, lengths = kept
-            texts = [chosen.blocks.text(block) for block in chosen.blocks.scope([name])]
-            words = reader.selector.words(texts)
-            read.append(Read(landmarks[:, 0].numpy(), np.array(lengths), words))
-            write_document(store, name, read[-1])
-        passages = sum(len(one.lengths) for one in read)
-        everything = Read(
-            np.concatenate([one.landmarks for one in read]),
-            np.concatenate([one.lengths for one in read]),
-            [words for one in read for words in one.words],
-        )
-        made = synthetic(everything, options.passages - passages, options.seed)
-        for number, document in enumerate(made):
-            write_document(store, f"synthetic {number}", document)
-
-
-def write_document(store: MemoryStore, name: str, read: Read) -> None:
-    """A document whose passages are found by this, and have some text."""
-    settings = IngestSettings(passage_tokens=64)
-    writer = store.write_document(name, source_hash=name, settings=settings)
-    assert writer is not None
-    ends = np.cumsum(read.lengths)
-    with writer:
-        for first in range(0, len(ends), _AT_ONCE):
-            last = min(first + _AT_ONCE, len(ends))
-            begin = int(ends[first] - read.lengths[first])
-            sizes = read.lengths[first:last].tolist()
-            # other tokens in every passage: what is stored is named by them
-            some = [
-                Passage(np.arange(size) + (hash((name, first + at)) & 0xFFFFFF), 0, "", at, size)
-                for at, size in zip((ends[first:last] - sizes).tolist(), sizes)
-            ]
-            landmarks = torch.from_numpy(read.landmarks[begin : ends[last - 1], None].copy())
-            words = read.words[first:last]
-            writer.add_passages(some, {}, given=[], landmarks=landmarks, words=words)
-        writer.finish()
-
-
-def synthetic(read: Read, passages: int, seed: int) -> Iterator[Read]:
-    """Documents of synthetic passages, of the statistics of these."""
-    rng = np.random.default_rng(seed)
-    vectors = read.landmarks.astype(np.float32) / np.float32(127)
-    kmeans = faiss.Kmeans(vectors.shape[1], _CLUSTERS, niter=6, spherical=True, seed=seed)
-    kmeans.train(vectors[rng.permutation(len(vectors))[:200_000]])
-    cluster = kmeans.index.search(vectors, 1)[1][:, 0]
-    order, size = np.argsort(cluster, kind="stable"), np.bincount(cluster, minlength=_CLUSTERS)
-    begin = np.cumsum(size) - size
-
-    def alike(tokens: np.ndarray) -> np.ndarray:
-        of = cluster[tokens]
-        return order[begin[of] + (rng.random(len(of)) * size[of]).astype(np.int64)]
-
-    for first in range(0, passages, _IN_A_DOCUMENT):
-        n = min(_IN_A_DOCUMENT, passages - first)
-        like = rng.integers(0, len(read.lengths), n)
-        lengths = read.lengths[like]
-        walks = np.empty((n, int(lengths.max())), np.int64)
-        at = rng.integers(0, len(vectors), n)
-        for step in range(walks.shape[1]):
-            walks[:, step] = at
-            at = (np.where(rng.random(n) < 0.25, alike(at), at) + 1) % len(vectors)
-        tokens = walks[np.arange(walks.shape[1]) < lengths[:, None]]
-        made = vectors[alike(tokens)]
-        made += rng.standard_normal(made.shape, dtype=np.float32) * np.float32(
-            0.1 / made.shape[1] ** 0.5
-        )
-        made *= 127 / np.linalg.norm(made, axis=1, keepdims=True)
-        yield Read(made.round().astype(np.int8), lengths, [read.words[one] for one in like])
+    options.add_argument("--answers", action="store_true", help="generate them by both searches")
 
 
 def search(
@@ -241,6 +161,21 @@ def compared(
     }
 
 
+def answered(
+    reader: Any, store: MemoryStore, questions: list[Question]
+) -> Iterator[dict[str, Any]]:
+    """What is answered to every question in two stages, and where every passage is scored."""
+    for question in questions:
+        found = []
+        for shortlist in (store.shortlist, lambda *_: None):
+            searched = mock.patch.object(store, "shortlist", shortlist)
+            with searched, reader.session(store) as session:
+                found.append((*answer(reader, session, question), session.answered))
+        right, said, says = zip(*found)
+        print(f"  {question.name}: {right} {said}", flush=True)
+        yield {"right": right, "said": said, "answered": says}
+
+
 def resident() -> dict[str, int]:
     """Bytes in main memory: the process's own, and of files."""
     return {"own": status_bytes("RssAnon"), "files": status_bytes("RssFile")}
@@ -270,6 +205,17 @@ def report(told: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         ["differences of scores, at most", f"{max(row['apart'] for row in rows):.1e}"],
     ]
     lines += [[name, f"{told[name]:.0f}"] for name in told if name.startswith("seconds")]
+    if "said" in rows[0]:
+        asked = [row for row in rows if not row["task"].startswith("absent")]
+        for at, way in enumerate(("two stages", "every passage scored")):
+            right = statistics.fmean(row["right"][at] for row in asked)
+            lines.append([f"right, {way}", f"{right:.3f} of {len(asked)}"])
+            kept = sum(not row["answered"][at] for row in rows if row not in asked)
+            lines.append(
+                [f"refused what is not there, {way}", f"{kept} of {len(rows) - len(asked)}"]
+            )
+        other = sum(row["said"][0] != row["said"][1] for row in rows)
+        lines.append(["answers that differ", f"{other} of {len(rows)}"])
     kinds = dict.fromkeys(row["task"] for row in rows)
     by = {
         kind: statistics.fmean(row["recall"] for row in rows if row["task"] == kind)

@@ -46,6 +46,7 @@ class Rows:
         # have. Numbers alone: the collector would look through a hundred thousand objects.
         self._starts: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
+        self._by_row: np.ndarray | None = None  # int64 [runs, 3]: `places`, while nothing changes
 
     def append(self, document: int, first_block: int, n: int) -> None:
         """Give the next n rows to blocks first_block .. of a document.
@@ -80,6 +81,7 @@ class Rows:
         for document, n in some:
             self._starts[document], self._sizes[document] = start, n
             start += n
+        self._by_row = None
         self.live += start - self.end
         self.end = start
 
@@ -117,6 +119,7 @@ class Rows:
         self._starts.pop(document, None)
         self._sizes.pop(document, None)
         self._runs.pop(document, None)
+        self._by_row = None
         if runs:
             self._runs[document] = runs
 
@@ -180,6 +183,15 @@ class Rows:
         before = np.cumsum(sizes) - sizes
         shift = held[:, 2] - held[:, 0] + asked[:, 1] - before
         return np.repeat(shift, sizes) + np.arange(int(sizes.sum()))
+
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The documents and blocks, int64 [n] each, of rows [n] that some document has."""
+        if self._by_row is None:
+            runs = [(run.start, document, run.first_block) for document, run in self.all()]
+            self._by_row = np.array(runs, np.int64).reshape(-1, 3)
+        at = np.searchsorted(self._by_row[:, 0], rows, "right") - 1
+        starts, documents, firsts = self._by_row[at].T
+        return documents, rows - starts + firsts
 
 
 class Remembered:

@@ -28,6 +28,9 @@ _TRAINED = 64  # landmarks a list that k-means sees
 _ROUNDS = 8  # of k-means
 _HEAVY = 0.95  # of a question's weight: the heaviest tokens that hold it are looked up
 _MOST_HEAVY = 24  # of them; more are as dear as an exact search
+# A passage is proposed that is not so many standard deviations of all scores below the eighth, as
+# far as lists tell.
+_AMONG, _RANGE = 8, 2.25
 # The share of all passages that a token with all the weight looks for, and of all lists that it
 # looks at; one with a quarter of it half as many.
 _SOUGHT, _PROBED = 0.1, 0.1
@@ -46,6 +49,13 @@ class ProposedRows(NamedTuple):
 
     rows: np.ndarray  # int64 [n], ascending
     spread: tuple[float, float]  # mean and standard deviation of the scores of all, by the sample
+
+
+class Added(NamedTuple):
+    """What something else than landmarks adds to the scores of some passages."""
+
+    rows: np.ndarray  # int64 [n], each once
+    scores: np.ndarray  # float32 [n], in standard deviations of all scores by landmarks
 
 
 class ListedTokens(NamedTuple):
@@ -90,9 +100,15 @@ class TokenLists:
         return held + self._near.nbytes + 2 * self.lengths.nbytes + self.digests.nbytes
 
     def propose(
-        self, q: np.ndarray, weights: np.ndarray, most: int, inside: np.ndarray | None
+        self,
+        q: np.ndarray,
+        weights: np.ndarray,
+        most: tuple[int, int],
+        inside: np.ndarray | None,
+        added: Added | None = None,
     ) -> ProposedRows | None:
-        """The passages that are probably best.
+        """The passages that are probably best, so many at least, where lists tell them, and at
+        most.
 
         q: float32 [T, width], a question's tokens; weights: float32 [T], which sum to 1; inside:
         bool [passages], which may be proposed (None: all). None where too few of these are in the
@@ -121,12 +137,13 @@ class TokenLists:
             found = found[beyond == best[found]]
             total[found] += weight * best[found]
             best[found] = 0
+        scores = weights @ maxima
+        if added is not None:
+            total[added.rows] += added.scores * scores.std()
         if inside is not None:
             total[~inside] = 0
-        rows = np.flatnonzero(total)
-        if len(rows) > most:
-            rows = rows[np.argpartition(total[rows], len(rows) - most)[-most:]]
-        scores = weights @ maxima / weights.sum()
+        rows = _best(total, most, _RANGE * float(scores.std()))
+        scores /= weights.sum()
         return ProposedRows(np.sort(rows), (float(scores.mean()), float(scores.std())))
 
     def _hold(self, q: np.ndarray, probed: np.ndarray) -> None:
@@ -212,6 +229,23 @@ class Building:
         sample = Sample(rows, np.concatenate(self._sampled), lengths[rows])
         tokens = ListedTokens(lengths, np.array(self._digests, np.uint64))
         return TokenLists(self.index, sizes_of(self.index), tokens, sample)
+
+
+def _best(total: np.ndarray, most: tuple[int, int], within: float) -> np.ndarray:
+    """Rows of the greatest of totals [rows], so many at least and at most: those not further than
+    `within` below the eighth. No row of which nothing is told (0) is among them.
+    """
+    rows = np.flatnonzero(total > 0)
+    totals = total[rows]
+    least, greatest = (min(each, len(rows)) for each in most)
+    if greatest < len(rows):
+        kept = np.argpartition(totals, len(rows) - greatest)[-greatest:]
+        rows, totals = rows[kept], totals[kept]
+    if least <= _AMONG:
+        return rows
+    order = np.argsort(-totals)
+    near = int(np.searchsorted(-totals[order], within - totals[order[_AMONG - 1]], "right"))
+    return rows[order[: max(least, near)]]
 
 
 def lists_of(tokens: int) -> int:

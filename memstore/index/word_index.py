@@ -25,6 +25,24 @@ _SAMPLED = 4096  # blocks by which a spread is told; a rarer word may be in none
 _SHIFT = np.uint64(32)
 
 
+class WordsBeside(NamedTuple):
+    """Words of a question that count beside something else: their scores, standardised, times a
+    weight, in standard deviations of the other's.
+    """
+
+    words: Mapping[int, float]  # hash -> weight
+    weight: float
+
+
+class RareBlocks(NamedTuple):
+    """Blocks of a scope that hold a rare word of a question, and how scores of words are spread."""
+
+    documents: np.ndarray  # int64 [n]
+    blocks: np.ndarray  # int64 [n]
+    scores: np.ndarray  # float32 [n]
+    spread: tuple[float, float]  # mean and standard deviation of the scores of the whole scope
+
+
 class WordIndex:
     """The words of the blocks of many documents. Safe for several threads.
 
@@ -169,7 +187,8 @@ class WordIndex:
             self._settle()
             if whole is not None:
                 wanted = self._rows.numbers(scope)
-                return torch.from_numpy(self._scores(words, self._of(whole), wanted))
+                found = self._of(whole)
+                return torch.from_numpy(_scores(self._weighted(words, found), found, wanted))
             found = self._of(scope)
             scores = np.zeros(self._rows.end, dtype=np.float32)
             for weighted, _, parts in self._weighted(words, found):
@@ -180,62 +199,49 @@ class WordIndex:
         pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
         return torch.from_numpy(np.concatenate(pieces))
 
-    def spread(self, words: Mapping[int, float], whole: Scope) -> tuple[float, float]:
-        """Mean and standard deviation of the scores of all blocks of a scope, told by those that
-        hold a rare word and by a sample of the others. Raises as `scores`.
+    def rare(self, words: Mapping[int, float], whole: Scope) -> RareBlocks:
+        """The blocks of a scope that hold a rare word, and the spread of the scores of all, told by
+        these and by a sample of the others. Raises as `scores`.
         """
         self._bring(words)
         with self._lock:
             self._settle()
             found = self._of(whole)
             rare = [np.zeros(0, np.int64)]
-            for _, holding, parts in self._weighted(words, found):
+            weighted = [*self._weighted(words, found)]
+            for _, holding, parts in weighted:
                 if holding <= _SAMPLED:
                     rare += [rows[found.holds[rows]].astype(np.int64) for rows, _ in parts]
             known = np.unique(np.concatenate(rare))
             drawn = np.delete(found.sample, _among(found.sample, known)[0])
-            first = self._scores(words, found, known).astype(np.float64)
-            rest = self._scores(words, found, drawn).astype(np.float64)
+            scores = _scores(weighted, found, known)
+            first = scores.astype(np.float64)
+            rest = _scores(weighted, found, drawn).astype(np.float64)
+            places = self._rows.places(known)
         share = len(known) / max(1, found.blocks)
         moments = [share * (first**power).mean() if len(first) else 0.0 for power in (1, 2)]
         moments = [
             moment + (1 - share) * (rest**power).mean() if len(rest) else moment
             for power, moment in zip((1, 2), moments)
         ]
-        return moments[0], max(0.0, moments[1] - moments[0] ** 2) ** 0.5
+        deviation = max(0.0, moments[1] - moments[0] ** 2) ** 0.5
+        return RareBlocks(*places, scores, (moments[0], deviation))
 
     def _of(self, scope: Scope) -> "_Scope":
         found: _Scope = self._scopes.get(scope, lambda: self._look(scope))
         return found
 
-    def _weighted(
-        self, words: Mapping[int, float], found: "_Scope"
-    ) -> Iterator[tuple[float, int, list[tuple[np.ndarray, np.ndarray]]]]:
-        """Of every word what a block that holds it often has of it, in how many blocks of the scope
-        it is, and its rows and counts.
-        """
+    def _weighted(self, words: Mapping[int, float], found: "_Scope") -> Iterator["_Weighted"]:
         for (word, weight), parts in zip(words.items(), self._parts([*words])):
             holding = found.holding.get(word)
             if holding is None:
                 holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
                 found.holding[word] = holding
-            yield (
+            yield _Weighted(
                 weight * math.log(1 + (found.blocks - holding + 0.5) / (holding + 0.5)),
                 holding,
                 parts,
             )
-
-    def _scores(
-        self, words: Mapping[int, float], found: "_Scope", wanted: np.ndarray
-    ) -> np.ndarray:
-        """Of some rows of a scope alone, float32 [wanted]."""
-        scores = np.zeros(len(wanted), dtype=np.float32)
-        for weighted, _, parts in self._weighted(words, found):
-            for rows, counts in parts:
-                at, among = _among(wanted, rows)
-                tf = counts[among].astype(np.float32)
-                scores[at] += weighted * tf / (tf + found.damping[wanted[at]])
-        return scores
 
     def _look(self, scope: Scope) -> "_Scope":
         ranges = self._rows.ranges(scope)
@@ -300,6 +306,25 @@ class _Scope(NamedTuple):
     damping: np.ndarray  # float32 [rows]: what a count is damped by
     holding: dict[int, int]  # of words that were asked for: how many blocks hold them
     sample: np.ndarray  # int64, some of its rows
+
+
+class _Weighted(NamedTuple):
+    """A word of a question, as a scope has it."""
+
+    most: float  # what a block that holds it often has of it
+    holding: int  # how many blocks of the scope hold it
+    parts: list[tuple[np.ndarray, np.ndarray]]  # rows that do, and how often
+
+
+def _scores(words: Iterable[_Weighted], found: _Scope, wanted: np.ndarray) -> np.ndarray:
+    """Of some rows of a scope alone, float32 [wanted]."""
+    scores = np.zeros(len(wanted), dtype=np.float32)
+    for most, _, parts in words:
+        for rows, counts in parts:
+            at, among = _among(wanted, rows)
+            tf = counts[among].astype(np.float32)
+            scores[at] += most * tf / (tf + found.damping[wanted[at]])
+    return scores
 
 
 def _among(wanted: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.disk.format.block_words import Words
     from memstore.disk.format.document import Document
     from memstore.index import Hits, Scope
+    from memstore.index.word_index import WordsBeside
     from memstore.store.retrieve.selector_index import SelectorIndex
     from memstore.store.retrieve.session_document import SessionDocument
     from memstore.store.retrieve.shortlist import Shortlist
@@ -81,14 +82,17 @@ class Lookups(OpenMemory):
         """
         return self._select().scores(words, scope)
 
-    def shortlist(self, q: "Tensor", weights: "Tensor", scope: "Scope") -> "Shortlist | None":
+    def shortlist(
+        self, q: "Tensor", weights: "Tensor", scope: "Scope", beside: "WordsBeside | None" = None
+    ) -> "Shortlist | None":
         """The blocks of a large scope that are worth an exact score, where that is the sum over
         rows of weight times the greatest product with a block's token landmarks: proposed by lists
         that `build_index` made. None where every block is to be scored, or there are no lists.
 
-        q: float32 [T, width]; weights: float32 [T], which sum to 1. Raises CorruptMemory.
+        q: float32 [T, width]; weights: float32 [T], which sum to 1; beside: words that count, too.
+        Raises CorruptMemory.
         """
-        return self._retrieve().shortlist(q, weights, scope)
+        return self._retrieve().shortlist(q, weights, scope, beside)
 
     def _select(self) -> "SelectorIndex":
         selected = self._retrieve().selected

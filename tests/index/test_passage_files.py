@@ -77,7 +77,9 @@ def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
     assert kept.covered == made.covered
     before = kept.lists.bytes
     for seed in range(8):
-        here, there = (one.propose(*question(seed), 40, None) for one in (made.lists, kept.lists))
+        here, there = (
+            one.propose(*question(seed), (40, 40), None) for one in (made.lists, kept.lists)
+        )
         assert here is not None and there is not None and there.spread == here.spread
         assert np.array_equal(here.rows, there.rows)
     assert before < kept.lists.bytes <= made.lists.bytes
@@ -92,13 +94,13 @@ def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
 def test_lists_are_held_once_they_were_asked_for(made: Made) -> None:
     place = Held(made)
     kept = kept_in(place)
-    first = kept.lists.propose(*question(0), 40, None)
+    first = kept.lists.propose(*question(0), (40, 40), None)
     place.content[:] = 0
-    again = kept.lists.propose(*question(0), 40, None)
+    again = kept.lists.propose(*question(0), (40, 40), None)
     assert first is not None and again is not None and np.array_equal(first.rows, again.rows)
     with pytest.raises(CorruptMemory):
         for seed in range(1, 9):
-            kept.lists.propose(*question(seed), 40, None)
+            kept.lists.propose(*question(seed), (40, 40), None)
 
 
 Change = Callable[[dict[str, Any], list[np.ndarray]], object]
@@ -185,4 +187,4 @@ def test_parts_that_name_passages_that_there_are_not_are_told(made: Made) -> Non
     kept = kept_in(place)
     with pytest.raises(CorruptMemory, match="passages that there are not"):
         for seed in range(30):
-            kept.lists.propose(*question(seed), 40, None)
+            kept.lists.propose(*question(seed), (40, 40), None)

@@ -168,5 +168,10 @@ def test_a_spread_is_that_of_the_scope_and_of_nothing_else() -> None:
         for words in ({5: 1.0}, {5: 1.0, 104: 0.5}, {9: 1.0}):
             scores = index.scores(words, scope)
             expected = float(scores.mean()), float(scores.std(correction=0))
-            assert index.spread(words, scope) == pytest.approx(expected, rel=0.08, abs=1e-6)
-    assert WordIndex().spread({5: 1.0}, []) == (0.0, 0.0)
+            rare = index.rare(words, scope)
+            assert rare.spread == pytest.approx(expected, rel=0.08, abs=1e-6)
+            places = [(*place, place[1] + 1) for place in zip(rare.documents, rare.blocks)]
+            np.testing.assert_array_equal(rare.scores, index.scores(words, places, scope))
+            if words == {5: 1.0} and len(scope) == 1 and scope[0][0] == 2:
+                assert (2, 77, 78) in places
+    assert WordIndex().rare({5: 1.0}, []).spread == (0.0, 0.0)

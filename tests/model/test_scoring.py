@@ -39,7 +39,7 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_stage, "PAYING", 1)
-    monkeypatch.setattr(first_stage, "PROPOSED", 100)
+    monkeypatch.setattr(first_stage, "PROPOSED", (100, 100))
     with create(tmp_path / "m") as store:
         for text in (1, 2, 3):
             add(store, str(text), text, 300)
@@ -81,6 +81,10 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
 
 def test_what_words_decide_is_not_left_to_landmarks() -> None:
     late: Any = Given(*question(1, 0, 0))
-    assert Sum([(late, 1.0), (Words(), 0.05)]).rows(NOTHING) is not None
+    added = Sum([(late, 2.0), (Words(), 0.1)])
+    assert added.rows(NOTHING) is not None
+    beside = added.beside("the mare")
+    assert beside is not None and len(beside.words) == 2 and beside.weight == 0.05
+    assert Sum([(late, 1.0)]).beside("the mare") is None
     assert Sum([(late, 1.0), (Words(), 0.3)]).rows(NOTHING) is None
     assert Sum([(Words(), 1.0), (late, 0.05)]).rows(NOTHING) is None

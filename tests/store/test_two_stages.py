@@ -23,6 +23,7 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.index.scope import Scope
+from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.retrieve.listed_passages import ListedPassages
@@ -116,6 +117,43 @@ def test_what_is_proposed_is_scored_as_without_lists_and_holds_the_best(
             weights @ short.token_maxima(rows, 0, some), scores[numbers(some, whole)]
         )
     assert np.mean(found) > 0.95
+
+
+def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> None:
+    memory.forget("2")
+    new = add(memory, "new", 5, 20)
+    texts = {memory.document(name).id: int(name) for name in "134"} | {new.id: 5}
+    for whole in (everything(memory), everything(memory)[::-1]):
+        for seed, (document, text) in enumerate(texts.items()):
+            block = 19 if text == 5 else 250 - seed
+            beside = WordsBeside({1 << 31 | text << 20 | block: 1.0}, 0.1)
+            rows, weights = asked(seed)
+            without = memory.shortlist(rows, weights, whole)
+            short = memory.shortlist(rows, weights, whole, beside)
+            assert without is not None and short is not None
+            spread = memory.word_scores(beside.words, whole).std(correction=0)
+            assert short.word_spread(beside.words)[1] == pytest.approx(float(spread), rel=0.02)
+            ((place, _, _),) = [run for run in short.scope if run not in without.scope] or [
+                (0,) * 3
+            ]
+            if document == new.id:  # which no list holds, and is scored whole
+                assert (place, (document, 0, 20) in short.scope) == (0, True)
+            else:
+                assert place == document and (document, block, block + 1) in short.scope
+
+
+def test_so_many_are_proposed_as_are_near_the_best(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_stage, "PROPOSED", (12, 200))
+    whole, (rows, weights) = everything(memory), asked(1)
+    near = memory.shortlist(rows, weights, whole)
+    assert near is not None and 60 < len(near.scope) <= 200  # one passage stands apart, not eight
+    beside = WordsBeside({1004: 1.0}, 1.0)  # of 24 passages
+    apart = memory.shortlist(rows, weights, whole, beside)
+    assert apart is not None and 12 <= len(apart.scope) < 60
+    holding = [at for at in range(DOCUMENTS * EACH) if at % EACH % 50 == 4]
+    assert {*holding} <= {*numbers(apart.scope, whole)}
 
 
 def test_words_are_as_rare_as_in_the_whole_scope(memory: MemoryStore) -> None:

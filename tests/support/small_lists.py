@@ -11,4 +11,4 @@ PROPOSED = 60
 def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search in two stages whatever the size."""
     monkeypatch.setattr(first_stage, "PAYING", 1)
-    monkeypatch.setattr(first_stage, "PROPOSED", PROPOSED)
+    monkeypatch.setattr(first_stage, "PROPOSED", (PROPOSED, PROPOSED))

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-import numpy as np
-
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
@@ -21,12 +19,12 @@ from memstore.index.list_codes import CODE
 from memstore.index.passage_files import Covered, ListsHead, Made, Place
 from memstore.index.scope import Scope
 from memstore.store.retrieve.list_making import make
-from memstore.store.retrieve.listed_passages import ListedPassages, state_of, tokens_covered
+from memstore.store.retrieve.listed_passages import Asked, ListedPassages, state_of, tokens_covered
 from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.shortlist import Shortlist
 
 PAYING = 1 << 21  # tokens of a scope from where on two stages take less than one
-PROPOSED = 2000  # passages of the lists that are scored exactly
+PROPOSED = 1000, 5000  # passages of the lists that are scored exactly, at least and at most
 _NEW = 1 / 4  # of the tokens in lists: so many more are worth making them anew
 
 # by which lists cannot be used, but for a store that is away
@@ -55,28 +53,27 @@ class FirstStage:
         ) == 0
 
     def shortlist(
-        self,
-        q: np.ndarray,
-        weights: np.ndarray,
-        scope: Scope,
-        selected: SelectorIndex,
-        rows: Mapping[int, Document],
+        self, asked: Asked, scope: Scope, selected: SelectorIndex, rows: Mapping[int, Document]
     ) -> Shortlist | None:
         """See MemoryStore.shortlist; rows: the memory's ready documents."""
         problem: Exception | None = None
         for _ in range(2):  # again where others were made meanwhile
             listed = self._open(rows, selected)
-            if listed is None:
+            if listed is None or listed.tokens_of(scope) < PAYING:
                 break
+            rare = asked.beside and selected.rare(asked.beside.words, scope)
             try:
-                found = listed.propose(q, weights, scope, PROPOSED, PAYING)
+                found = listed.propose(asked, rare, scope, PROPOSED)
             except (CorruptMemory, ObjectNotFound) as error:
                 problem = error
                 with self._lock:
                     if self._listed is listed:  # do without until there are others
                         self._listed = None
                 continue
-            return None if found is None else Shortlist(selected, listed, found, scope)
+            if found is None:
+                return None
+            words = (asked.beside.words, rare.spread) if asked.beside and rare else None
+            return Shortlist(selected, listed, found, scope, words)
         if problem is not None:
             self._warn(problem)
         return None

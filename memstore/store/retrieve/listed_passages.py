@@ -19,7 +19,17 @@ from memstore.index.block_rows import Remembered
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.passage_files import Covered, Kept
 from memstore.index.scope import Scope
+from memstore.index.token_lists import Added
+from memstore.index.word_index import RareBlocks, WordsBeside
 from memstore.store.retrieve.selector_index import SelectorIndex
+
+
+class Asked(NamedTuple):
+    """What a question asks of passages: see MemoryStore.shortlist."""
+
+    rows: np.ndarray  # float32 [T, width]
+    weights: np.ndarray  # float32 [T], which sum to 1
+    beside: WordsBeside | None = None
 
 
 class ProposedScope(NamedTuple):
@@ -110,20 +120,31 @@ class ListedPassages:
         at = np.searchsorted(numbers, documents).clip(max=len(numbers) - 1)
         return order[at], numbers[at] == documents
 
-    def propose(
-        self, q: np.ndarray, weights: np.ndarray, scope: Scope, most: int, least_tokens: int
-    ) -> ProposedScope | None:
-        """The passages of a scope that are worth an exact score, `most` of the lists. None where
-        all of them are: of less than so many tokens, or of too few passages.
+    def tokens_of(self, scope: Scope) -> int:
+        """How many of a scope's tokens are in the lists."""
+        return self._of(scope).tokens
 
-        q: float32 [T, width]; weights: float32 [T], which sum to 1. Raises what reading lists
-        raises.
-        """
+    def _of(self, scope: Scope) -> _Scope:
         with self._lock:
             of: _Scope = self._scopes.get(scope, lambda: self._look(scope))
-        if of.tokens < least_tokens:
-            return None
-        best = self.lists.propose(q, weights, most, of.inside)
+        return of
+
+    def propose(
+        self, asked: Asked, words: RareBlocks | None, scope: Scope, most: tuple[int, int]
+    ) -> ProposedScope | None:
+        """The passages of a scope that are worth an exact score, so many of the lists at least and
+        at most. None where all of them are, since they are too few.
+
+        words: the blocks of the scope that hold a rare one of `asked`. Raises what reading lists
+        raises.
+        """
+        of, added = self._of(scope), None
+        if words is not None and asked.beside is not None:
+            at, known = self.find(words.documents)
+            mean, deviation = words.spread
+            adds = asked.beside.weight * (words.scores - mean) / max(deviation, 1e-6)
+            added = Added((self._starts[at] + words.blocks)[known], adds[known])
+        best = self.lists.propose(asked.rows, asked.weights, most, of.inside, added)
         if best is None:
             return None
         at = np.searchsorted(self._starts, best.rows, "right") - 1

@@ -20,11 +20,13 @@ from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.passage_directory import PassageDirectory
 from memstore.index.scope import Scope
+from memstore.index.word_index import WordsBeside
 from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
 from memstore.store.retrieve.landmark_loading import load_landmarks
+from memstore.store.retrieve.listed_passages import Asked
 from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.shortlist import Shortlist
 from memstore.tiers.cascade import Cascade
@@ -221,13 +223,14 @@ class Retrieval:
         self.index.reserve(layer, len(keys))
         self.index.add(document, layer, self.index.span(document, layer)[1], keys)
 
-    def shortlist(self, q: Tensor, weights: Tensor, scope: Scope) -> Shortlist | None:
+    def shortlist(
+        self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None
+    ) -> Shortlist | None:
         """See MemoryStore.shortlist."""
         if self.selected is None or self._first_stage is None:
             return None
-        return self._first_stage.shortlist(
-            q.numpy(), weights.numpy(), scope, self.selected, self._loaded
-        )
+        asked = Asked(q.numpy(), weights.numpy(), beside)
+        return self._first_stage.shortlist(asked, scope, self.selected, self._loaded)
 
     # The index's engines
 

@@ -27,7 +27,7 @@ from memstore.errors import (
 )
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
-from memstore.index.word_index import WordIndex
+from memstore.index.word_index import RareBlocks, WordIndex
 from memstore.index.word_postings import StoredPostings
 from memstore.paused_collection import paused_collection
 from memstore.store.index_entries import IndexEntries
@@ -70,9 +70,9 @@ class SelectorIndex:
         held = scope if whole is None else whole
         return self._of_words(held, lambda: self._words.scores(words, scope, whole))
 
-    def word_spread(self, words: Mapping[int, float], scope: Scope) -> tuple[float, float]:
-        """Mean and standard deviation of the scores of a scope: see WordIndex.spread."""
-        return self._of_words(scope, lambda: self._words.spread(words, scope))
+    def rare(self, words: Mapping[int, float], scope: Scope) -> RareBlocks:
+        """See WordIndex.rare."""
+        return self._of_words(scope, lambda: self._words.rare(words, scope))
 
     def _of_words(self, scope: Scope, work: Callable[[], T]) -> T:
         """What is computed of the words of a scope. Those that cannot be read where they are stored

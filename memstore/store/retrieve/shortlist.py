@@ -22,12 +22,18 @@ class Shortlist:
     """
 
     def __init__(
-        self, selected: SelectorIndex, listed: ListedPassages, proposed: ProposedScope, whole: Scope
+        self,
+        selected: SelectorIndex,
+        listed: ListedPassages,
+        proposed: ProposedScope,
+        whole: Scope,
+        words: tuple[Mapping[int, float], tuple[float, float]] | None,
     ) -> None:
-        """Use MemoryStore.shortlist."""
+        """Use MemoryStore.shortlist. words: such as were asked for, and their word_spread."""
         self.scope: Scope = proposed.scope
         self.blocks, self.spread = proposed.passages, proposed.spread
         self._selected, self._listed, self._whole = selected, listed, whole
+        self._words = words
 
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         """As MemoryStore.token_maxima, for blocks of the shortlist."""
@@ -56,4 +62,6 @@ class Shortlist:
 
     def word_spread(self, words: Mapping[int, float]) -> tuple[float, float]:
         """Mean and standard deviation of word_scores over all blocks of the whole scope."""
-        return self._selected.word_spread(words, self._whole)
+        if self._words is not None and self._words[0] == words:
+            return self._words[1]
+        return self._selected.rare(words, self._whole).spread

@@ -90,6 +90,9 @@ class Learned:
         rows, weights = self.rows(captured)
         return weights @ store.token_maxima(rows, 0, scope)
 
+    def beside(self, question: str) -> None:
+        return None
+
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor:
         rows, weights = self.rows(captured)
         return (weights[:, None] * store.token_maxima(rows, 0, scope)).T

@@ -85,5 +85,8 @@ class PointerHeads:
     def rows(self, captured: Captured) -> None:
         return None
 
+    def beside(self, question: str) -> None:
+        return None
+
     def adds(self, captured: Captured, store: Found, scope: Scope) -> None:
         return None

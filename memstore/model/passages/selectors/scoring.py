@@ -27,7 +27,7 @@ def score_blocks(
 ) -> Scored:
     """Score the blocks of a scope that are worth it. Raises what MemoryStore's lookups raise."""
     rows = selector.rows(captured)
-    short = None if rows is None else store.shortlist(*rows, scope)
+    short = None if rows is None else store.shortlist(*rows, scope, selector.beside(question))
     found: Found = store
     if short is None:
         blocks = sum(end - first for _, first, end in scope)

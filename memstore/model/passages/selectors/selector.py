@@ -15,6 +15,7 @@ from torch import Tensor
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index import text_words
 from memstore.index.scope import Scope
+from memstore.index.word_index import WordsBeside
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.store.retrieve.shortlist import Shortlist
 
@@ -62,8 +63,12 @@ class Selector(Protocol):
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
         """Rows [T, width] and weights [T] of a question, where a block's score is the sum over rows
-        of weight times the greatest product with the block's landmarks; None where it is not.
+        of weight times the greatest product with the block's landmarks; None where it is not, but
+        for what counts little beside them.
         """
+
+    def beside(self, question: str) -> WordsBeside | None:
+        """The words that count beside these rows, where the score is the sum of both."""
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         """float32 [blocks of the scope, rows]: what each row of the question adds to a block's

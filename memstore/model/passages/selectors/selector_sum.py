@@ -11,6 +11,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import InvalidConfig
 from memstore.index import text_words
 from memstore.index.scope import Scope
+from memstore.index.word_index import WordsBeside
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.selector import (
     Found,
@@ -40,6 +41,9 @@ class Words:
         return store.word_scores(asked(question), scope)
 
     def rows(self, captured: Captured) -> None:
+        return None
+
+    def beside(self, question: str) -> None:
         return None
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> None:
@@ -111,6 +115,13 @@ class Sum:
         """Of the first, where the others weigh so little that what it finds holds the best."""
         (first, own), *others = self.parts
         return first.rows(captured) if all(each <= _LITTLE * own for _, each in others) else None
+
+    def beside(self, question: str) -> WordsBeside | None:
+        (_, own), *others = self.parts
+        for selector, weight in others:
+            if isinstance(selector, Words):
+                return WordsBeside(asked(question), weight / own)
+        return None
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         return self._keeping.adds(captured, store, scope)
