@@ -231,7 +231,8 @@ def draw(figure: Any, points: dict[str, Any]) -> None:
         axes.set_xticks(list(ticks.values()), list(ticks))
         axes.set_xlabel(about)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.set_ylim(top=axes.get_ylim()[1] * 20)  # room for the names, on a logarithmic axis
+        axes.legend(fontsize=7, loc="upper left", ncols=2)
     figure.suptitle("What costs more as work grows, and what does not", fontsize=11)
 
 
