@@ -1,5 +1,6 @@
 """What is told of an answer or a search: the text, and the blocks that were read for it."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -148,7 +149,8 @@ class Collector:
     """Sums what a session reads, while it is on."""
 
     def __init__(self) -> None:
-        self._mass: dict[tuple[int, int], dict[tuple[int, int, str], float]] = {}
+        # by document, block, layer, head and tier
+        self._mass: defaultdict[tuple[int, int, int, int, str], float] = defaultdict(float)
         self._on = False
 
     def start(self) -> None:
@@ -162,10 +164,8 @@ class Collector:
 
     def __call__(self, reads: Iterable[Read]) -> None:
         if self._on:
-            for read in reads:
-                of_block = self._mass.setdefault((read.document, read.block), {})
-                key = (read.layer, read.head, read.tier)
-                of_block[key] = of_block.get(key, 0.0) + read.mass
+            for layer, head, document, block, mass, tier in reads:
+                self._mass[document, block, layer, head, tier] += mass
 
     def sources(
         self,
@@ -178,15 +178,15 @@ class Collector:
         (document, block) those that say the same.
         """
         known = store.readable()
-        totals = {
-            (document, block): sum(reads.values())
-            for (document, block), reads in self._mass.items()
-            if document in known
-        }
+        of_blocks: dict[tuple[int, int], dict[tuple[int, int, str], float]] = {}
+        for (document, block, layer, head, tier), mass in self._mass.items():
+            if document in known:
+                of_blocks.setdefault((document, block), {})[layer, head, tier] = mass
+        totals = {block: sum(reads.values()) for block, reads in of_blocks.items()}
         best = sorted(totals, key=lambda key: (-totals[key], key))[:most]
         found = []
         for document, block in best:
-            source = Source.of(reader, store, known[document], block, self._mass[document, block])
+            source = Source.of(reader, store, known[document], block, of_blocks[document, block])
             for other, number in (same or {}).get((document, block), ()):
                 if other in known:
                     text = shown_text(reader.tokenizer, store, known[other], number)

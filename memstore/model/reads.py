@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """One unit read by the last row of a step: its attention mass, and the tier that had it."""
 
     layer: int

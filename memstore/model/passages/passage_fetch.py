@@ -45,26 +45,17 @@ class Fetched:
             tiers += ["computed"] * kv_heads
 
     def reads(
-        self, layer_idx: int, weights: Tensor, passages: Sequence[Chosen], group: int
+        self, layer_idx: int, masses: Tensor, passages: Sequence[Chosen], group: int
     ) -> list[Read]:
-        """What a row reads of these passages in a layer: weights [H, m], its attention to them and
-        to what stands behind; group: query heads of a KV head.
+        """What a row reads of these passages in a layer: masses [H, passages], its attention to
+        each; group: query heads of a KV head.
         """
-        weights = weights[:, : sum(self.lengths)]  # the separator stands behind them
-        parts = [part.sum(-1) for part in weights.split(self.lengths, 1)]
-        of_passages = torch.stack(parts, 1).tolist()
-        tiers, kv_heads = self.tiers[layer_idx], weights.shape[0] // group
+        tiers, kv_heads = self.tiers[layer_idx], masses.shape[0] // group
+        blocks = [(one.document, one.block) for one in passages]
         return [
-            Read(
-                layer_idx,
-                head,
-                one.document,
-                one.block,
-                part,
-                tiers[row * kv_heads + head // group],
-            )
-            for head, of_head in enumerate(of_passages)
-            for row, (one, part) in enumerate(zip(passages, of_head))
+            Read(layer_idx, head, *block, mass, tiers[row * kv_heads + head // group])
+            for head, of_head in enumerate(masses.tolist())
+            for row, (block, mass) in enumerate(zip(blocks, of_head))
         ]
 
 

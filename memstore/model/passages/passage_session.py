@@ -228,6 +228,7 @@ class PassageSession(GeneratingSession, Closing):
         for layer in range(self.reader.shape.num_layers):
             self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
         self.chosen, self._fetched = list(passages), fetched
+        self._attention.parts = fetched.lengths
         self._behind, self._kept = behind, kept
         if self._attention.local:
             self.settle()
@@ -265,11 +266,11 @@ class PassageSession(GeneratingSession, Closing):
         """What is chosen from: attached documents, then what left the local text."""
         return self._own.blocks.runs(self._own.blocks.count)
 
-    def _told(self, layer_idx: int, weights: Tensor) -> None:
-        """Tell what the last row of a step read in a layer: weights [H, m]."""
+    def _told(self, layer_idx: int, masses: Tensor) -> None:
+        """Tell what the last row of a step read in a layer: masses [H, passages]."""
         if self._on_read is not None and layer_idx in self._fetched.tiers:
             group = self.reader.shape.group
-            self._on_read(self._fetched.reads(layer_idx, weights, self.chosen, group))
+            self._on_read(self._fetched.reads(layer_idx, masses, self.chosen, group))
 
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:

@@ -17,7 +17,7 @@ from memstore.model.passages.passage_protocol import PassageModel
 KeysValues = tuple[Tensor, Tensor]
 """k and v [Hkv, n, D], position-free."""
 Observe = Callable[[int, Tensor], None]
-"""Told (layer_idx, how much the last row attends to each remembered token [H, m])."""
+"""Told (layer_idx, how much the last row attends to each part of what is remembered [H, parts])."""
 
 _GROW = 256  # tokens of room at a time
 
@@ -44,12 +44,15 @@ class RepositionedAttention:
     reader: PassageModel
     # of every layer [1, Hkv, P, D], keys at their positions; no pairs where there is none
     prefix: Sequence[KeysValues]
-    observe: Observe | None = None  # asked of the last row of every step
+    observe: Observe | None = None  # told of the last row of every step
+    # tokens of each part of what is remembered, from the first on, that is observed
+    parts: Sequence[int] = ()
     # of the next step so many tokens, its first, are remembered ones that no memory holds; there
     # must be no local text yet
     computed: int = 0
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _seen: tuple[object, Tensor] | None = None
+    _belongs: tuple[object, Tensor] | None = None
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
@@ -67,14 +70,42 @@ class RepositionedAttention:
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         spec = self.reader.forms[layer_idx]
         mask = self._mask(rows, layer.length, spec.window, q.device)
-        if self.observe is not None and layer.remembered:
-            weights = _weights(q[:, :, -1:], keys, spec, None if mask is None else mask[-1:])
-            remembered = slice(self._first, self._first + layer.remembered)
-            self.observe(layer_idx, weights[0, :, 0, remembered])
         if rows == 1 and spec.window is not None:  # it sees the last ones, and all of these
             keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
             mask = None
+        if self.observe is not None and self.parts:
+            self.observe(layer_idx, self._masses(q, keys, spec, mask, layer.length))
         return attention(q, keys, values, spec, mask)
+
+    def _masses(
+        self, q: Tensor, keys: Tensor, spec: AttentionSpec, mask: Tensor | None, length: int
+    ) -> Tensor:
+        """How much the last row attends to each part [H, parts]: attention to values that say to
+        which part a token belongs.
+        """
+        last = None if mask is None else mask[-1:]
+        belongs = self._belonging(length, q)[:, :, length - keys.shape[2] : length]
+        found = [
+            attention(q[:, :, -1:], keys, some, spec, last)
+            for some in belongs.expand(-1, keys.shape[1], -1, -1).split(q.shape[3], -1)
+        ]
+        masses = found[0] if len(found) == 1 else torch.cat(found, -1)
+        return masses[0, :, 0, : len(self.parts)]
+
+    def _belonging(self, length: int, like: Tensor) -> Tensor:
+        """1 where a token belongs to a part, else 0: [1, 1, tokens, parts], no fewer tokens than
+        `length`; parts are as many as heads have dimensions, or a multiple.
+        """
+        asked = tuple(self.parts), self._first, like.dtype, like.device
+        if self._belongs is None or self._belongs[0] != asked or self._belongs[1].shape[2] < length:
+            wide = -(-len(self.parts) // like.shape[3]) * like.shape[3]
+            belongs = like.new_zeros(1, 1, length + _GROW, wide)
+            start = self._first
+            for part, tokens in enumerate(self.parts):
+                belongs[:, :, start : start + tokens, part] = 1
+                start += tokens
+            self._belongs = asked, belongs
+        return self._belongs[1]
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
         """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
