@@ -8,22 +8,14 @@ import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 
-from memstore.disk.lmdb.key_pages import KeyPage
+from memstore.disk.lmdb.key_pages import Extent, KeyPage, Known
 from memstore.disk.lmdb.pages import DEEPEST, HEADER, NODE, OVERFLOW, TABLE_RECORD
 
 CAN_ASK = hasattr(os, "posix_fadvise")
 _ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
-
-
-class Extent(NamedTuple):
-    """Where a value lies in the data file, in bytes."""
-
-    offset: int
-    size: int
 
 
 def extent_of(key: memoryview, page_size: int) -> Extent | None:
@@ -41,33 +33,32 @@ def extent_of(key: memoryview, page_size: int) -> Extent | None:
 
 
 def extents_of(
-    file: int, page_size: int, table: memoryview, keys: Sequence[bytes], kept: dict[int, KeyPage]
+    file: int, page_size: int, table: memoryview, keys: Sequence[bytes], known: Known
 ) -> list[Extent | None]:
     """Where the values of keys of one length lie; None for a key that there is not, and for a value
     that lies beside its key.
 
-    table: how the table of tables describes it; kept: pages of keys of this state of the file by
-    their numbers, to which those that are read are added. LMDB's own search touches the first page
-    of every value that it finds, one after the other. Here only pages of keys are read, and all of
-    a level are asked for at once. What leads through a page that is not as it must be is not found.
-    Raises OSError.
+    table: how the table of tables describes it; known: of it in this state of the file, to which
+    what is read is added. LMDB's own search touches the first page of every value that it finds,
+    one after the other. Here only pages of keys are read, and all of a level are asked for at once.
+    What leads through a page that is not as it must be is not found. Raises OSError.
     """
-    if len(table) != TABLE_RECORD.size:
-        return [None] * len(keys)
-    _, depth, root = TABLE_RECORD.unpack(table)
-    found: dict[bytes, Extent] = {}
-    level: dict[int, list[bytes]] = {root: list(keys)}
-    for _ in range(min(depth, DEEPEST)):
-        new = [number for number in level if number not in kept]
-        if new:
-            _keep(file, page_size, new, kept)
-        below: dict[int, list[bytes]] = {}
-        for number, inside in level.items():
-            page = kept.get(number)
-            if page is not None:
-                _look_up(page, page_size, inside, below, found)
-        level = below
-    return [found.get(key) for key in keys]
+    found = known.extents
+    left = [key for key in keys if key not in found]
+    if left and len(table) == TABLE_RECORD.size:
+        _, depth, root = TABLE_RECORD.unpack(table)
+        level: dict[int, list[bytes]] = {root: left}
+        for _ in range(min(depth, DEEPEST)):
+            new = [number for number in level if number not in known.pages]
+            if new:
+                _keep(file, page_size, new, known.pages)
+            below: dict[int, list[bytes]] = {}
+            for number, inside in level.items():
+                page = known.pages.get(number)
+                if page is not None:
+                    _look_up(page, page_size, inside, below, found)
+            level = below
+    return list(map(found.get, keys))
 
 
 def _keep(file: int, page_size: int, numbers: list[int], kept: dict[int, KeyPage]) -> None:
@@ -97,9 +88,8 @@ def _look_up(
                 below.setdefault(numbers[bisect_right(least, key, 1) - 1], []).append(key)
         elif page.is_leaf:
             for key in keys:
-                value = page.value(key)
-                if value is not None:
-                    found[key] = Extent(value[0] * page_size + HEADER, value[1])
+                if key not in found:
+                    found.update(page.extents(key, page_size))
     except (struct.error, IndexError):
         pass  # the rest of its keys is not found
 

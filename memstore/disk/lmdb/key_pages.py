@@ -1,5 +1,5 @@
-"""Pages of keys that are kept while the state of the file that they belong to stays: who reads the
-next batch finds its places without reading and taking apart the same pages again.
+"""Pages of keys, and the places that they tell, kept while the state of the file that they belong
+to stays: who reads the next batch finds its places without looking into the same pages again.
 """
 
 import struct
@@ -7,14 +7,22 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
 from itertools import repeat
+from typing import NamedTuple
 
-from memstore.disk.lmdb.pages import BRANCH, LEAF, NODE, OVERFLOW, Page
+from memstore.disk.lmdb.pages import BRANCH, HEADER, LEAF, NODE, OVERFLOW, Page
 
 _MOST = 1024  # pages that are kept: of some 20 kB
 _OFTEN = 2  # keys that are searched for in a leaf before it is taken apart
 
 # Halves of the value's size, flags, the key's size, the key, and the value's first page.
 _Node = tuple[int, int, int, int, bytes, int]
+
+
+class Extent(NamedTuple):
+    """Where a value lies in the data file, in bytes."""
+
+    offset: int
+    size: int
 
 
 class KeyPage:
@@ -27,7 +35,6 @@ class KeyPage:
         self._data, self._offsets = data, page.offsets
         self._searched = 0
         self._branches: tuple[list[bytes], list[int]] | None = None
-        self._nodes: dict[bytes, _Node] | None = None  # of a leaf
 
     def below(self, key_size: int) -> tuple[list[bytes], list[int]]:
         """Of a branch the least keys of its pages, and their numbers; the first stands for all keys
@@ -41,25 +48,23 @@ class KeyPage:
             )
         return self._branches
 
-    def value(self, key: bytes) -> tuple[int, int] | None:
-        """The first page and the bytes of a value in a leaf; None for one that is not there, or
-        lies beside its key. Raises struct.error.
+    def extents(self, key: bytes, page_size: int) -> dict[bytes, Extent]:
+        """Of a leaf by key the place of this value, if it is there and does not lie beside its key;
+        of a leaf that is looked into often, of all its values. Raises struct.error.
         """
-        node = self._search(key) if self._nodes is None else self._nodes.get(key)
-        if node is None or not node[2] & OVERFLOW or node[3] != len(key):
-            return None
-        return node[5], node[0] | node[1] << 16
-
-    def _search(self, key: bytes) -> _Node | None:
         padded = self._data + bytes(8)  # behind a value that lies beside its key
         unpack = _leaf_node(len(key)).unpack_from
         self._searched += 1
         if self._searched > _OFTEN:
-            self._nodes = {node[4]: node for node in map(unpack, repeat(padded), self._offsets)}
-            return self._nodes.get(key)
-        at = bisect_left(self._offsets, key, key=_key_at(padded, len(key)))
-        node = unpack(padded, self._offsets[at]) if at < len(self._offsets) else None
-        return node if node is not None and node[4] == key else None
+            nodes = map(unpack, repeat(padded), self._offsets)
+        else:
+            at = bisect_left(self._offsets, key, key=_key_at(padded, len(key)))
+            nodes = map(unpack, repeat(padded), self._offsets[at : at + 1])
+        return {
+            name: Extent(page * page_size + HEADER, low | high << 16)
+            for low, high, flags, key_size, name, page in nodes
+            if flags & OVERFLOW and key_size == len(key)
+        }
 
 
 def _key_at(data: bytes, size: int) -> Callable[[int], bytes]:
@@ -73,20 +78,30 @@ def _leaf_node(key_size: int) -> struct.Struct:
     return struct.Struct(f"<HHHH{key_size}sQ")
 
 
+class Known(NamedTuple):
+    """What is known of one table."""
+
+    pages: dict[int, KeyPage]  # by number
+    extents: dict[bytes, Extent]  # by key
+
+
 class KeyPages:
     """The pages of keys of one file that were looked into, of its latest state alone. Safe for
     several threads.
     """
 
     def __init__(self) -> None:
-        self._latest: tuple[int, dict[int, KeyPage]] = -1, {}
+        self._latest: tuple[int, dict[str, Known]] = -1, {}
 
-    def of(self, transaction: int) -> dict[int, KeyPage]:
-        """By number, those of the state that a transaction of this number made: while a reader sees
+    def of(self, transaction: int, table: str) -> Known:
+        """Those of a table in the state that a transaction of this number made: while a reader sees
         it, nothing changes them.
         """
-        made, pages = self._latest
-        if made != transaction or len(pages) > _MOST:
-            pages = {}
-            self._latest = transaction, pages
-        return pages
+        made, tables = self._latest
+        if made != transaction:
+            tables = {}
+            self._latest = transaction, tables
+        known = tables.get(table)
+        if known is None or len(known.pages) > _MOST:
+            known = tables[table] = Known({}, {})
+        return known

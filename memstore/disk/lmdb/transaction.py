@@ -91,8 +91,8 @@ class Transaction:
         description = None if self.writable else self.inner.get(table.encode())
         if description is None or not keys:
             return [None] * len(keys)
-        kept = self._key_pages.of(self.inner.id())
-        return extents_of(self.file, self._page_size, description, keys, kept)
+        known = self._key_pages.of(self.inner.id(), table)
+        return extents_of(self.file, self._page_size, description, keys, known)
 
     def extents(
         self, table: str, start: bytes, end: bytes | None
