@@ -71,7 +71,8 @@ class DiskTier:
             )
             left = self._placed.read(txn, batch, wanted)
             if left:
-                batch.fill_all(left, self._views(txn, left))
+                for record, view in zip(left, self._views(txn, left)):
+                    batch.fill(record, view)
         seconds = time.perf_counter() - started
         for layer in set(batch.layers):
             count = batch.layers.count(layer)

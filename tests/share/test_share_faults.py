@@ -312,7 +312,7 @@ def test_what_nobody_expects_does_not_keep_a_cache_closed(
     def read() -> Answers:
         key = RecordKey(1, 0, 0)
         record = b"", key, None, [0]
-        batch = SimpleNamespace(places_of=lambda wanted, headers: [None])
+        batch = SimpleNamespace(heads_of=lambda record: None)
         return reads.read(
             batch,  # type: ignore[arg-type]
             [record], ["key"], time.monotonic() + 20, lambda found: ([], []),

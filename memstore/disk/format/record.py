@@ -65,14 +65,11 @@ class RecordForm:
         self.geometry, self.signature = geometry, signature
         heads, size = geometry.num_kv_heads, geometry.unit_bytes
         self.header_bytes = header_bytes(heads)
+        self._digests_at = self.header_bytes - (heads + 1) * _DIGEST
         self._offsets, self._sizes = tuple(range(0, heads * size, size)), (size,) * heads
         # A full block in codec raw has all of this in common with every other one.
         self._fixed = self._pack_fixed(_RAW_CODEC, geometry.block_size)
         self._packed_sizes = struct.pack(f"<{heads}I", *self._sizes)
-        self._raw = struct.Struct(
-            f"<{_FIXED.size}s{_OWN.size}s{4 * heads}s" + heads * "8s" + f"{_DIGEST}s"
-        )
-        assert self._raw.size == self.header_bytes
         self.raw_record_bytes = self.header_bytes + geometry.record_bytes
 
     def pack_header(
@@ -99,15 +96,15 @@ class RecordForm:
         """The header of the record that `write` made under this key. Raises CorruptBlock for
         another's, and for what is not a record.
         """
-        digests = self.raw_digests(record, key, write)
-        if digests is not None:
+        raw = self.raw_digests(record, key, write) if len(record) == self.raw_record_bytes else None
+        if raw is not None:
             return Header(
                 self.header_bytes,
                 _RAW_CODEC,
                 self.geometry.block_size,
                 self._offsets,
                 self._sizes,
-                digests,
+                [digest_of(raw, head) for head in range(self.geometry.num_kv_heads)],
             )
         if len(record) < _FIXED.size:
             raise damaged(key, f"truncated to {len(record)} bytes")
@@ -149,51 +146,26 @@ class RecordForm:
             raise damaged(key, f"{len(record)} bytes instead of {start + size}")
         return Header(start, _CODEC_NAMES[codec], length, offsets, sizes, digests)
 
+    def raw_header(self, key: RecordKey, write: WriteId, digests: bytes) -> bytes:
+        """The header of a full block in codec raw of which the heads have these checksums, one
+        behind the other. It has no other, so that a record is what was asked for if it has this one
+        by the checksums of its heads.
+        """
+        own = _OWN.pack(write, key[1], key[2])
+        header = self._fixed + own + self._packed_sizes + digests
+        return header + xxh3_64_digest(header)
+
     def raw_digests(
-        self, record: memoryview, key: RecordKey, write: WriteId
-    ) -> Sequence[bytes] | None:
-        """Read the header of a full block in codec raw: its digests, or None, and `read` tells what
-        the record is.
+        self, record: bytes | bytearray | memoryview, key: RecordKey, write: WriteId
+    ) -> bytes | None:
+        """The checksums of the heads of a full block in codec raw, one behind the other, as its
+        header tells them; None if it is something else, or damaged, and `read` tells what it is.
 
-        These headers differ in write, key and digests alone, so they are compared with what they
-        must be, instead of unpacked.
+        record: its first header_bytes, at least.
         """
-        return (
-            None if (found := self.raw_digests_of([record], [key], [write])) is None else found[0]
-        )
-
-    def raw_digests_of(
-        self, records: Sequence[memoryview], keys: Sequence[RecordKey], writes: Sequence[WriteId]
-    ) -> list[Sequence[bytes]] | None:
-        """The same for several records of one size: the digests of each, or None where one of them
-        is something else, or damaged.
-
-        writes: the id of each.
-        """
-        if len(records[0]) != self.raw_record_bytes:
-            return None
-        size = self.header_bytes
-        return self.raw_digests_in(b"".join([record[:size] for record in records]), keys, writes)
-
-    def raw_digests_in(
-        self, packed: bytes | memoryview, keys: Sequence[RecordKey], writes: Sequence[WriteId]
-    ) -> list[Sequence[bytes]] | None:
-        """The same for records of the size of a full block in codec raw, of which these are the
-        headers, one behind the other.
-        """
-        size, signed = self.header_bytes, self.header_bytes - _DIGEST
-        fixed, own, sizes, *digests, checksums = zip(*self._raw.iter_unpack(packed))
-        if (
-            own != tuple([_OWN.pack(write, key[1], key[2]) for write, key in zip(writes, keys)])
-            or set(fixed) != {self._fixed}
-            or set(sizes) != {self._packed_sizes}
-            or checksums
-            != tuple(
-                [xxh3_64_digest(packed[at : at + signed]) for at in range(0, len(packed), size)]
-            )
-        ):
-            return None
-        return list(zip(*digests))
+        header = bytes(record[: self.header_bytes])
+        digests = header[self._digests_at : -_DIGEST]
+        return digests if header == self.raw_header(key, write, digests) else None
 
     def _pack_fixed(self, codec: str, length: int) -> bytes:
         heads, rows, dim = self.geometry.shape
@@ -208,6 +180,11 @@ class RecordForm:
             length,
             self.signature,
         )
+
+
+def digest_of(digests: bytes, head: int) -> bytes:
+    """The checksum of a head among those of all (RecordForm.raw_digests)."""
+    return digests[head * _DIGEST : (head + 1) * _DIGEST]
 
 
 def damaged(key: RecordKey, what: str) -> CorruptBlock:

@@ -44,20 +44,21 @@ def extents_of(
     What leads through a page that is not as it must be is not found. Raises OSError.
     """
     found = known.extents
-    left = [key for key in keys if key not in found]
-    if left and len(table) == TABLE_RECORD.size:
-        _, depth, root = TABLE_RECORD.unpack(table)
-        level: dict[int, list[bytes]] = {root: left}
-        for _ in range(min(depth, DEEPEST)):
-            new = [number for number in level if number not in known.pages]
-            if new:
-                _keep(file, page_size, new, known.pages)
-            below: dict[int, list[bytes]] = {}
-            for number, inside in level.items():
-                page = known.pages.get(number)
-                if page is not None:
-                    _look_up(page, page_size, inside, below, found)
-            level = below
+    extents = list(map(found.get, keys))
+    if None not in extents or len(table) != TABLE_RECORD.size:
+        return extents
+    _, depth, root = TABLE_RECORD.unpack(table)
+    level = {root: [key for key, extent in zip(keys, extents) if extent is None]}
+    for _ in range(min(depth, DEEPEST)):
+        new = [number for number in level if number not in known.pages]
+        if new:
+            _keep(file, page_size, new, known.pages)
+        below: dict[int, list[bytes]] = {}
+        for number, inside in level.items():
+            page = known.pages.get(number)
+            if page is not None:
+                _look_up(page, page_size, inside, below, found)
+        level = below
     return list(map(found.get, keys))
 
 

@@ -1,12 +1,8 @@
 """A batch of units on the way from records into the slots of a slab: which record has which,
 checking, decoding, placing.
-
-Of small records the work around the copies is most of it. So records whose headers are alike are
-checked together, and what lies together in a record and in the slab is copied at once.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -14,8 +10,8 @@ from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import Write, write_of
-from memstore.disk.format.keys import record_key
-from memstore.disk.format.record import WriteId
+from memstore.disk.format.keys import record_keys
+from memstore.disk.format.record import WriteId, digest_of
 from memstore.disk.format.record_heads import decode_head
 from memstore.disk.tables.block_table import BlockTable
 
@@ -24,18 +20,27 @@ from memstore.disk.tables.block_table import BlockTable
 Wanted = tuple[bytes, RecordKey, WriteId, Sequence[int]]
 
 
-class Slots:
-    """The memory of a slab, in which K and V of a unit are neighbours, as in a record."""
+class Slots(dict[int, memoryview]):
+    """The memory of a slab, in which K and V of a unit are neighbours, as in a record: of each slot
+    by its number, made when it is first asked for. Of a small record to make them is most of it.
+    """
 
     def __init__(self, bits: np.ndarray) -> None:
         """bits: of the slab, contiguous [S, 2, block_size, head_dim]; they are written to."""
+        super().__init__()
         self.bits = bits
-        self.rows = bits.reshape(len(bits), -1).view(np.uint8)  # [S, bytes of a unit]
-        self.bytes = self.rows.reshape(-1).data
+        self.unit_bytes = bits[0].nbytes
+        self.bytes = bits.reshape(-1).view(np.uint8).data
 
-    def put(self, at: int, data: memoryview) -> None:
-        """Copy bytes to byte `at`."""
-        self.bytes[at : at + len(data)] = data
+    def __missing__(self, number: int) -> memoryview:
+        start = number * self.unit_bytes
+        slot = self[number] = self.bytes[start : start + self.unit_bytes]
+        return slot
+
+
+def joined_digests(heads: Iterable[memoryview]) -> bytes:
+    """The checksums of heads where they lie, one behind the other."""
+    return b"".join(map(xxh3_64_digest, heads))
 
 
 class Batch:
@@ -44,15 +49,14 @@ class Batch:
     def __init__(
         self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], table: BlockTable
     ) -> None:
-        self.units, self.slots, self.numbers = units, slots, numbers
+        self.units, self.numbers, self._bits = units, numbers, slots.bits
+        self.slots = list(map(slots.__getitem__, numbers))  # of each unit
         self.lengths = [table.geometry.block_size] * len(units)
         self._table = table
-        self.unit_bytes = slots.rows.shape[1]
+        self.unit_bytes = slots.unit_bytes
         self._heads = tuple(range(table.geometry.num_kv_heads))
         self.documents, self.layers, self._blocks, self._asked = zip(*units)
         self._whole = self._are_whole()  # all heads of every record are wanted, in their order
-        # and their slots are neighbours
-        self._in_a_row = self._whole and self._are_in_a_row(range(len(units)))
 
     def _are_whole(self) -> bool:
         count, heads = len(self.units), len(self._heads)
@@ -79,142 +83,51 @@ class Batch:
                 of.setdefault(record, []).append(place)
             documents, blocks, layers = zip(*of)
             places = list(of.values())
-        keys = list(map(RecordKey._make, zip(documents, blocks, layers)))
+        keys = list(map(RecordKey, documents, blocks, layers))
         made_by = [write_of(writes[document], block) for document, block, _ in keys]
-        return sorted(zip(map(record_key, keys), keys, made_by, places), key=itemgetter(0))
+        return sorted(zip(record_keys(keys), keys, made_by, places), key=itemgetter(0))
 
-    def fill_all(self, wanted: Sequence[Wanted], records: Sequence[memoryview]) -> None:
-        """Check and decode the wanted heads of some records into their slots. Raises CorruptBlock,
-        naming one.
-        """
-        start = 0
-        for _, run in groupby(map(len, records)):
-            end = start + len(list(run))
-            alike, data = wanted[start:end], records[start:end]
-            digests = self._table.form.raw_digests_of(
-                data, [key for _, key, _, _ in alike], [write for _, _, write, _ in alike]
-            )
-            if digests is None or not self._copy(alike, data, digests):
-                for record, datum in zip(alike, data):
-                    self.fill(record, datum)  # which tells what is wrong, if something is
-            start = end
-
-    def _copy(
-        self,
-        wanted: Sequence[Wanted],
-        records: Sequence[memoryview],
-        digests: Sequence[Sequence[bytes]],
-    ) -> bool:
-        """Copy the heads of full blocks in codec raw; return whether they are what was written.
-
-        Checksums are taken after the copy, when the bytes are near, and vouch for what was copied:
-        while the transaction lasts nothing changes a record, but for a reader that LMDB's lock file
-        cannot know; then a page is written anew under it, and does not become again what it was.
-        """
-        size, numbers, heads = self.unit_bytes, self.numbers, len(self._heads)
-        put = self.slots.put
-        start = len(records[0]) - heads * size
-        parts = [(at, at + size) for at in range(start, len(records[0]), size)]
-        for (_, _, _, places), data, expected in zip(wanted, records, digests):
-            slot = numbers[places[0]] * size
-            if self._in_a_row or (self._whole and self._are_in_a_row(places)):
-                put(slot, data[start:])
-                if tuple([xxh3_64_digest(data[at:end]) for at, end in parts]) != expected:
-                    return False
-                continue
-            for place in places:
-                head, slot = self.units[place][3], numbers[place] * size
-                at, end = parts[head]
-                part = data[at:end]
-                put(slot, part)
-                if xxh3_64_digest(part) != expected[head]:
-                    return False
-        return True
-
-    def places_of(
-        self, wanted: Sequence[Wanted], headers: Sequence[memoryview]
-    ) -> Sequence[list[memoryview] | None]:
-        """Where the bytes of each of these records belong, if it is a full block in codec raw: here
-        its header, and its heads in their slots. None unless each head of it is wanted once.
-
-        headers: RecordForm.header_bytes each.
-        """
-        if self._in_a_row:
-            size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
-            whole = size * len(self._heads)
-            starts = [size * numbers[places[0]] for _, _, _, places in wanted]
-            return [[header, memory[at : at + whole]] for header, at in zip(headers, starts)]
-        return list(map(self._places_of, wanted, headers))
-
-    def _places_of(self, record: Wanted, header: memoryview) -> list[memoryview] | None:
+    def heads_of(self, record: Wanted) -> list[memoryview] | None:
+        """The slots of a record's heads, in their order; None unless each is wanted once."""
         places = record[3]
-        if len(places) != len(self._heads):
+        if self._whole:
+            return self.slots[places[0] : places[0] + len(places)]
+        of = {self._asked[place]: self.slots[place] for place in places}
+        if not len(places) == len(of) == len(self._heads):
             return None
-        size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
-        if self._whole and self._are_in_a_row(places):
-            start = numbers[places[0]] * size
-            return [header, memory[start : start + len(places) * size]]
-        slots = {self.units[place][3]: numbers[place] * size for place in places}
-        if len(slots) != len(places):
-            return None
-        return [header, *(memory[slots[head] : slots[head] + size] for head in self._heads)]
-
-    def digests_of(self, parts: Sequence[memoryview]) -> tuple[bytes, ...]:
-        """The checksums of the heads behind a header, as they lie in slots (places_of)."""
-        size, slots = self.unit_bytes, parts[1:]
-        if len(slots) == 1:  # that are neighbours
-            whole = slots[0]
-            return tuple(
-                [xxh3_64_digest(whole[at : at + size]) for at in range(0, len(whole), size)]
-            )
-        return tuple(map(xxh3_64_digest, slots))
-
-    def check_in_place(
-        self,
-        wanted: Sequence[Wanted],
-        parts: Sequence[Sequence[memoryview]],
-        found: Sequence[tuple[bytes, ...]],
-    ) -> tuple[list[int], list[int]]:
-        """Check records that were received where places_of says. Return which of them are full
-        blocks in codec raw and what was asked for, and the rest, of which slots hold nothing of
-        use.
-
-        found: digests_of each, taken behind the last byte that was received of it.
-        """
-        good: list[int] = []
-        wrong: list[int] = []
-        expected = self.expected(wanted, [of[0] for of in parts])
-        for number, (digests, told) in enumerate(zip(found, expected)):
-            (good if digests == told else wrong).append(number)
-        return good, wrong
-
-    def expected(
-        self, wanted: Sequence[Wanted], headers: Sequence[memoryview]
-    ) -> Sequence[Sequence[bytes] | None]:
-        """The checksums of the heads of records, as their headers tell them; None for what is no
-        full block in codec raw, or not what was asked for.
-        """
-        if not wanted:
-            return ()
-        keys, writes = [record[1] for record in wanted], [record[2] for record in wanted]
-        together = self._table.form.raw_digests_in(b"".join(headers), keys, writes)
-        if together is not None:
-            return together
-        if len(wanted) == 1:
-            return (None,)
-        return [self.expected([one], [header])[0] for one, header in zip(wanted, headers)]
-
-    def _are_in_a_row(self, places: Sequence[int]) -> bool:
-        """Whether neighbouring units go to neighbouring slots."""
-        numbers = self.numbers[places[0] : places[-1] + 1]
-        return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+        return list(map(of.__getitem__, self._heads))
 
     def fill(self, record: Wanted, data: memoryview) -> None:
-        """The same for one record, of which only header and wanted heads have to be there."""
+        """Check and decode the wanted heads of a record into their slots; of another codec only the
+        header and these have to be there. Raises CorruptBlock.
+        """
+        if self._copy(record, data):
+            return
         _, key, write, places = record
         header = self._table.header(data, key, write)
         for place in places:
-            k, v = self.slots.bits[self.numbers[place]]
+            k, v = self._bits[self.numbers[place]]
             self.lengths[place] = header.length
             head, dtype = self.units[place].head, self._table.geometry.dtype
             decode_head(data, key, header, head, (k, v), dtype)
+
+    def _copy(self, record: Wanted, data: memoryview) -> bool:
+        """Copy heads of a full block in codec raw; return whether they are what was written.
+
+        Checksums are taken of the copy: what lies in the file may change under a reader that LMDB's
+        lock file cannot know.
+        """
+        _, key, write, places = record
+        form, size = self._table.form, self.unit_bytes
+        if len(data) != form.raw_record_bytes:
+            return False
+        digests = form.raw_digests(data, key, write)
+        if digests is None:
+            return False
+        for place in places:
+            head, slot = self._asked[place], self.slots[place]
+            start = form.header_bytes + head * size
+            slot[:] = data[start : start + size]
+            if xxh3_64_digest(slot) != digest_of(digests, head):
+                return False
+        return True

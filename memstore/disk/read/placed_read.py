@@ -15,10 +15,11 @@ from operator import itemgetter
 
 from xxhash import xxh3_64_digest
 
+from memstore.disk.format.record import digest_of
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.lmdb.extents import Extent, ask
-from memstore.disk.read.batch import Batch, Wanted
-from memstore.disk.read.ranges import NOWAIT, read_into
+from memstore.disk.read.batch import Batch, Wanted, joined_digests
+from memstore.disk.read.ranges import MOST_BUFFERS, NOWAIT, read_into
 from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, CorruptMemory
@@ -39,7 +40,7 @@ class PlacedReader:
 
     def __init__(self, database: Database, table: BlockTable, threads: Threads) -> None:
         self._database, self._table, self._threads = database, table, threads
-        self._heads = table.geometry.num_kv_heads
+        self._form, self._heads = table.form, table.geometry.num_kv_heads
         self._images = threading.local()  # where each reading thread puts a record
 
     def read(self, txn: Transaction, batch: Batch, wanted: Sequence[Wanted]) -> list[Wanted]:
@@ -144,99 +145,19 @@ class PlacedReader:
         returned, and it ends at a window of them. Raises CorruptBlock for what the disk does not
         give.
         """
-        size = self._table.form.raw_record_bytes
-        rest = [one for one in part if one[0].size != size]
-        raw = [one for one in part if one[0].size == size] if rest else part
-        whole: list[tuple[Placed, list[memoryview]]] = []
-        if raw:
-            places = batch.places_of([record for _, record in raw], self._headers(len(raw)))
-            whole = [(one, parts) for one, parts in zip(raw, places) if parts is not None]
-            raw = [one for one, parts in zip(raw, places) if parts is None]
-        cold = self._receive(file, whole, batch, flags, failed) if whole else []
-        cold += self._receive_heads(file, raw, batch, flags, failed) if raw else []
-        return cold + self._read_each(file, rest, batch, flags, failed) if rest else cold
-
-    def _receive(
-        self,
-        file: int,
-        whole: Sequence[tuple[Placed, list[memoryview]]],
-        batch: Batch,
-        flags: int,
-        failed: list[Wanted],
-    ) -> list[Placed]:
-        """The same for records that may be full blocks in codec raw, each with where its bytes
-        belong (Batch.places_of).
-        """
-        size, digests_of = self._table.form.raw_record_bytes, batch.digests_of
-        records, received, found = [], [], []
         cold: list[Placed] = []
-        for number, (one, parts) in enumerate(whole):
+        for number, (place, record) in enumerate(part):
             try:
-                read_into(file, parts, one[0].offset, size, flags)
+                if not self._read_one(file, place, record, batch, flags):
+                    failed.append(record)
             except BlockingIOError:
-                cold.append(one)
+                cold.append((place, record))
                 if len(cold) == _WINDOW:
-                    cold += [after for after, _ in whole[number + 1 :]]
-                    break
-                continue
-            except OSError as error:
-                raise self._unreadable(one[1], error) from error
-            found.append(digests_of(parts))
-            records.append(one[1])
-            received.append(parts)
-        _, wrong = batch.check_in_place(records, received, found)
-        failed.extend([records[number] for number in wrong])
-        return cold
-
-    def _receive_heads(
-        self, file: int, part: Sequence[Placed], batch: Batch, flags: int, failed: list[Wanted]
-    ) -> list[Placed]:
-        """The same for some heads of records that may be full blocks in codec raw."""
-        header_bytes, size = self._table.form.header_bytes, batch.unit_bytes
-        records, headers, found = [], [], []
-        cold: list[Placed] = []
-        for number, (header, one) in enumerate(zip(self._headers(len(part)), part)):
-            (start, _), record = one
-            digests = []
-            try:
-                read_into(file, [header], start, header_bytes, flags)
-                for index in record[3]:
-                    head, slot = batch.units[index][3], batch.numbers[index] * size
-                    values = batch.slots.bytes[slot : slot + size]
-                    read_into(file, [values], start + header_bytes + head * size, size, flags)
-                    digests.append((head, xxh3_64_digest(values)))
-            except BlockingIOError:
-                cold.append(one)
-                if len(cold) == _WINDOW:
-                    cold += part[number + 1 :]
-                    break
-                continue
+                    return [*cold, *part[number + 1 :]]
+            except CorruptBlock:
+                failed.append(record)
             except OSError as error:
                 raise self._unreadable(record, error) from error
-            found.append(digests)
-            records.append(record)
-            headers.append(header)
-        for record, digests, told in zip(records, found, batch.expected(records, headers)):
-            if told is None or any(told[head] != digest for head, digest in digests):
-                failed.append(record)
-        return cold
-
-    def _read_each(
-        self, file: int, rest: Sequence[Placed], batch: Batch, flags: int, failed: list[Wanted]
-    ) -> list[Placed]:
-        """The same for other records."""
-        cold: list[Placed] = []
-        for number, one in enumerate(rest):
-            try:
-                self._read_one(file, *one, batch, flags)
-            except BlockingIOError:
-                cold.append(one)
-                if len(cold) == _WINDOW:
-                    return [*cold, *rest[number + 1 :]]
-            except CorruptBlock:
-                failed.append(one[1])
-            except OSError as error:
-                raise self._unreadable(one[1], error) from error
         return cold
 
     def _unreadable(self, record: Wanted, error: OSError) -> CorruptBlock:
@@ -245,10 +166,40 @@ class PlacedReader:
             "then run verify"
         )
 
-    def _read_one(self, file: int, place: Extent, record: Wanted, batch: Batch, flags: int) -> None:
-        """Read what is wanted of a record and decode it. Raises CorruptBlock, where it is not
-        there, and OSError.
+    def _read_one(self, file: int, place: Extent, record: Wanted, batch: Batch, flags: int) -> bool:
+        """Read what is wanted of a record into its slots; return whether it is what was asked for.
+        Raises CorruptBlock, where it is not, and OSError.
         """
+        if place.size != self._form.raw_record_bytes:
+            self._decode(file, place, record, batch, flags)
+            return True
+        _, key, write, _ = record
+        heads, header = batch.heads_of(record), self._header()
+        if heads is None or len(heads) >= MOST_BUFFERS:
+            return self._read_heads(file, place, record, batch, flags)
+        read_into(file, [header, *heads], place.offset, place.size, flags)
+        return header == self._form.raw_header(key, write, joined_digests(heads))
+
+    def _read_heads(
+        self, file: int, place: Extent, record: Wanted, batch: Batch, flags: int
+    ) -> bool:
+        """The same for some heads of what may be a full block in codec raw."""
+        _, key, write, places = record
+        header, size = self._header(), batch.unit_bytes
+        read_into(file, [header], place.offset, len(header), flags)
+        digests = self._form.raw_digests(header, key, write)
+        if digests is None:
+            return False
+        start = place.offset + len(header)
+        for index in places:
+            head, slot = batch.units[index][3], batch.slots[index]
+            read_into(file, [slot], start + head * size, size, flags)
+            if xxh3_64_digest(slot) != digest_of(digests, head):
+                return False
+        return True
+
+    def _decode(self, file: int, place: Extent, record: Wanted, batch: Batch, flags: int) -> None:
+        """Read what is wanted of a record in another codec, or of fewer tokens, and decode it."""
         _, key, write, places = record
         image = self._image(place.size)
         first, *others = self._pieces(place, record, batch)
@@ -268,16 +219,18 @@ class PlacedReader:
         if 2 * len(places) >= heads:
             return [place]
         # In codec raw heads are of equal size; otherwise nearly so.
-        start = min(self._table.form.header_bytes, place.size)
+        start = min(self._form.header_bytes, place.size)
         size = (place.size - start) // heads
         return [Extent(place.offset, start)] + [
             Extent(place.offset + start + batch.units[index].head * size, size) for index in places
         ]
 
-    def _headers(self, count: int) -> list[memoryview]:
-        size = self._table.form.header_bytes
-        headers = memoryview(bytearray(count * size))
-        return [headers[at : at + size] for at in range(0, count * size, size)]
+    def _header(self) -> bytearray:
+        """Where this thread reads the header of a record to."""
+        header: bytearray | None = getattr(self._images, "header", None)
+        if header is None:
+            header = self._images.header = bytearray(self._form.header_bytes)
+        return header
 
     def _image(self, size: int) -> memoryview:
         """Where this thread reads a record to."""

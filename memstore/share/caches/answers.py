@@ -34,16 +34,6 @@ def fill(batch: Batch, found: Sequence[Found]) -> Filled:
     """Check records and copy the wanted heads of them into their slots; those that are what was
     asked for, and those that are not.
     """
-    if not found:
-        return [], []
-    try:
-        if all(record.wanted[2] is not None for record in found):
-            batch.fill_all(
-                [record.wanted for record in found], [record.parts[0] for record in found]
-            )
-            return list(found), []
-    except (CorruptBlock, ValueError, IndexError):
-        pass  # some are not: one after the other
     good, bad = [], []
     for record in found:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NotInTime
 from typing import TypeVar
 
-from memstore.disk.read.batch import Batch, Wanted
+from memstore.disk.read.batch import Batch, Wanted, joined_digests
 from memstore.disk.tables.block_table import BlockTable
 from memstore.share.caches.answers import Answers, Filled, Found
 from memstore.share.caches.valkey import Valkey
@@ -30,8 +30,7 @@ class SharedReads:
     ) -> None:
         """counter: told of failures; table: of the records; deadline: seconds of a whole read."""
         self._server, self._counter = server, counter
-        self._header_bytes, self._size = table.form.header_bytes, table.form.raw_record_bytes
-        self._raw = table.codec == "raw"
+        self._form, self._raw = table.form, table.codec == "raw"
         self._timeout = min(_TIMEOUT, 0.1 * deadline)
         self.rest = Rest()  # whether the server is asked
 
@@ -72,19 +71,18 @@ class SharedReads:
         places = self._places(batch, wanted)
         failures: set[Failure] = set()
         for numbers, replies in self._server.receive(
-            names, places, self._size, until, lambda work: _within(work, until)
+            names, places, self._form.raw_record_bytes, until, lambda work: _within(work, until)
         ):
             some = [wanted[number] for number in numbers]
+            others: list[Found] = []
             if isinstance(replies, Received):
-                found = [batch.digests_of(parts) for parts in replies]
-                good, wrong = batch.check_in_place(some, replies, found)
-                answers.good.extend([Found(some[number], replies[number]) for number in good])
-                others = [
-                    Found(some[number], (memoryview(b"".join(replies[number])),))
-                    for number in wrong
-                ]
+                for record, parts in zip(some, replies):
+                    _, key, write, _ = record
+                    if parts[0] == self._form.raw_header(key, write, joined_digests(parts[1:])):
+                        answers.good.append(Found(record, parts))
+                    else:
+                        others.append(Found(record, (memoryview(b"".join(parts)),)))
             else:
-                others = []
                 for record, reply in zip(some, replies):
                     if reply is None:
                         answers.missing.append(record)
@@ -105,10 +103,13 @@ class SharedReads:
         """Where the records belong, as far as that can be told before they are there."""
         if not self._raw:
             return [None] * len(wanted)
-        size = self._header_bytes
+        size = self._form.header_bytes
         headers = memoryview(bytearray(len(wanted) * size))
-        starts = range(0, len(headers), size)
-        return batch.places_of(wanted, [headers[at : at + size] for at in starts])
+        places: list[Parts | None] = []
+        for record, at in zip(wanted, range(0, len(headers), size)):
+            heads = batch.heads_of(record)
+            places.append(None if heads is None else [headers[at : at + size], *heads])
+        return places
 
 
 def _within(work: Callable[[], T], until: float) -> T:
