@@ -51,6 +51,8 @@ from memstore.disk.read.batch import Slots
 from memstore.disk.read.work_sharing import Threads
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view
+from memstore.tiers.slots import Slots as TierSlots
+from memstore.tiers.slots import UnitShape
 
 RECORDS = (SHAPES[0], Shape("49 KB", 3, 64, 64), SHAPES[1], Shape("2 MB", 32, 128, 128))
 WARMING = 20  # batches before the first turn
@@ -64,7 +66,7 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     memory.write(options.megabytes << 20)
     memory.reopen()
     count = BATCH * shape.heads
-    slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
+    slab = TierSlots(count, UnitShape(shape.rows, shape.dim, torch.float16)).slab
 
     def disk(tier: DiskTier, _: int) -> float:
         blocks = memory.sample(1)[0]

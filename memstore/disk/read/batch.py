@@ -60,11 +60,14 @@ class Batch:
 
     def _are_whole(self) -> bool:
         count, heads = len(self.units), len(self._heads)
-        return self._asked == self._heads * (count // heads) and all(
-            column[::heads] == column[head::heads]
-            for column in (self.documents, self.layers, self._blocks)
-            for head in self._heads[1:]
-        )
+        if self._asked != self._heads * (count // heads):
+            return False
+        for column in (self.documents, self.layers, self._blocks):
+            if column.count(column[0]) < count:
+                first = column[::heads]
+                if any(column[head::heads] != first for head in self._heads[1:]):
+                    return False
+        return True
 
     def by_record(self, writes: Mapping[int, Sequence[Write]]) -> list[Wanted]:
         """The records that hold the units, in the order in which they lie in the file.
