@@ -19,18 +19,19 @@ from memstore.disk.format.record import digest_of
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.lmdb.extents import Extent, ask
 from memstore.disk.read.batch import Batch, Wanted, joined_digests
-from memstore.disk.read.ranges import MOST_BUFFERS, NOWAIT, read_into
+from memstore.disk.read.ranges import NOWAIT, read_into
 from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, CorruptMemory
 
 _SHARE = 8  # records that one thread reads from the disk at least
 _WINDOW, _WINDOW_BYTES = 16, 2 << 20  # records, and bytes, that are asked for ahead of what is read
-# Of records that the page cache holds: bytes that are read before they are checked, of those that
-# are decoded, and of the records that several threads share (docs/appendix/storage.md).
+# Of records that the page cache holds: bytes that a thread takes of those that several share, the
+# same of those that are decoded, and of the records that are shared (docs/appendix/storage.md).
 _TOGETHER, _DECODED_TOGETHER = 1 << 20, 128 << 10
 _SHARED = 512 << 10
-_FEW = 64  # records that one thread alone reads before it checks them
+_NEAR = 256 << 10  # bytes that a core's own cache holds still, with those that they are copies of
+_BUFFERS = 1000  # of one call: the system has a limit
 
 Placed = tuple[Extent, Wanted]
 
@@ -41,6 +42,7 @@ class PlacedReader:
     def __init__(self, database: Database, table: BlockTable, threads: Threads) -> None:
         self._database, self._table, self._threads = database, table, threads
         self._form, self._heads = table.form, table.geometry.num_kv_heads
+        self._near = max(1, min(_NEAR // table.geometry.unit_bytes, _BUFFERS))
         self._images = threading.local()  # where each reading thread puts a record
 
     def read(self, txn: Transaction, batch: Batch, wanted: Sequence[Wanted]) -> list[Wanted]:
@@ -94,12 +96,12 @@ class PlacedReader:
         return [*cold, *placed[taken:]]
 
     def _shares(self, count: int) -> tuple[int, int]:
-        """How many records of a batch are read before they are checked, and by how many threads."""
+        """How many records of a batch a thread takes at once, and how many threads read it."""
         size = self._table.geometry.record_bytes
         raw = self._table.codec == "raw"  # imported documents may have another
         each = max(1, (_TOGETHER if raw else _DECODED_TOGETHER) // size)
         threads = min(self._threads.count, -(-count // each))
-        return (_FEW, 1) if size < _SHARED or threads < 2 else (each, threads)
+        return (count, 1) if size < _SHARED or threads < 2 else (each, threads)
 
     # What it does not hold
 
@@ -175,10 +177,29 @@ class PlacedReader:
             return True
         _, key, write, _ = record
         heads, header = batch.heads_of(record), self._header()
-        if heads is None or len(heads) >= MOST_BUFFERS:
+        if heads is None:
             return self._read_heads(file, place, record, batch, flags)
-        read_into(file, [header, *heads], place.offset, place.size, flags)
-        return header == self._form.raw_header(key, write, joined_digests(heads))
+        if len(heads) <= self._near:
+            read_into(file, [header, *heads], place.offset, place.size, flags)
+            digests = joined_digests(heads)
+        else:
+            digests = self._read_pieces(file, place.offset, header, heads, flags)
+        return header == self._form.raw_header(key, write, digests)
+
+    def _read_pieces(
+        self, file: int, start: int, header: bytearray, heads: Sequence[memoryview], flags: int
+    ) -> bytes:
+        """Read a large record, so many heads at a time that they are near still when their
+        checksums are taken; return these.
+        """
+        size, digests = len(heads[0]), b""
+        read_into(file, [header], start, len(header), flags)
+        start += len(header)
+        for first in range(0, len(heads), self._near):
+            some = heads[first : first + self._near]
+            read_into(file, some, start + first * size, len(some) * size, flags)
+            digests += joined_digests(some)
+        return digests
 
     def _read_heads(
         self, file: int, place: Extent, record: Wanted, batch: Batch, flags: int

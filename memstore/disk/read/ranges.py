@@ -5,7 +5,6 @@ cache does not hold, or not.
 import os
 from collections.abc import Sequence
 
-MOST_BUFFERS = 1024  # of one call: the system has a limit
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux; not every file system knows it
 
 
@@ -13,11 +12,10 @@ def read_into(
     file: int, buffers: Sequence[memoryview | bytearray], offset: int, size: int, flags: int
 ) -> None:
     """Fill buffers, of `size` bytes together, from byte `offset` of a file. Raises OSError, also
-        where the file ends before.
+    where the file ends before.
 
-        flags: 0, or MOST_BUFFERS = 1024  # of one call: the system has a limit
-    NOWAIT: BlockingIOError is raised instead, also where the page cache does not hold
-        all of it and where nothing can be read so.
+    flags: 0, or NOWAIT: BlockingIOError is raised instead, also where the page cache does not hold
+    all of it and where nothing can be read so.
     """
     try:
         count = os.preadv(file, buffers, offset, flags)
