@@ -9,13 +9,8 @@ from memstore.disk.read.batch import Batch, Wanted
 from memstore.errors import CorruptBlock
 from memstore.share.calls.failures import Failure, Reason
 
-
-class Found(NamedTuple):
-    """A record of a batch, as a tier had it: its bytes, in pieces."""
-
-    wanted: Wanted
-    parts: Sequence[memoryview]
-
+Found = tuple[Wanted, Sequence[memoryview]]
+"""A record of a batch, and its bytes as a tier had them, in pieces."""
 
 Filled = tuple[list[Found], list[tuple[Wanted, Failure]]]
 """What was checked and is in its slots, and what is not what was asked for."""
@@ -35,12 +30,12 @@ def fill(batch: Batch, found: Sequence[Found]) -> Filled:
     asked for, and those that are not.
     """
     good, bad = [], []
-    for record in found:
+    for record, parts in found:
         try:
-            batch.fill(record.wanted, record.parts[0])
-            good.append(record)
+            batch.fill(record, parts[0])
+            good.append((record, parts))
         except CorruptBlock as error:
-            bad.append((record.wanted, as_failure(error)))
+            bad.append((record, as_failure(error)))
     return good, bad
 
 

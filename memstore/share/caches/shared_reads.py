@@ -78,10 +78,11 @@ class SharedReads:
             if isinstance(replies, Received):
                 for record, parts in zip(some, replies):
                     _, key, write, _ = record
-                    if parts[0] == self._form.raw_header(key, write, joined_digests(parts[1:])):
-                        answers.good.append(Found(record, parts))
+                    header = self._form.raw_header(key, write, joined_digests(parts[1:]))
+                    if bytes(parts[0]) == header:
+                        answers.good.append((record, parts))
                     else:
-                        others.append(Found(record, (memoryview(b"".join(parts)),)))
+                        others.append((record, (memoryview(b"".join(parts)),)))
             else:
                 for record, reply in zip(some, replies):
                     if reply is None:
@@ -92,7 +93,7 @@ class SharedReads:
                         failures.add(reply)
                         answers.unread.append(record)
                     else:
-                        others.append(Found(record, (memoryview(reply),)))
+                        others.append((record, (memoryview(reply),)))
             if others:
                 filled, bad = fill(others)
                 answers.good.extend(filled)

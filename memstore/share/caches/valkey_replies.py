@@ -100,32 +100,34 @@ class Replies:
         for parts, start in zip(wanted, range(each, len(texts), each)):
             buffers += parts
             buffers.append(heads[start : start + each])
-        ends = list(accumulate(map(len, buffers), initial=len(_END)))[1:]
-        got, told, current, stride = len(_END), 0, 0, each + size
-        while got < ends[-1]:
-            some = buffers[current : current + _BUFFERS]
-            some[0] = some[0][got - ends[current] :]  # what is left of it
-            got += self._into(some)
-            current = bisect_right(ends, got)
+        told, stride, ends = 0, each + size, list[int]()
+        got = len(_END) + self._into(buffers[:_BUFFERS])
+        while True:
             done, more = divmod(got, stride)  # values that are there, and what came after them
             came = done * each + min(more, each)
             if heads[:came] != texts[:came]:
                 same = next(at for at in range(came) if heads[at] != texts[at]) // each
                 if same > told:
                     yield Received(wanted[told:same])
-                self._hold_again(buffers, ends, max(len(_END), same * stride), got)
+                self._hold_again(buffers, max(len(_END), same * stride), got)
                 if same:
                     self._end()
                 return
             if done > told:
                 yield Received(wanted[told:done])
                 told = done
+            if got == count * stride + len(_END):
+                return
+            ends = ends or _ends(buffers)
+            current = bisect_right(ends, got)
+            some = buffers[current : current + _BUFFERS]
+            some[0] = some[0][got - ends[current] :]  # what is left of it
+            got += self._into(some)
 
-    def _hold_again(
-        self, buffers: Sequence[memoryview], ends: Sequence[int], start: int, end: int
-    ) -> None:
+    def _hold_again(self, buffers: Sequence[memoryview], start: int, end: int) -> None:
         """Hold these bytes of what was received, before what is held still."""
         parts: list[bytes | memoryview] = []
+        ends = _ends(buffers)
         for number in range(bisect_right(ends, start), len(buffers)):
             first = ends[number] - len(buffers[number])
             if first >= end:
@@ -248,6 +250,11 @@ def is_idle(stream: socket.socket) -> bool:
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     return not poll.poll(0)
+
+
+def _ends(buffers: Sequence[memoryview]) -> list[int]:
+    """Where each buffer ends, behind an end that is there already."""
+    return list(accumulate(map(len, buffers), initial=len(_END)))[1:]
 
 
 def _before_none(wanted: Sequence[Parts | None]) -> list[Parts]:

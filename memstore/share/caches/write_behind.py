@@ -57,9 +57,9 @@ class WriteBehind:
         if not found or (self._local is None and not to_shared):
             return
         items = [
-            (record.wanted, b"".join(record.parts))
-            for record in found
-            if self._is_whole(record)  # every byte of it
+            (record, b"".join(parts))
+            for record, parts in found
+            if self._is_whole(record, parts)  # every byte of it
         ]
         size = sum(len(data) for _, data in items)
         self._behind.add(lambda: self._put(items, to_shared), size)
@@ -80,12 +80,12 @@ class WriteBehind:
 
         self._behind.add(work, 0)
 
-    def _is_whole(self, record: Found) -> bool:
-        _, key, write, places = record.wanted
+    def _is_whole(self, record: Wanted, parts: Sequence[memoryview]) -> bool:
+        _, key, write, places = record
         if len(places) == self._table.geometry.num_kv_heads:
             return True  # all of its heads were checked
         try:
-            self._table.check(record.parts[0], key, write)
+            self._table.check(parts[0], key, write)
         except CorruptBlock:
             return False
         return True

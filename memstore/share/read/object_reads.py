@@ -88,7 +88,7 @@ class ObjectReads:
             if isinstance(answer, Failure):
                 failed.append((record, answer))
             else:
-                found.append(Found(record, (answer,)))
+                found.append((record, (answer,)))
         good, bad = fill(batch, found)
         failed += bad
         done(good, time.perf_counter() - began)

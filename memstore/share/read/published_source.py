@@ -166,7 +166,7 @@ class SharedSource:
                 self.counters["local"].failed(answer.reason)
                 unread.append(record)
             else:
-                found.append(Found(record, (memoryview(answer),)))
+                found.append((record, (memoryview(answer),)))
         return Answers(*fill(batch, found), missing, unread)
 
     def _count(
