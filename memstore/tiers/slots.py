@@ -27,7 +27,7 @@ class Slots:
     slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
     [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot;
     lengths_here: the same in main memory, so that leases tell theirs without asking the device.
-    Pages of the slab that were never written cost no main memory.
+    Slots that never held a unit cost no main memory.
     """
 
     def __init__(
@@ -49,9 +49,12 @@ class Slots:
             memory = np.empty(count * shape.bytes, dtype=np.uint8)
             self.slab = torch.from_numpy(memory).view(dtype).view(of_slab)
         self.k, self.v = self.slab.unbind(1)
-        self.lengths: Tensor = torch.full((count,), block_size, dtype=torch.int64, device=device)
-        self.lengths_here = self.lengths
-        if self.lengths.device.type != "cpu":
+        if torch.device(device).type == "cpu":  # zeros that are not written before a unit comes
+            self.lengths: Tensor = torch.from_numpy(np.zeros(count, dtype=np.int64))
+            self.lengths[:1] = block_size  # attention looks there for a unit that has no slot
+            self.lengths_here = self.lengths
+        else:
+            self.lengths = torch.full((count,), block_size, dtype=torch.int64, device=device)
             self.lengths_here = torch.full((count,), block_size, dtype=torch.int64)
 
     def note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
