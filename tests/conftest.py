@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from support.counting_source import CountingSource
 from support.fork_server import ForkServer
+from support.shared_verification import own_verification, shared_verification
 
 if TYPE_CHECKING:
     from support.serving import Served
@@ -35,6 +36,19 @@ def children() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def verifications() -> Iterator[None]:
+    with shared_verification():
+        yield
+
+
+@pytest.fixture
+def verified_apart() -> Iterator[None]:
+    """Verifications begin as without tests: a Python of its own each."""
+    with own_verification():
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 run, and nothing outside the memory is written, removed or shown.
 """
 
+import json
 import os
 import shutil
 import struct
@@ -33,6 +34,7 @@ from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.damaged_tree import BUDGET, damage_tree
+from support.paths import ROOT
 from support.synthetic_documents import CHUNK, SIGNATURE, ingest
 
 
@@ -45,6 +47,7 @@ def memory(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("verified_apart")
 def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +70,7 @@ def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.usefixtures("verified_apart")
 def test_a_child_that_cannot_start_is_not_called_damage(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +144,7 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
         MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store,
         pytest.raises(MemstoreError, match="link"),
     ):
-        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
         store.build_index()
     assert not list(outside.iterdir())
 
@@ -180,32 +184,28 @@ def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_
         tracemalloc.stop()
 
 
-def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(
-    memory: Path, tmp_path: Path
-) -> None:
+def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(memory: Path) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         ingest(store, "b", text=2, tokens=100)
         store.forget("a")
         before = [asdict(document) for document in store.documents()]
     whole = (memory / "data.mdb").read_bytes()
-    copy = tmp_path / "copy"
     outcomes: Counter[str] = Counter()
     # of what LMDB writes there: header, constants, two tables, last page and transaction
-    for at in [*range(152), *range(4096, 4096 + 152)]:
-        for bit in range(8):
-            shutil.rmtree(copy, ignore_errors=True)
-            copy.mkdir()
-            flipped = bytearray(whole)
-            flipped[at] ^= 1 << bit
-            (copy / "data.mdb").write_bytes(flipped)
-            try:
-                with Database.open(copy, read_only=True) as database, database.read() as txn:
-                    rows = [value for _, value in txn.scan_checked("documents")]
-            except MemstoreError:
-                outcomes["named"] += 1
-            else:
-                assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
-                outcomes["right"] += 1
+    with (memory / "data.mdb").open("r+b", buffering=0) as file:
+        for at in [*range(152), *range(4096, 4096 + 152)]:
+            for bit in range(8):
+                os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << bit]), at)
+                try:
+                    with Database.open(memory, read_only=True) as database, database.read() as txn:
+                        rows = [value for _, value in txn.scan_checked("documents")]
+                except MemstoreError:
+                    outcomes["named"] += 1
+                else:
+                    assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
+                    outcomes["right"] += 1
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+    assert (memory / "data.mdb").read_bytes() == whole
     assert before and outcomes["named"] > 500, outcomes
 
 
@@ -265,6 +265,7 @@ def test_a_new_memory_and_an_export_are_their_owners_alone(tmp_path: Path, umask
     )
 
 
+@pytest.mark.usefixtures("verified_apart")
 @pytest.mark.parametrize("wanted", [0o600, 0o640, 0o664])
 def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
     memory: Path, tmp_path: Path, wanted: int
@@ -279,7 +280,7 @@ def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
     umask = os.umask(0o000)
     try:
         with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
-            ingest(store, "b", text=2, tokens=300 * CHUNK)
+            ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
             store.compact()
             assert mode(memory / "data.mdb") == wanted
             store.build_index()
@@ -317,19 +318,38 @@ def test_commands_with_closed_streams_end_as_they_would(
 ) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         ingest(store, "b", text=2, tokens=100)
-    for command, status in COMMANDS.items():
-        words = command.format(there=tmp_path / "b.memory").split()
-        done = subprocess.run(
-            python_command("memstore", *words, "--store", str(memory)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=lambda: [os.close(number) for number in closed],
-        )
-        assert done.returncode == status, (command, done)
-        assert "Traceback" not in done.stdout + done.stderr
+    told = tmp_path / "told"
+    words = [command.format(there=tmp_path / "b.memory").split() for command in COMMANDS]
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED, told, memory, json.dumps(words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    assert dict(zip(COMMANDS, json.loads(told.read_text()))) == COMMANDS, done
+    assert "Traceback" not in done.stdout + done.stderr
     assert verify_memory(memory).clean
+
+
+CLOSED = """
+import json, os, sys
+from pathlib import Path
+from memstore.__main__ import main
+import memstore.cli.main, memstore.store.memory_store  # not by each of its forks
+told, memory, commands = sys.argv[1:]
+statuses = []
+for words in json.loads(commands):
+    child = os.fork()
+    if not child:
+        sys.argv = ["memstore", *words, "--store", memory]
+        main()
+        sys.exit(0)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+Path(told).write_text(json.dumps(statuses))
+"""
 
 
 def test_no_file_of_a_memory_is_opened_as_a_standard_stream(memory: Path, tmp_path: Path) -> None:
@@ -381,7 +401,7 @@ def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_els
 ) -> None:
     pytest.importorskip("faiss")
     with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
-        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
         store.build_index()
     kept = {entry.name for entry in (memory / "index").iterdir()}
     for path in (memory / "index" / "layer-1.idx", memory / "data.mdb"):
