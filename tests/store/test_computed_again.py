@@ -391,8 +391,9 @@ def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
 @pytest.mark.parametrize("chained", [True, False])
 def test_no_answer_depends_on_what_a_budget_keeps(reader, tmp_path, chained) -> None:
     ids, _ = reader.turn_ids(QUESTION, first=True)
+    text = TEXT[: len(TEXT) // 2]
     with create(reader, tmp_path / "whole", codec="int8") as store:
-        reader.ingest(TEXT, store, name="list")
+        reader.ingest(text, store, name="list")
         size, number = store.stats()["bytes"], store.document("list").id
         blocks = store.document("list").blocks
         expected = {}
@@ -403,7 +404,7 @@ def test_no_answer_depends_on_what_a_budget_keeps(reader, tmp_path, chained) -> 
     for budget, keep in ((0, "kv"), (size // 3, "kv"), (size // 3, "text"), (size, "text")):
         path = tmp_path / f"{budget}-{keep}"
         with create(reader, path, codec="int8", kv_budget=budget) as store:
-            reader.ingest(TEXT, store, name="list", keep=keep)
+            reader.ingest(text, store, name="list", keep=keep)
         for _ in range(2):
             with MemoryStore.open(path) as store:
                 for block in range(blocks):

@@ -193,15 +193,15 @@ def test_every_flipped_bit_of_the_meta_pages_is_mended_without_undoing_a_commit(
     wrong = 0
     for at in [*range(8, 152), *range(PAGE + 8, PAGE + 152)]:
         for bit in (at % 8, (at + 3) % 8):
-            flipped = bytearray(whole)
-            flipped[at] ^= 1 << bit
-            (memory / "data.mdb").write_bytes(flipped)
+            spoil(memory, at, bytes([whole[at] ^ 1 << bit]))
             try:
                 assert rows(memory) == before
             except MemstoreError:
                 assert salvage(memory) is None
                 assert rows(memory) == before, (at, bit)
                 wrong += 1
+                (memory / "data.mdb").write_bytes(whole)
+            spoil(memory, at, whole[at : at + 1])
     assert wrong > 100 and is_whole(memory)
 
 

@@ -21,6 +21,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import lmdb._envid  # noqa: F401  (of what is imported when it is first needed, here and below)
+import numpy.ma
+import numpy.random  # noqa: F401
 import torch
 
 from memstore import errors
@@ -28,6 +31,7 @@ from memstore.disk.format.document import Document
 from memstore.errors import MemstoreError
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer import export_import  # noqa: F401
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
 from support import killed_calls, passage_documents, selected_documents, synthetic_documents
@@ -256,6 +260,11 @@ def verify_job(path: str) -> int:
     return RIGHT if right else NAMED_ERROR
 
 
+def check_job(path: str, read: str) -> int:
+    """Walk, and read by another job."""
+    return verify_job(path) or JOBS[read](path)
+
+
 def python_job(output: str, code: str, *arguments: str) -> int:
     """Run code that sees `arguments`, MemoryStore, load_model, errors and the deterministic
     ingest; it prints to a file.
@@ -284,6 +293,7 @@ JOBS = {
         repair_job,
         read_all_job,
         verify_job,
+        check_job,
         python_job,
     )
 }
@@ -296,6 +306,8 @@ def serve() -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":  # what a job began is this process's child when the job has ended
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for text in (1, 2):
+        passage_documents.passages(text, 0, 2 * PASSAGES)  # which every child would make
     gc.freeze()  # a child's collector would touch, and so copy, all that was imported
     for line in sys.stdin:
         name, *arguments = json.loads(line)
