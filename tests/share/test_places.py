@@ -221,9 +221,12 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
         store.publish(url)
-    command = [sys.executable, "-m", "memstore", "verify", "--store", url]
+    code = "import atexit, sys; from memstore.cli.main import main; "
+    code += "atexit.register(lambda: print('torch' in sys.modules)); main()"
+    command = [sys.executable, "-c", code, "verify", "--store", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "1 documents" in done.stdout and "clean" in done.stdout
+    assert done.stdout.endswith("\nFalse\n")
 
 
 def test_a_publisher_killed_while_it_writes_a_file_leaves_what_pruning_removes(

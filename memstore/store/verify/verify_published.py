@@ -1,21 +1,13 @@
 """Checking a published memory where it lies."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 from memstore.errors import CorruptMemory, MemstoreError, ObjectNotFound, StoreUnavailable
-from memstore.index.index_file import Unusable
-from memstore.index.passage_files import ListsHead
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.lists import LISTS
 from memstore.share.format.pieces import Piece
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER, read_footer
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publication_options import DEADLINE
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
-from memstore.store.retrieve.published_lists import PublishedLists
 from memstore.store.transfer.document_parts import Head, check_parts
 from memstore.store.transfer.published_document import blocks_of, parts
 from memstore.store.verify.report import Problem, Report
@@ -49,7 +41,10 @@ def verify_published(url: str) -> Report:
             except MemstoreError as error:
                 problems.append(_problem(entry, error))
     problems += _check_footers(published, every, sizes)
-    problems += _check_lists(published)
+    if manifest.selector is not None and manifest.lists is not None:
+        from memstore.store.verify.verify_lists import check_lists  # which imports torch
+
+        problems += check_lists(published, manifest.selector, manifest.lists)
     return Report(documents, found, size, problems)
 
 
@@ -88,28 +83,6 @@ def _check_footers(
                     yield Problem(None, entry.row.name, f"{name} does not tell of its {piece.kind}")
         except MemstoreError as error:
             yield _problem(pieces[0][0], error)
-
-
-def _check_lists(published: Published) -> Iterator[Problem]:
-    """Are the lists of token landmarks, if there are any, as they were published?"""
-    selector = published.manifest.selector
-    if selector is None or published.manifest.lists is None:
-        return
-    lists, url = published.manifest.lists, published.objects.url
-    again = f"run `memstore index --store {url}`"
-    sizes = {found.name: found.size for found in published.objects.names(LISTS)}
-    for name, size in [(lists.head, lists.size), *lists.parts]:
-        if sizes.get(name, -1) != size:
-            yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
-            return
-    with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
-        try:
-            place = PublishedLists(PublishedDatabase(remote, None))
-            parts = ListsHead(place.head(), selector.digest).parts(place)
-            for number in range(len(parts)):
-                parts.read([number])
-        except (CorruptMemory, ObjectNotFound, Unusable) as error:
-            yield Problem(None, "", f"{error}; {again}")
 
 
 def _where(piece: Piece) -> Piece:
