@@ -155,7 +155,7 @@ def test_ended_at_any_request_the_same_goes_on(
     expected = content(undisturbed, tmp_path)
     calls = place.calls
     every = [at for at in range(len(calls)) if answered is False or calls[at][0] != "get"]
-    step = 1 if "MEMSTORE_KILLS" in os.environ else 4
+    step = 1 if "MEMSTORE_KILLS" in os.environ else 6
     read: set[int] = set()
     for end in every[::step]:
         url = f"file://{tmp_path}/{answered}-{end}"

@@ -2,6 +2,7 @@
 directory is, of parts that are read as they are asked for.
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,39 +23,54 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage, selector_index
 from memstore.store.verify.verify_memory import verify_memory
 from support.many_passages import SPEC, WIDTH, add, create, everything, landmarks, question, words
-from support.small_lists import PROPOSED, small_lists
+from support.small_lists import PROPOSED, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
 
 pytest.importorskip("faiss")
 
-__all__ = ["small_lists"]
+
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    search_by_lists(patch)
+    patch.setattr("memstore.share.publish.send_lists.SEGMENT_BYTES", 1 << 14)
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch, small_lists: None) -> None:
-    monkeypatch.setattr("memstore.share.publish.send_lists.SEGMENT_BYTES", 1 << 14)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory, `m`, and where it is published with lists, `published`."""
+    path = tmp_path_factory.mktemp("lists")
+    with pytest.MonkeyPatch.context() as patch, create(path / "m") as store:
+        make_small(patch)
+        for text in range(1, DOCUMENTS + 1):
+            add(store, str(text), text, EACH)
+        url = f"file://{path}/published"
+        store.publish(url)
+        with open_(url) as there:
+            assert there.update_index()
+            built = there.build_index()
+            assert built["passages"] == DOCUMENTS * EACH
+            assert built["landmarks"] == 12 * DOCUMENTS * EACH
+            assert not there.update_index()
+    return path
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[MemoryStore]:
-    with create(tmp_path / "m") as store:
-        for text in range(1, DOCUMENTS + 1):
-            add(store, str(text), text, EACH)
+def memory(tmp_path: Path, made: Path) -> Iterator[MemoryStore]:
+    shutil.copytree(made / "m", tmp_path / "m")
+    with MemoryStore.open(tmp_path / "m", host_budget=1 << 22) as store:
         yield store
 
 
 @pytest.fixture
-def url(tmp_path: Path, memory: MemoryStore) -> str:
+def url(tmp_path: Path, made: Path) -> str:
     """Where it is published, with lists."""
-    url = f"file://{tmp_path}/published"
-    memory.publish(url)
-    with open_(url) as there:
-        assert there.update_index()
-        built = there.build_index()
-        assert (built["passages"], built["landmarks"]) == (DOCUMENTS * EACH, 12 * DOCUMENTS * EACH)
-        assert not there.update_index()
-    return url
+    shutil.copytree(made / "published", tmp_path / "published")
+    return f"file://{tmp_path}/published"
 
 
 def open_(url: str, **options: object) -> MemoryStore:

@@ -54,7 +54,7 @@ from support.published import (
 from support.synthetic_documents import SIGNATURE
 
 NAMED = (StoreUnavailable, CorruptMemory, DocumentNotFound)
-RUNS, ROUND = 1200, 40
+RUNS, ROUND = int(os.environ.get("MEMSTORE_SHARE_FAULTS", "600")), 40
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,12 @@ from memstore.store.retrieve import first_stage
 PROPOSED = 60
 
 
+def search_by_lists(patch: pytest.MonkeyPatch) -> None:
+    """Search in two stages whatever the size."""
+    patch.setattr(first_stage, "PAYING", 1)
+    patch.setattr(first_stage, "PROPOSED", (PROPOSED, PROPOSED))
+
+
 @pytest.fixture
 def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search in two stages whatever the size."""
-    monkeypatch.setattr(first_stage, "PAYING", 1)
-    monkeypatch.setattr(first_stage, "PROPOSED", (PROPOSED, PROPOSED))
+    search_by_lists(monkeypatch)
