@@ -92,15 +92,20 @@ def found(path: Path) -> dict[str, int]:
     }
 
 
-@pytest.fixture(params=["raw", "zstd"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=["raw", "zstd"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A memory of three documents, of which one is the secret."""
-    path = tmp_path / "memory"
+    path = tmp_path_factory.mktemp("erase") / "memory"
     with MemoryStore.create(path, SIGNATURE, codec=request.param, host_budget=BUDGET) as store:
         ingest(store, "before", 60 * CHUNK, text=2)
         ingest_secret(store)
         ingest(store, "after", 30 * CHUNK + 3, text=3)
     return path
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "memory")
 
 
 def opened(path: Path) -> MemoryStore:
@@ -207,7 +212,7 @@ def test_erasing_removes_index_files_and_what_was_begun_and_other_openings_go_on
 ) -> None:
     pytest.importorskip("faiss")
     with opened(path) as store, MemoryStore.open(path, index="faiss-ivf-sq8") as other:
-        ingest(other, "long", 300 * CHUNK, text=4)
+        ingest(other, "long", 300 * CHUNK, text=4, commit_bytes=1 << 20)
         other.build_index()
         built = {file.name for file in (path / "index").iterdir()}
         assert built == {"layer-1.idx", "layer-2.idx"}

@@ -3,6 +3,7 @@ left behind, or accepted and harmless.
 """
 
 import json
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -61,14 +62,15 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
         yield store
 
 
-@pytest.fixture
-def frames(tmp_path: Path) -> Frames:
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     """Those of an export of five chunks and a short block, appended to once."""
-    with MemoryStore.create(tmp_path / "from", SIGNATURE) as store:
+    path = tmp_path_factory.mktemp("frames")
+    with MemoryStore.create(path / "from", SIGNATURE) as store:
         ingest(store, "book", 4 * CHUNK + 5)
         ingest(store, "book", 5 * CHUNK + 2, mode="append")
-        store.export_document("book", tmp_path / "export")
-    packed = msgpack.Unpacker((tmp_path / "export").open("rb"))
+        store.export_document("book", path / "export")
+    packed = msgpack.Unpacker((path / "export").open("rb"))
     return [(kind, msgpack.unpackb(payload)) for kind, payload, _ in packed]
 
 
@@ -331,9 +333,13 @@ def loads(directory: Path) -> bool:
 
 
 def with_file(model: Path, to: Path, name: str, content: bytes) -> Path:
+    """The model but for one file; others that are there already stay."""
     to.mkdir(exist_ok=True)
     for file in model.iterdir():
-        (to / file.name).write_bytes(content if file.name == name else file.read_bytes())
+        if file.name == name:
+            (to / name).write_bytes(content)
+        elif not (to / file.name).exists():
+            shutil.copyfile(file, to / file.name)
     return to
 
 

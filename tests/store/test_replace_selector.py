@@ -30,7 +30,7 @@ from support.selected_documents import (
 )
 from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "10"))
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 SIZES = {"1": 30 * CHUNK + 3, "2": 5 * CHUNK, "3": 12 * CHUNK + 1}
 

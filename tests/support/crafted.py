@@ -9,7 +9,7 @@ import msgpack
 from hypothesis import HealthCheck, settings
 from xxhash import xxh3_64_intdigest
 
-EXAMPLES = int(os.environ.get("MEMSTORE_HOSTILE", "250"))  # of each fuzzer
+EXAMPLES = int(os.environ.get("MEMSTORE_HOSTILE", "100"))  # of each fuzzer
 fuzzed = settings(
     max_examples=EXAMPLES,
     derandomize="MEMSTORE_HOSTILE" not in os.environ,
