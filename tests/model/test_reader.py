@@ -45,7 +45,7 @@ def test_another_reader_ingests_asks_and_searches(tmp_path: Path) -> None:
 def test_another_reader_is_told_apart_and_builds_its_own_index(tmp_path: Path) -> None:
     reader, other = ToyReader(), tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "m", reader.signature, index="faiss-ivf-sq8") as store:
-        reader.ingest(BODY * 2, store, name="book")
+        reader.ingest(BODY, store, name="book")
         assert set(reader.build_index(store)["engines"]) == {0, 2}
     with pytest.raises(WrongModel):
         MemoryStore.open(tmp_path / "m", other.signature)

@@ -64,7 +64,7 @@ def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_an
 ) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     source = tmp_path / "text.txt"
-    source.write_text(text(900))
+    source.write_text(text(300))
     settings = {"retrieve": retrieve, "codec": codec}
     ingest_in_a_process(children, directory, tmp_path / "whole", source, **settings)
     for stop in (2, 5, None):

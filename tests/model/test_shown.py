@@ -73,14 +73,14 @@ def test_search_and_sources_of_an_answer_show_it_whole(
 def test_only_whole_words_of_a_longer_sentence_are_shown_and_not_many_of_them(
     model: LandmarkModel, tmp_path: Path
 ) -> None:
-    body = " ".join(f"word{number}" for number in range(2000))
+    body = " ".join(f"word{number}" for number in range(600))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        document = model.ingest(body, store, name="a")
+        document, words = model.ingest(body, store, name="a"), set(body.split())
         for one in block_texts(model.tokenizer, store, document):
             source = Source.of(model, store, document, one.block, {})
             first, end = source.span
             assert one.start - 300 <= first <= one.start + 1 and one.end <= end <= one.end + 300
-            assert set(source.text.split()) <= set(body.split())
+            assert set(source.text.split()) <= words
             assert first == 0 or first < one.start - 290
             assert end == len(body) or end > one.end + 290
 

