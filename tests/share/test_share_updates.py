@@ -3,6 +3,7 @@ without being opened again, what has begun is finished with what it began with, 
 once lose nothing of each other's.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,14 +57,10 @@ def model(request: pytest.FixtureRequest) -> ModelAPI:
 
 
 class Library:
-    """A memory with the documents "mare" and "other", published."""
+    """A memory `m`, and where it is published, `there`."""
 
-    def __init__(self, path: Path, model: ModelAPI) -> None:
-        self.model, self.url = model, f"file://{path}/there"
-        self.memory = MemoryStore.create(path / "m", model.signature, selector=model.keeps)
-        self.write("mare", f"{OLD} {FILL}")
-        self.write("other", FILL)
-        self.memory.publish(self.url)
+    def __init__(self, path: Path, model: ModelAPI, memory: MemoryStore) -> None:
+        self.model, self.url, self.memory = model, f"file://{path}/there", memory
 
     def write(self, name: str, text: str) -> None:
         mode: Any = "replace" if self.memory.has(name) else "new"
@@ -82,11 +79,25 @@ class Library:
         self.memory.publish(self.url, ["more"])
 
 
+@pytest.fixture(scope="module")
+def written(model: ModelAPI, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with the documents "mare" and "other"."""
+    path = tmp_path_factory.mktemp("updates")
+    with MemoryStore.create(path / "m", model.signature, selector=model.keeps) as memory:
+        made = Library(path, model, memory)
+        made.write("mare", f"{OLD} {FILL}")
+        made.write("other", FILL)
+        memory.publish(made.url)
+    return path
+
+
 @pytest.fixture
-def library(tmp_path: Path, model: ModelAPI) -> Iterator[Library]:
-    made = Library(tmp_path, model)
-    with made.memory:
-        yield made
+def library(tmp_path: Path, model: ModelAPI, written: Path) -> Iterator[Library]:
+    """A copy of it."""
+    for part in ("m", "there"):
+        shutil.copytree(written / part, tmp_path / part)
+    with MemoryStore.open(tmp_path / "m", model.signature) as memory:
+        yield Library(tmp_path, model, memory)
 
 
 def reader(library: Library, **options: Any) -> memstore.Memory:
