@@ -2,6 +2,7 @@
 publish meanwhile is theirs, and what is pulled is what was published, byte for byte.
 """
 
+import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -25,18 +26,59 @@ from support.publishing import before_the_manifest, names, same_as, send
 from support.selected_documents import create as create_selected
 from support.synthetic_documents import SIGNATURE
 
+BUDGET = 1 << 20
 TEXTS = {"a": (1, 203), "b": (2, 118), "c": (3, 64), "d": (4, 7)}
 
 
-@pytest.fixture(params=["blocks", "passages"])
-def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MemoryStore]:
-    path, budget = tmp_path / "memory", 1 << 20
-    if request.param == "passages":
-        store = create_selected(path, host_budget=budget)
-    else:
-        store = MemoryStore.create(path, SIGNATURE, host_budget=budget)
-    with store:
+@pytest.fixture(scope="module", params=["blocks", "passages"])
+def kind_of_text(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def create(path: Path, kind: str) -> MemoryStore:
+    if kind == "passages":
+        return create_selected(path, host_budget=BUDGET)
+    return MemoryStore.create(path, SIGNATURE, host_budget=BUDGET)
+
+
+@pytest.fixture
+def empty(kind_of_text: str, tmp_path: Path) -> Iterator[MemoryStore]:
+    with create(tmp_path / "memory", kind_of_text) as store:
         yield store
+
+
+@pytest.fixture(scope="module")
+def made(
+    kind_of_text: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, bytes]]:
+    """A memory, and objects: each document by a publication of its own, and one of them appended
+    to twice.
+    """
+    path, place = tmp_path_factory.mktemp("merge") / "memory", WatchedPlace(in_memory())
+    with create(path, kind_of_text) as memory:
+        for name, (text, tokens) in TEXTS.items():
+            ingest(memory, name, tokens if name != "a" else 160, text=text)
+            send(memory, place, name)
+        for tokens in (180, TEXTS["a"][1]):
+            ingest(memory, "a", tokens, mode="append", text=1)
+            send(memory, place, "a")
+    return path, {found.name: bytes(place.inner.get(found.name)) for found in place.names("")}
+
+
+@pytest.fixture
+def memory(made: tuple[Path, dict[str, bytes]], tmp_path: Path) -> Iterator[MemoryStore]:
+    """A copy of it, and `place` of where it was published."""
+    path = shutil.copytree(made[0], tmp_path / "memory")
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        yield store
+
+
+@pytest.fixture
+def place(made: tuple[Path, dict[str, bytes]]) -> WatchedPlace:
+    place = WatchedPlace(in_memory())
+    for name, data in made[1].items():
+        place.inner.put(name, data)
+    return place
 
 
 def ingest(
@@ -49,23 +91,13 @@ def ingest(
     return passage_documents.ingest(memory, name, count, text=text, mode=mode)
 
 
-def one_by_one(memory: MemoryStore, place: WatchedPlace) -> None:
-    """Each document by a publication of its own, and one of them appended to twice."""
-    for name, (text, tokens) in TEXTS.items():
-        ingest(memory, name, tokens if name != "a" else 160, text=text)
-        send(memory, place, name)
-    for tokens in (180, TEXTS["a"][1]):
-        ingest(memory, "a", tokens, mode="append", text=1)
-        send(memory, place, "a")
-
-
 def segments(place: WatchedPlace) -> set[str]:
     return {p.segment for entry in Published.open(place).documents() for p in entry.pieces}
 
 
-def test_many_small_segments_become_few(memory: MemoryStore, tmp_path: Path) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_many_small_segments_become_few(
+    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
+) -> None:
     assert len(segments(place)) == 6
     number = newest_number(place)
     merged = merge(place)
@@ -85,11 +117,11 @@ def test_many_small_segments_become_few(memory: MemoryStore, tmp_path: Path) -> 
     same_as(memory, place, tmp_path / "after", *TEXTS)
 
 
-def test_large_segments_stay_where_they_are(memory: MemoryStore, tmp_path: Path) -> None:
+def test_large_segments_stay_where_they_are(empty: MemoryStore, tmp_path: Path) -> None:
     place = WatchedPlace(in_memory())
     for name, (text, tokens) in TEXTS.items():
-        ingest(memory, name, tokens, text=text)
-        send(memory, place, name, segment_bytes=8_000)
+        ingest(empty, name, tokens, text=text)
+        send(empty, place, name, segment_bytes=8_000)
     before = {found.name: found.size for found in place.names("segments")}
     large = {name for name, size in before.items() if size >= 2_000}
     assert large and large != before.keys()
@@ -98,12 +130,12 @@ def test_large_segments_stay_where_they_are(memory: MemoryStore, tmp_path: Path)
     assert large == segments(place) & before.keys()
     assert len(segments(place)) < len(before)
     assert max(after[name] for name in segments(place)) < 16_000
-    same_as(memory, place, tmp_path, *TEXTS)
+    same_as(empty, place, tmp_path, *TEXTS)
 
 
-def test_readers_on_either_side_answer_alike(memory: MemoryStore, tmp_path: Path) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_readers_on_either_side_answer_alike(
+    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
+) -> None:
     with open_at(place, host_budget=4096) as before, open_at(place, host_budget=4096) as idle:
         read(before, memory)
         merge(place)
@@ -131,13 +163,13 @@ def read(store: MemoryStore, memory: MemoryStore) -> None:
 
 
 def test_a_segment_of_many_documents_is_read_once(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    empty: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = WatchedPlace(in_memory())
     for name, (text, tokens) in TEXTS.items():
-        ingest(memory, name, tokens, text=text)
-    send(memory, place, "a", "b", "c")
-    send(memory, place, "d")
+        ingest(empty, name, tokens, text=text)
+    send(empty, place, "a", "b", "c")
+    send(empty, place, "d")
     size = sum(found.size for found in place.names("segments"))
     monkeypatch.setattr("memstore.share.publish.merge._TOGETHER", size)
     place.calls.clear()
@@ -155,9 +187,9 @@ def idle_reader(place: WatchedPlace, **options: float) -> MemoryStore:
     return store
 
 
-def test_what_another_thread_has_looked_for_is_read_again(memory: MemoryStore) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_what_another_thread_has_looked_for_is_read_again(
+    memory: MemoryStore, place: WatchedPlace
+) -> None:
     with idle_reader(place) as store:
         merge(place)
         prune(place, grace=0)
@@ -171,9 +203,9 @@ def test_what_another_thread_has_looked_for_is_read_again(memory: MemoryStore) -
         read(store, memory)
 
 
-def test_an_idle_reader_finds_tokens_and_landmarks_again(memory: MemoryStore) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_an_idle_reader_finds_tokens_and_landmarks_again(
+    memory: MemoryStore, place: WatchedPlace
+) -> None:
     with open_at(place) as store:
         catalog = store._on_disk().catalog
         merge(place)
@@ -187,9 +219,9 @@ def test_an_idle_reader_finds_tokens_and_landmarks_again(memory: MemoryStore) ->
             assert [*store.tokens(name).ids] == [*memory.tokens(name).ids]
 
 
-def test_what_was_appended_to_and_pruned_is_missing_not_damaged(memory: MemoryStore) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_what_was_appended_to_and_pruned_is_missing_not_damaged(
+    memory: MemoryStore, place: WatchedPlace
+) -> None:
     with idle_reader(place) as store:
         units, before = units_of(store, "a"), memory.document("a")
         ingest(memory, "a", 230, mode="append", text=1)
@@ -210,9 +242,9 @@ def test_what_was_appended_to_and_pruned_is_missing_not_damaged(memory: MemorySt
         assert failed.value.units == anew and len(anew) < len(units)
 
 
-def test_what_others_publish_meanwhile_is_theirs(memory: MemoryStore, tmp_path: Path) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_what_others_publish_meanwhile_is_theirs(
+    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
+) -> None:
 
     def others(number: int, name: str, what: object) -> None:
         if name == "create":  # the merge's manifest is about to be written
@@ -231,10 +263,8 @@ def test_what_others_publish_meanwhile_is_theirs(memory: MemoryStore, tmp_path: 
 
 
 def test_a_publisher_that_a_merge_overtakes_tries_again(
-    memory: MemoryStore, tmp_path: Path
+    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
 
     def merging(number: int, name: str, what: object) -> None:
         if name == "create":
@@ -249,10 +279,8 @@ def test_a_publisher_that_a_merge_overtakes_tries_again(
 
 
 def test_a_merge_that_is_stopped_changes_nothing_and_goes_on(
-    memory: MemoryStore, tmp_path: Path
+    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
     number, held = newest_number(place), segments(place)
     for at in count():
         place.calls.clear()
@@ -273,10 +301,8 @@ def test_a_merge_that_is_stopped_changes_nothing_and_goes_on(
 
 
 def test_a_merge_that_is_pruned_before_its_manifest_is_written_changes_nothing(
-    memory: MemoryStore, tmp_path: Path
+    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
     number = newest_number(place)
     before_the_manifest(place, lambda: prune(place.inner, grace=-10))
     with pytest.raises(StoreUnavailable, match="merge again"):
@@ -287,9 +313,9 @@ def test_a_merge_that_is_pruned_before_its_manifest_is_written_changes_nothing(
 
 
 @pytest.mark.parametrize("kind", ["records", "landmarks", "tokens"])
-def test_what_is_damaged_is_named_and_not_merged(memory: MemoryStore, kind: str) -> None:
-    place = WatchedPlace(in_memory())
-    one_by_one(memory, place)
+def test_what_is_damaged_is_named_and_not_merged(
+    memory: MemoryStore, place: WatchedPlace, kind: str
+) -> None:
     number = newest_number(place)
     (entry,) = Published.open(place).entries(["b"]).values()
     piece = next(piece for piece in entry.pieces if piece.kind == kind)
