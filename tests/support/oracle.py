@@ -7,27 +7,29 @@ sums of exponentials, and every group is formed by hand.
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
 
 def rotate(x: np.ndarray, position: int, interleaved: bool, base: float = 10_000.0) -> np.ndarray:
     """x [D] rotated to one position; frequencies are rounded to float32."""
+    assert x.dtype == np.float64
+    return _rotated(x.tobytes(), position, interleaved, base)
+
+
+@lru_cache(1 << 14)
+def _rotated(numbers: bytes, position: int, interleaved: bool, base: float) -> np.ndarray:
+    x = np.frombuffer(numbers)
     d = len(x)
-    cos, sin = turn(position, d, base)
-    a, b = (slice(0, d, 2), slice(1, d, 2)) if interleaved else (slice(d // 2), slice(d // 2, d))
     out = np.empty(d)
-    out[a] = x[a] * cos - x[b] * sin
-    out[b] = x[b] * cos + x[a] * sin
+    for i in range(d // 2):
+        angle = position * float(np.float32(base ** (-2 * i / d)))
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + d // 2)
+        out[a] = x[a] * math.cos(angle) - x[b] * math.sin(angle)
+        out[b] = x[b] * math.cos(angle) + x[a] * math.sin(angle)
+    out.flags.writeable = False  # others are given the same
     return out
-
-
-@cache
-def turn(position: int, d: int, base: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines [D / 2] of the angles by which a position turns its pairs."""
-    angles = [position * float(np.float32(base ** (-2 * i / d))) for i in range(d // 2)]
-    return np.array([*map(math.cos, angles)]), np.array([*map(math.sin, angles)])
 
 
 @dataclass
