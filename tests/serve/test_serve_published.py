@@ -25,6 +25,7 @@ from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable
 from memstore.integrations.opened import Opened
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
+from memstore.serve.background import file_ingest
 from memstore.serve.settings import ServeSettings
 from memstore.serve.state.database import Database
 from memstore.share.objects.open_object_store import open_object_store
@@ -339,8 +340,11 @@ def test_what_a_server_keeps_is_of_one_memory(tmp_path: Path) -> None:
             Database(tmp_path, of="s3://bucket/two")
 
 
-def test_a_server_follows_what_is_published(model: LandmarkModel, tmp_path: Path) -> None:
+def test_a_server_follows_what_is_published(
+    model: LandmarkModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, foal = f"file://{tmp_path}/there", "What is the name of the new foal?"
+    monkeypatch.setattr(file_ingest, "_SECONDS", 600)  # the files follow the store, not a clock
 
     def within_a_minute(true: Callable[[], bool]) -> bool:
         until = time.monotonic() + 60

@@ -33,6 +33,7 @@ from memstore.store.memory_store import MemoryStore
 
 _log = logging.getLogger("memstore")
 _SECONDS = 15.0  # between two looks for what expired, or could not be forgotten
+_PAUSE = 10.0  # times what a look took, until the next: a memory may change all the time
 _SECONDS_LOCKED = 0.5  # until a memory that another process writes is tried again
 _SECONDS_A_CHUNK = 30.0  # that a deletion waits for the end of a chunk
 # Documents that are converted at once, one of each key: a slow one keeps none of another waiting
@@ -64,9 +65,11 @@ class FileIngest:
         self._converting = 0
         self._to_convert: deque[object] = deque()  # a ticket for each that waits to, in order
         self._called = self._locked = False
+        self._due = threading.Event()  # to look: this was called, or the memory has changed
         self._backfilling, self._forgetting = threading.Lock(), threading.Lock()
         self._ending = False
         self._uploads.requeue()
+        store.watch(self._due)
         self._thread = threading.Thread(target=self._run, name="memstore-files", daemon=True)
         self._thread.start()
 
@@ -75,6 +78,7 @@ class FileIngest:
         with self._changed:
             self._called = True
             self._changed.notify_all()
+            self._due.set()
 
     def progress(self, row: Row) -> IngestProgress | None:
         """How far the reading of a file is, while it goes on."""
@@ -104,6 +108,7 @@ class FileIngest:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
+            self._due.set()
             threads = [self._thread, *self._threads.values()]
         until = time.monotonic() + seconds
         for thread in threads:
@@ -113,6 +118,7 @@ class FileIngest:
 
     def _run(self) -> None:
         while not self._ending:
+            began = time.monotonic()
             try:
                 self._forget_leaving()
                 with self._backfilling:
@@ -122,13 +128,15 @@ class FileIngest:
                 if self._ending:  # the database was closed
                     return
                 _log.exception("uploaded files are looked at again in %.0f seconds", _SECONDS)
+            pause = _PAUSE * (time.monotonic() - began)
+            self._due.wait(_SECONDS)
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._ending or self._called or self._locked, _SECONDS
-                )
                 if self._locked:
                     self._changed.wait_for(lambda: self._ending, _SECONDS_LOCKED)
+                else:
+                    self._changed.wait_for(lambda: self._ending or self._called, pause)
                 self._called = self._locked = False
+                self._due.clear()
 
     def _begin_queued(self) -> None:
         """Have a thread read the files of everybody who has some."""
@@ -153,6 +161,7 @@ class FileIngest:
                 if not self._read(row):
                     with self._changed:
                         self._locked = True
+                        self._due.set()
                     break
         except Exception:
             if not self._ending:  # else the database was closed
