@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 # A module is compiled when it is first imported: of what is installed, most never is.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 # The models of the tests are too small to gain from more threads; the tests themselves run side by side.
-TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+# What is compiled is kept, whatever containers say: asserts are rewritten once, not at each start.
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
 # What tests write is 90 MB at a time, and where there is memory for it nobody waits for a disk; the
 # soak does.
