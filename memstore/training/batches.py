@@ -40,13 +40,14 @@ class RecallData:
         self._words: dict[Split, tuple[str, ...]] = {"train": corpus.words, "held_out": held_out}
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to continue with the next batch; plain lists and numbers."""
+        """What `restore` needs to continue with the next batch; tensors and numbers."""
         version, numbers, gauss = self._rng.getstate()
-        return {"version": version, "numbers": list(numbers), "gauss": gauss}
+        return {"version": version, "numbers": torch.tensor(numbers), "gauss": gauss}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue exactly as the source whose `state()` this is."""
-        self._rng.setstate((state["version"], tuple(state["numbers"]), state["gauss"]))
+        numbers = torch.as_tensor(state["numbers"]).tolist()  # older runs kept a list
+        self._rng.setstate((state["version"], tuple(numbers), state["gauss"]))
 
     def windows(self, batch: int, blocks: int, *, gap: float) -> WindowBatch:
         """`batch` windows of `blocks` blocks of facts, questions for them, and about `gap` tokens

@@ -40,7 +40,7 @@ class Steps:
         return {
             "data": self._data.state(),
             "tokens": self.tokens,
-            "rng": list(self._rng.getstate()[1]),
+            "rng": torch.tensor(self._rng.getstate()[1]),
             "generator": self._generator.get_state(),
             "queue": [[(n.keys, n.values) for n in entry] for entry in self._queue],
         }
@@ -49,7 +49,8 @@ class Steps:
         """Go on as the steps whose `state()` this is."""
         self._data.restore(state["data"])
         self.tokens = state.get("tokens", 0)  # which older runs did not count
-        self._rng.setstate((3, tuple(state["rng"]), None))
+        # older runs kept a list
+        self._rng.setstate((3, tuple(torch.as_tensor(state["rng"]).tolist()), None))
         self._generator.set_state(state["generator"])
         self._queue = [
             [Negatives(keys.to(self._device), values.to(self._device)) for keys, values in entry]

@@ -20,7 +20,15 @@ from memstore.model.passages.selectors.selector_file import MadeFor
 from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.training.selectors.head_ranking import rank_heads
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
-from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
+from memstore.training.selectors.measure import (
+    Haystack,
+    Outcome,
+    Scored,
+    Sought,
+    gate_of,
+    measure,
+    recalls,
+)
 from memstore.training.selectors.states import Walk, read_states
 from memstore.training.selectors.windows import Cut, Window, WindowWriter, firsts
 
@@ -188,13 +196,13 @@ def _with_words(
     selector: Selector, haystack: Haystack, asked: Sequence[Sought]
 ) -> tuple[Selector, list[Outcome]]:
     """The selector with the weight of words that finds most, and what it finds."""
-    tried = []
+    own, words, tried = Scored(selector, haystack), Scored(Words(), haystack), []
     for weight in _WORD_WEIGHTS:
-        joined: Selector = Sum([(selector, 1.0), (Words(), weight)]) if weight else selector
+        joined: Selector = Sum([(own, 1.0), (words, weight)]) if weight else own
         outcomes = measure(joined, haystack, asked)
-        tried.append((_mean(outcomes), -weight, joined, outcomes))
-    _, _, joined, outcomes = max(tried, key=lambda one: one[:2])
-    return joined, outcomes
+        tried.append((_mean(outcomes), -weight, outcomes))
+    _, less, outcomes = max(tried, key=lambda one: one[:2])
+    return Sum([(selector, 1.0), (Words(), -less)]) if less else selector, outcomes
 
 
 def _mean(outcomes: Sequence[Outcome]) -> float:

@@ -16,9 +16,15 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
-from memstore.model.passages.selectors.captured_activations import Captured
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.passage_choice import Candidates
-from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
+from memstore.model.passages.selectors.selector import (
+    GATE_TOGETHER,
+    Found,
+    Gate,
+    Selector,
+    confidence,
+)
 
 KS = (1, 4, 8, 16)
 _HALVINGS = 3  # of a haystack, to see how its best score rises
@@ -89,6 +95,43 @@ class Outcome:
     confidence: float
     growth: float
     together: float | None = None
+
+
+class Scored:
+    """A selector that scores the blocks of a question once, where one haystack is asked again and
+    again with it in other sums.
+    """
+
+    def __init__(self, selector: Selector, haystack: Haystack) -> None:
+        self._selector, self._haystack = selector, haystack
+        self._scores: dict[int, Tensor] = {}  # by identity of what was captured
+
+    @property
+    def spec(self) -> IndexSpec:
+        return self._selector.spec
+
+    @property
+    def captures(self) -> Captures:
+        return self._selector.captures
+
+    def landmarks(self, captured: Captured) -> Tensor | None:
+        return self._selector.landmarks(captured)
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+        return self._selector.words(text_of_block)
+
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
+        assert store is self._haystack and scope == self._haystack.scope
+        if id(captured) not in self._scores:
+            found = self._selector.scores(captured, question, store, scope)
+            self._scores[id(captured)] = found
+        return self._scores[id(captured)]
+
+    def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
+        return self._selector.rows(captured)
+
+    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
+        return self._selector.adds(captured, store, scope)
 
 
 def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought]) -> list[Outcome]:
