@@ -1,5 +1,6 @@
 """Fixtures that several files of tests share."""
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -97,3 +98,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def the_model(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that are not told of a model take the tiny one."""
     monkeypatch.setenv("MEMSTORE_MODEL", str(model_path))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection looks through it again, nor copies it in a fork."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()

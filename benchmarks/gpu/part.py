@@ -84,6 +84,7 @@ def work(module: str, setting: Setting, done: list[str], to_parent: Connection, 
     end_with_parent()
     to_parent.send(("machine", _machine(setting)))
     cases = import_module(module).cases(setting)
+    gc.freeze()  # what is imported stays: between cases nothing looks through it
     to_parent.send(("cases", [name for name, _ in cases]))
     for name, run in cases:
         if name in done:
@@ -128,7 +129,8 @@ def _machine(setting: Setting) -> dict[str, Any]:
 
     import torch
 
-    found = {"device": "cpu", "python": platform.python_version(), "torch": torch.__version__}
+    # plain strings, or who reads them imports torch
+    found = {"device": "cpu", "python": platform.python_version(), "torch": str(torch.__version__)}
     if setting.cuda:
         of = torch.cuda.get_device_properties(setting.device)
         found["device"] = f"{of.name}, {of.multi_processor_count} processors"

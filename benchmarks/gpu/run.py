@@ -61,7 +61,7 @@ class Run:
         # a process that has CUDA may not be forked; without, forks spare the imports
         self._context: Any = multiprocessing.get_context("spawn" if setting.cuda else "forkserver")
         if not setting.cuda:
-            every = ["benchmarks.gpu.interpreter", "torch", "benchmarks.gpu.part"]
+            every = ["benchmarks.gpu.interpreter", "torch", "torch._dynamo", "benchmarks.gpu.part"]
             self._context.set_forkserver_preload(every)
 
     def parts(self, names: Sequence[str]) -> None:

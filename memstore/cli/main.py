@@ -45,7 +45,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        status = app(sys.argv[1:] or ["--help"], prog_name="memstore", standalone_mode=False)
+        given = sys.argv[1:] or ["--help"]
+        status = _with(given[0])(given, prog_name="memstore", standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
         console.note(_wrong(error, *sys.argv[1:2]))
@@ -58,6 +59,20 @@ def main() -> None:
             console.note(f"error: stdout: {error.strerror}")
         abandon_stdout()
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _with(verb: str) -> typer.Typer:
+    """Of all commands what a command line begins with: to declare the others takes some
+    milliseconds of each. Everything where it begins with none.
+    """
+    commands = [command for command in app.registered_commands if command.name == verb]
+    groups = [group for group in app.registered_groups if group.name == verb]
+    if not commands and not groups:
+        return app
+    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.registered_callback = app.registered_callback
+    alone.registered_commands, alone.registered_groups = commands, groups
+    return alone
 
 
 _NOW = {"docs": "ls", "forget": "rm", "publish": "share push", "pull": "share pull"}

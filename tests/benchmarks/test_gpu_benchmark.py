@@ -71,7 +71,7 @@ def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(
 ) -> None:
     parts = {
         "absent": Part("no_such_part", "cannot be imported", 600, 600),
-        "breaking": Part("support.breaking_part", "ends in every way", 600, 5),
+        "breaking": Part("support.breaking_part", "ends in every way", 600, 3),
     }
     monkeypatch.setattr(run, "PARTS", parts)
     setting = Setting("cpu", tiny=True)
@@ -82,7 +82,7 @@ def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(
     assert "no_such_part" in found["absent"]["error"]
     broken = found["breaking"]["found"]
     assert broken["raises"]["error"] == "ValueError: two lines"
-    assert broken["hangs"]["error"] == "took longer than 5 s"
+    assert broken["hangs"]["error"] == "took longer than 3 s"
     assert "ended by itself" in broken["dies"]["error"]
     assert all(len(case["rows"]) == 1 for case in broken.values())
     assert "error" not in broken["is wrong"]

@@ -27,8 +27,8 @@ command_line = program._command_line
 program._command_line = lambda: (print("begun", flush=True), command_line())
 program.main()
 """
-# of these Python starts anew each time, and of all in a long run; the others are forked
-FRESH = {"ask", "ls"}
+# At these stops of a command Python starts anew, and at all in a long run; otherwise it is forked.
+FRESH = {"ask": (0, 3), "ls": (0, 1, 2, 3)}
 COMMANDS = [
     "ingest {here}/book.txt --name again --store {memory}",
     "ask Who? --max-new-tokens 100 --store {memory}",
@@ -57,7 +57,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def started(here: Path, work: Path, command: str) -> "subprocess.Popen[bytes]":
+def is_fresh(command: str, stop: int) -> bool:
+    return STOPS > 4 or stop in FRESH.get(command.split()[0], ())
+
+
+def started(here: Path, work: Path, command: str, fresh: bool) -> "subprocess.Popen[bytes]":
     """A command whose signals are those of a terminal's, with a temporary directory of its own."""
     (work / "tmp").mkdir(exist_ok=True)
     words = [word.format(here=here, work=work, memory=work / "memory") for word in command.split()]
@@ -69,7 +73,7 @@ def started(here: Path, work: Path, command: str) -> "subprocess.Popen[bytes]":
         "TMPDIR": str(work / "tmp"),
     }
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    if STOPS <= 4 and words[0] not in FRESH:
+    if not fresh:
         process = forked(lambda: exec(BEGIN, {}), ["memstore", *words], env=variables, **streams)
     else:
         process = subprocess.Popen(
@@ -89,18 +93,21 @@ def test_a_command_ends_in_order_however_often_it_is_asked_to(
 ) -> None:
     chance = random.Random(f"{SEED} {command}")
     work = tmp_path / "work"
-    shutil.copytree(here / "memory", work / "memory")
-    began = time.perf_counter()
-    process = started(here, work, command)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    seconds = time.perf_counter() - began
+    seconds = {}
+    for fresh in {is_fresh(command, stop) for stop in range(STOPS)}:
+        shutil.copytree(here / "memory", work / "memory")
+        began = time.perf_counter()
+        process = started(here, work, command, fresh)
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        seconds[fresh] = time.perf_counter() - began
+        shutil.rmtree(work)
     kinds = [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2, [signal.SIGINT] * 4]
     for stop in range(STOPS):
-        shutil.rmtree(work)
         shutil.copytree(here / "memory", work / "memory")
-        process = started(here, work, command)
-        time.sleep(chance.uniform(0, 0.7 * seconds))
+        fresh = is_fresh(command, stop)
+        process = started(here, work, command, fresh)
+        time.sleep(chance.uniform(0, 0.7 * seconds[fresh]))
         signals = kinds[stop % len(kinds)]
         for each in signals:
             process.send_signal(each)
@@ -112,6 +119,7 @@ def test_a_command_ends_in_order_however_often_it_is_asked_to(
         left = {entry.name for entry in work.rglob("*") if "memory" not in entry.name}
         assert left <= {"data.mdb", "lock.mdb", "writer.lock", "tmp"}, left
         assert whole(work / "memory")
+        shutil.rmtree(work)
 
 
 def test_an_interrupt_in_a_destructor_is_not_lost() -> None:

@@ -9,7 +9,6 @@ pytest.importorskip("transformers")
 
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation.traced_step import TracedStep
 from support.tiny_decoder import KINDS, decoder, of_kind
 
 UNTRACED = {"mixtral"}  # which experts compute depends on the token
@@ -30,9 +29,8 @@ def by_modules(model: AttachedDecoder, given, enter=None):
 def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
     model = AttachedDecoder(of_kind(kind), "full")
     ids = torch.arange(rows)[:, None] + 7
-    step = TracedStep(attach(model.model))
     with torch.no_grad():
-        states = step(ids, attend, None, 0)
+        states = model._step(ids, attend, None, 0)
     assert (states is None) == (kind in UNTRACED)
     if states is not None:
         torch.testing.assert_close(states, by_modules(model, ids), rtol=1e-5, atol=1e-5)

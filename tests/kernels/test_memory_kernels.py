@@ -483,7 +483,7 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
             capture_output=True,
             text=True,
             check=True,
-            env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(ROOT)},
+            env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )
         lines = [line.split() for line in run.stdout.splitlines()]
         for dtype in ("float32", "bfloat16"):

@@ -137,7 +137,7 @@ class Deeds:
 
 def client(url: str, key: str) -> httpx2.Client:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx2.Client(base_url=url, headers=headers, timeout=60)
+    return httpx2.Client(base_url=url, headers=headers, timeout=60, verify=False)
 
 
 def crowd(url: str) -> None:

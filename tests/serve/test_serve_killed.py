@@ -17,13 +17,13 @@ import openai
 import pytest
 
 from support.fork_server import ForkServer
-from support.serving import serving
+from support.serving import official, serving
 
 SERVE = """
 import json, sys, threading
 from pathlib import Path
 sys.path += json.loads(arguments[1])
-from support.serving import serving
+from support.serving import official, serving
 with serving(Path(arguments[0]), diary=False) as served:
     print(served.url, flush=True)
     threading.Event().wait()
@@ -108,7 +108,7 @@ def test_what_another_program_keeps_from_being_written_is_done_behind_it(
 def _client(output: Path) -> Any:
     while not (output.exists() and output.read_text().endswith("\n")):
         time.sleep(0.05)
-    return openai.OpenAI(base_url=f"{output.read_text().strip()}/v1", api_key="none", timeout=60)
+    return official(output.read_text().strip(), max_retries=2, timeout=60)
 
 
 def _half_an_upload(url: str) -> socket.socket:

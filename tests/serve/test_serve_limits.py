@@ -19,7 +19,7 @@ from memstore.serve.answering.long_prompts import Plan, Window
 from memstore.serve.settings import ServeSettings
 from memstore.serve.state.turns import Turn
 from support.diary import ANSWER, DIARY, LETTER, QUESTION
-from support.serving import Served, serving
+from support.serving import Served, official, serving
 from support.serving_process import process
 
 ENDLESS = {"model": "memstore", "prompt": "The valley", "max_tokens": 4000, "stream": True}
@@ -155,7 +155,7 @@ def test_a_server_that_is_told_to_end_does_in_order_and_goes_on_where_it_was(
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": long}
     accept = {"accept": "application/json, text/event-stream"}
     with process(tmp_path / "mem", "--metrics") as (server, url):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        client = official(url)
         small = client.files.create(file=("diary.txt", DIARY.encode()), purpose="assistants")
         client.files.wait_for_processing(small.id, poll_interval=0.05)
         name = client.conversations.create().id
@@ -165,7 +165,7 @@ def test_a_server_that_is_told_to_end_does_in_order_and_goes_on_where_it_was(
             file=("large.txt", (DIARY * 500).encode()), purpose="assistants"
         )
         with (
-            httpx2.Client(base_url=url, timeout=60) as plain,
+            httpx2.Client(base_url=url, timeout=60, verify=False) as plain,
             plain.stream("POST", "/v1/completions", json=ENDLESS) as answer,
             plain.stream("POST", "/mcp", json=call, headers=accept) as agent,
         ):

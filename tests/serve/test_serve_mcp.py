@@ -51,7 +51,7 @@ async def over_http(server: Served, key: str = "none", mode: str = "auto") -> As
     """The official client, of a server."""
     headers = {"Authorization": f"Bearer {key}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http,
         Client(streamable_http_client(f"{server.url}/mcp", http_client=http), mode=mode) as client,
     ):
         yield client
@@ -240,7 +240,7 @@ def test_keys_keep_their_scopes(keyed: Served) -> None:
             assert not (await client.call_tool("forget", {"name": "note"})).is_error
 
     run(work)
-    with httpx2.Client() as plain:
+    with httpx2.Client(verify=False) as plain:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
         accept = {"Accept": "application/json, text/event-stream"}
         assert plain.post(f"{keyed.url}/mcp", json=body, headers=accept).status_code == 401

@@ -35,7 +35,7 @@ from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from support.paths import ROOT
 from support.published import Wild, WildPlace, impatient, open_at
-from support.serving import Served, serving, serving_store
+from support.serving import Served, official, serving, serving_store
 from support.serving_process import process
 
 NEXT, SECOND = "What is the price of the brown mare?", "310"
@@ -299,13 +299,13 @@ def test_a_server_that_is_started_again_knows_what_was_said(path: Path, tmp_path
     state = tmp_path / "state" / "here"
     options = ("--state", str(state), "--local-cache", str(tmp_path / "cache"))
     with process(f"file://{path}/there", *options) as (server, url):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        client = official(url)
         first = client.responses.create(model="memstore", input=QUESTION)
         assert first.output_text == ANSWER
         server.terminate()
         assert server.wait(60) == 128 + signal.SIGTERM
     with process(f"file://{path}/there", *options) as (_, url):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        client = official(url)
         second = client.responses.create(
             model="memstore", input=NEXT, previous_response_id=first.id
         )

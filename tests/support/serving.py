@@ -19,6 +19,14 @@ from memstore.serve.settings import ServeSettings
 from support.diary import DIARY
 
 
+def official(url: str, key: str = "none", **options: Any) -> Any:
+    """OpenAI's client of a server; it reads no certificates, which takes longer than an answer."""
+    import openai
+
+    options = {"max_retries": 0, "http_client": openai.DefaultHttpxClient(verify=False), **options}
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, **options)
+
+
 class Served:
     """A server that runs: its address, and what it serves."""
 
@@ -27,13 +35,11 @@ class Served:
 
     def client(self, **options: Any) -> httpx2.Client:
         """A plain HTTP client of it."""
-        return httpx2.Client(base_url=self.url, timeout=300, **options)
+        return httpx2.Client(base_url=self.url, timeout=300, verify=False, **options)
 
     def openai(self, key: str = "none") -> Any:
         """The official client of it."""
-        import openai
-
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
+        return official(self.url, key, timeout=300)
 
     def settled(self, **load: int) -> None:
         """Wait until so many are being answered ("active"), wait, and are jobs."""

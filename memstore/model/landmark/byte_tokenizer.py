@@ -190,12 +190,12 @@ def _backend(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]]) -> 
     symbols = set(byte_symbols())
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise ValueError("its ids are not 0, 1, 2, ...")
-    if not symbols <= vocab.keys() or not all(token and symbols >= {*token} for token in vocab):
+    if not symbols <= vocab.keys() or "" in vocab or not symbols >= set().union(*vocab):
         raise ValueError("its tokens are not of the 256 bytes, or a byte has none")
     pairs = []
     for merge in merges:
         pair = tuple(merge.split(" ")) if isinstance(merge, str) else merge
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
+        if len(pair) != 2 or not all(part in vocab for part in (*pair, "".join(pair))):
             raise ValueError(f"its merge {merge!a} is not of its tokens")
         pairs.append(pair)
     return Backend(models.BPE(vocab=vocab, merges=pairs))
@@ -225,9 +225,10 @@ def _fingerprint(backend: Backend) -> str:
 
 def _token_bytes(backend: Backend) -> list[bytes]:
     """The bytes of every token."""
-    byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
-    tokens = sorted(backend.get_vocab().items(), key=lambda item: item[1])
-    return [bytes(byte_of[symbol] for symbol in token) for token, _ in tokens]
+    vocab = backend.get_vocab()
+    byte_of = {ord(symbol): byte for byte, symbol in enumerate(byte_symbols())}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    return [token.translate(byte_of).encode("latin-1") for token in tokens]
 
 
 def _beginning(data: bytes) -> int:
