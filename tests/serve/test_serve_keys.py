@@ -2,11 +2,9 @@
 after, and nobody's use has removed anything of another's.
 """
 
-import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,17 +26,16 @@ MOST = {"conversations": QUOTA, "responses": 16 * QUOTA}
 WRITERS = {name: f"key-of-the-{name}-one" for name in ("north", "south", "east")}
 CROWD = "key-that-may-only-read-one"
 SERVE = """
-import json, signal, sys, threading
+import signal, threading
 from pathlib import Path
-signal.alarm(int(arguments[3]))
-sys.path += json.loads(arguments[1])
+signal.alarm(int(arguments[2]))
 from support.serving import serving
 from memstore.serve.http import app
 from memstore.serve.api_keys import Keys
 from memstore.serve.settings import ServeSettings
 app._BETWEEN = 0.1
 keys = Keys.of_file(Path(arguments[0]) / "keys")
-settings = ServeSettings(conversations=int(arguments[2]))
+settings = ServeSettings(conversations=int(arguments[1]))
 with serving(Path(arguments[0]) / "mem", settings, keys=keys) as served:
     print(served.url, flush=True)
     threading.Event().wait()
@@ -167,8 +164,8 @@ def test_each_key_has_exactly_its_own_while_others_work_and_after_a_kill(
     (tmp_path / "keys").write_text("\n".join([*lines, f"{CROWD} read only=none"]))
     output = tmp_path / "said"
     seconds = 90 + DEEDS  # a hang, and not a slow machine, takes more
-    arguments = tmp_path, json.dumps(sys.path), QUOTA, seconds
-    pid = children.start("python_job", output, SERVE, *arguments)
+    children.imports("support.serving")
+    pid = children.start("python_job", output, SERVE, tmp_path, QUOTA, seconds)
     while not (output.exists() and output.read_text().endswith("\n")):
         time.sleep(0.05)
     url, deeds = output.read_text().strip(), Deeds()

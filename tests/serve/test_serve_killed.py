@@ -2,12 +2,10 @@
 upload is there, or clearly not, and none is half there.
 """
 
-import json
 import os
 import signal
 import socket
 import sqlite3
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ from support.fork_server import ForkServer
 from support.serving import official, serving
 
 SERVE = """
-import json, sys, threading
+import threading
 from pathlib import Path
-sys.path += json.loads(arguments[1])
-from support.serving import official, serving
+from support.serving import serving
 with serving(Path(arguments[0]), diary=False) as served:
     print(served.url, flush=True)
     threading.Event().wait()
@@ -46,7 +43,8 @@ def test_a_server_killed_while_it_reads_goes_on_when_it_is_back(
     tmp_path: Path, children: ForkServer
 ) -> None:
     memory, output = tmp_path / "mem", tmp_path / "said"
-    pid = children.start("python_job", output, SERVE, memory, json.dumps(sys.path))
+    children.imports("support.serving")
+    pid = children.start("python_job", output, SERVE, memory)
     client = _client(output)
     short, gone = (client.files.create(file=(name, SHORT), purpose="assistants") for name in "ab")
     for file in (short, gone):

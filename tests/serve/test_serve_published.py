@@ -3,6 +3,7 @@ what is told when the store is away.
 """
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -33,10 +34,11 @@ from memstore.share.publish.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
+from support.fork_server import ForkServer
 from support.paths import ROOT
 from support.published import Wild, WildPlace, impatient, open_at
 from support.serving import Served, official, serving, serving_store
-from support.serving_process import process
+from support.serving_process import begin
 
 NEXT, SECOND = "What is the price of the brown mare?", "310"
 
@@ -295,28 +297,35 @@ def test_agents_are_offered_what_reads(path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_server_that_is_started_again_knows_what_was_said(path: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_started_again_knows_what_was_said(
+    path: Path, tmp_path: Path, children: ForkServer
+) -> None:
     state = tmp_path / "state" / "here"
     options = ("--state", str(state), "--local-cache", str(tmp_path / "cache"))
-    with process(f"file://{path}/there", *options) as (server, url):
-        client = official(url)
-        first = client.responses.create(model="memstore", input=QUESTION)
+    pid, url = begin(children, tmp_path / "first", f"file://{path}/there", *options)
+    try:
+        first = official(url).responses.create(model="memstore", input=QUESTION)
         assert first.output_text == ANSWER
-        server.terminate()
-        assert server.wait(60) == 128 + signal.SIGTERM
-    with process(f"file://{path}/there", *options) as (_, url):
-        client = official(url)
-        second = client.responses.create(
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        code = children.end()
+    assert code == 128 + signal.SIGTERM
+    pid, url = begin(children, tmp_path / "second", f"file://{path}/there", *options)
+    try:
+        second = official(url).responses.create(
             model="memstore", input=NEXT, previous_response_id=first.id
         )
         assert second.output_text.endswith(SECOND)
-        tiers = httpx2.get(f"{url}/v1/memstore/tiers").json()["data"][-1]["tiers"]
-        for _ in range(600):
-            if tiers["host"]["hits"] + tiers["host"]["misses"]:
-                break
-            time.sleep(0.1)  # a sample from before
-            tiers = httpx2.get(f"{url}/v1/memstore/tiers").json()["data"][-1]["tiers"]
+        with httpx2.Client(base_url=url, verify=False) as plain:
+            for _ in range(600):
+                tiers = plain.get("/v1/memstore/tiers").json()["data"][-1]["tiers"]
+                if tiers["host"]["hits"] + tiers["host"]["misses"]:
+                    break
+                time.sleep(0.1)  # a sample from before
         assert tiers["local"]["hits"] > 0  # what the first has read
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        children.end()
 
 
 def test_a_place_without_a_memory_is_one_line_and_makes_none(tmp_path: Path) -> None:
