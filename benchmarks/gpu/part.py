@@ -8,6 +8,7 @@ unusable ends the process, and the parent goes on with the next case in a new on
 import gc
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def work(module: str, setting: Setting, done: list[str], to_parent: Connection, 
     os.setpgrp()  # so that what this process starts can be ended with it
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1), os.dup2(file, 2)
+    # of a fork they may be its parent's, and go elsewhere
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     _prepare(setting)
     from benchmarks.common.timing import end_with_parent
 

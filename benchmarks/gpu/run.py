@@ -6,9 +6,11 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -59,10 +61,14 @@ class Run:
         self.state, self.setting, self.log, self.patience = state, setting, log, patience
         self.ends = time.monotonic() + seconds
         # a process that has CUDA may not be forked; without, forks spare the imports
-        self._context: Any = multiprocessing.get_context("spawn" if setting.cuda else "forkserver")
-        if not setting.cuda:
-            every = ["benchmarks.gpu.interpreter", "torch", "torch._dynamo", "benchmarks.gpu.part"]
+        forking = "fork" if "torch" in sys.modules else "forkserver"
+        self._context: Any = multiprocessing.get_context("spawn" if setting.cuda else forking)
+        every = ["benchmarks.gpu.interpreter", "torch", "torch._dynamo", "benchmarks.gpu.part"]
+        if self._context.get_start_method() == "forkserver":
             self._context.set_forkserver_preload(every)
+        elif not setting.cuda:
+            for name in every:
+                import_module(name)
 
     def parts(self, names: Sequence[str]) -> None:
         """One after the other, those that are not done."""
@@ -98,10 +104,11 @@ class Run:
         process.start()
         theirs.close()
         case: str | None = None
+        why = "interrupted"
         try:
             case, why = self._listen(ours, name, began)
         finally:
-            _end(process)
+            _end(process, 0 if why else 2)  # one that has told everything is about to end
         kept["seconds"] = spent + time.monotonic() - began
         if why == "call":
             print(f"{name}: stopped; the next call goes on from here", flush=True)
@@ -161,11 +168,9 @@ def _ended(kept: dict[str, Any]) -> int:
     return sum("seconds" in found for found in kept["found"].values())
 
 
-def _end(process: Any) -> None:
-    """End a process, and what it started."""
-    process.join(0 if process.is_alive() else None)
-    if process.is_alive():
-        process.join(2)  # one that has told everything is about to end
+def _end(process: Any, patience: float) -> None:
+    """End a process, and what it started. patience: seconds that it may take to end by itself."""
+    process.join(patience if process.is_alive() else None)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

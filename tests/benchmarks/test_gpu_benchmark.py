@@ -12,26 +12,29 @@ from typing import Any
 
 import pytest
 
+from support.forked import forked
 from support.paths import ROOT
 
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 from benchmarks.gpu import run, wheels
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.part import Setting
 from benchmarks.gpu.run import PARTS, Part, Run
 from benchmarks.gpu.state import State
 
 
-def begun(out: Path) -> subprocess.Popen[str]:
-    options = ["--device", "cpu", "--tiny", "--seconds", "9999", "--out", str(out)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu", *options],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def begun(out: Path, *, fresh: bool) -> "subprocess.Popen[str]":
+    """The command. fresh: in a Python of its own, and not as a fork of one that has imported
+    everything.
+    """
+    words = ["--device", "cpu", "--tiny", "--seconds", "9999", "--out", str(out)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    options: dict[str, Any] = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
+    if not fresh:
+        return forked(main, ["benchmarks.gpu", *words], **options)
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *words], **options)
 
 
 def told(out: Path) -> dict[str, Any]:
@@ -42,13 +45,13 @@ def told(out: Path) -> dict[str, Any]:
 def test_every_part_runs_on_a_cpu_and_a_second_call_goes_on_where_the_first_was_killed(
     tmp_path: Path,
 ) -> None:
-    with begun(tmp_path) as first:
+    with begun(tmp_path, fresh=True) as first:
         while not (tmp_path / "gpu.json").exists() or "correct" not in told(tmp_path)["parts"]:
             assert first.poll() is None
             time.sleep(0.05)
         first.kill()
     before = told(tmp_path)["parts"]["rates"]
-    with begun(tmp_path) as second:
+    with begun(tmp_path, fresh=False) as second:
         said, _ = second.communicate()
     assert second.returncode == 0
     content = told(tmp_path)
