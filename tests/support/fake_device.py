@@ -5,12 +5,13 @@ Inside `with FakeDevice():` tensors made with device="cuda" are marked, and so i
 from them. What CUDA lets pass does here too: scalars, copies, and indices on the CPU.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 HERE, THERE = torch.device("cpu"), torch.device("cuda", 0)
 _GET_DEVICE, _SET_DATA = Tensor.device.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
@@ -23,12 +24,13 @@ class FakeDevice(TorchFunctionMode):
     """See the module."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
         if func == _GET_DEVICE:
             return THERE if _marked(args[0]) else HERE
         if func == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return False  # no Triton here
+        kwargs = dict(kwargs or {})
+        given = [*_leaves((args, kwargs))]
+        tensors = [x for x in given if isinstance(x, Tensor)]
         if func in (torch.device, torch._C._nn._parse_to):
             return func(*args, **kwargs)
         target = self._target(func, args, kwargs)
@@ -36,7 +38,8 @@ class FakeDevice(TorchFunctionMode):
             self._check(func, args, tensors)
         if func in (Tensor.numpy, Tensor.__array__):
             assert not _marked(args[0]), "numpy() of a tensor that is not on the CPU"
-        args, kwargs = tree_map(lambda x: HERE if _is_there(x) else x, (list(args), kwargs))
+        if any(map(_is_there, given)):
+            args, kwargs = tree_map(lambda x: HERE if _is_there(x) else x, (list(args), kwargs))
         result = func(*args, **kwargs)
         marked = (
             any(map(_marked, tensors[:1] if func in _COPY else tensors))
@@ -48,7 +51,7 @@ class FakeDevice(TorchFunctionMode):
         if target is not None and result is not None and any(result is x for x in tensors):
             # a "copy" has a mark of its own
             result = result.view_as(result) if _marked(result) != marked else result
-        for x in tree_iter(result):
+        for x in _leaves(result):
             if isinstance(x, Tensor):
                 x.elsewhere = marked  # type: ignore[attr-defined]
         return result
@@ -69,7 +72,7 @@ class FakeDevice(TorchFunctionMode):
     def _check(self, func: Any, args: Any, tensors: list[Tensor]) -> None:
         if func in _INDEX:
             into, index, *values = args
-            indices = [x for x in tree_iter(index) if isinstance(x, Tensor)]
+            indices = [x for x in _leaves(index) if isinstance(x, Tensor)]
             assert _marked(into) or not any(map(_marked, indices)), (
                 "a CPU tensor indexed by one that is not"
             )
@@ -77,6 +80,18 @@ class FakeDevice(TorchFunctionMode):
             tensors = [into, *values] if indices else []
         places = {_marked(x) for x in tensors if isinstance(x, Tensor) and x.dim()}
         assert len(places) < 2, f"{getattr(func, '__name__', func)} mixes tensors of two devices"
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    """As torch.utils._pytree.tree_iter, which asks more of everything."""
+    if isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _leaves(part)
+    elif isinstance(x, dict):
+        for part in x.values():
+            yield from _leaves(part)
+    else:
+        yield x
 
 
 def _is_there(x: Any) -> bool:

@@ -85,9 +85,9 @@ def decoder(kind: str, **changed: Any) -> Any:
     return model
 
 
-def saved(path: Path, *, chat: bool = True) -> Path:
+def saved(path: Path, *, chat: bool = True, **changed: Any) -> Path:
     """The directory of a Llama and its tokenizer."""
-    decoder("llama").save_pretrained(path)
+    decoder("llama", **changed).save_pretrained(path)
     tokenizer(chat).save_pretrained(path)
     return path
 

@@ -359,7 +359,7 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
-    model = saved(tmp_path / "model")
+    model = saved(tmp_path / "model", num_hidden_layers=2)
     prose_file = tmp_path / "prose.txt"
     prose_file.write_text(texts[0])
     assert load_reader(model).selector.spec.name == "words"
