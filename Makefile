@@ -27,8 +27,10 @@ SYSTEM := chromium redis-server
 demo: smollm2
 	$(BIN)/memstore demo $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
+# Each process has half of the files, and takes of the other's when it is done: what a file's tests
+# share is made once.
 test: lint
-	$(if $(SHM),TMPDIR=$${TMPDIR:-$(SHM)}) $(TEST) -n $(WORKERS) $(ARGS)
+	$(if $(SHM),TMPDIR=$${TMPDIR:-$(SHM)}) $(TEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 # A real model and a baseline's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
 models: smollm2

@@ -195,7 +195,8 @@ def _backend(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]]) -> 
     pairs = []
     for merge in merges:
         pair = tuple(merge.split(" ")) if isinstance(merge, str) else merge
-        if len(pair) != 2 or not all(part in vocab for part in (*pair, "".join(pair))):
+        known = len(pair) == 2 and pair[0] in vocab and pair[1] in vocab
+        if not known or pair[0] + pair[1] not in vocab:
             raise ValueError(f"its merge {merge!a} is not of its tokens")
         pairs.append(pair)
     return Backend(models.BPE(vocab=vocab, merges=pairs))
