@@ -49,6 +49,8 @@ class Backfill:
                     tokens=0,
                     stored_bytes=0,
                 )
+        others = "SELECT document FROM files WHERE state NOT IN ('ready', 'failed')"
+        kept.update(row["document"] for row in self._database.rows(others))  # which _add leaves
         whole = True
         for name in sorted(documents.keys() - kept):
             try:
