@@ -15,7 +15,7 @@ from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
-from memstore.index.word_index import WordIndex
+from memstore.index.word_index import WordIndex, WordsBeside
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import (
@@ -129,6 +129,9 @@ class Scored:
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
         return self._selector.rows(captured)
+
+    def beside(self, question: str) -> WordsBeside | None:
+        return self._selector.beside(question)
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         return self._selector.adds(captured, store, scope)
