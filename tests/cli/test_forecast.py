@@ -27,9 +27,9 @@ def created(reader, path, **options):
     return MemoryStore.create(path, reader.signature, selector=reader.keeps, **options)
 
 
-@pytest.fixture(params=[landmark_reader, choosing_reader])
-def reader(request, tmp_path):
-    return request.param(tmp_path / "model")
+@pytest.fixture(scope="module", params=[landmark_reader, choosing_reader])
+def reader(request, tmp_path_factory):
+    return request.param(tmp_path_factory.mktemp("reader") / "model")
 
 
 def forecast_of(reader, store, content, name="book", **more):

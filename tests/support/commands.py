@@ -27,7 +27,7 @@ from support.synthetic_documents import PROBLEMS
 
 STORY = (
     "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n"
-    * 40
+    * 24
 )
 OTHER = "A quite different text about boats and the harbour where they lie at night.\n" * 30
 

@@ -101,5 +101,5 @@ class WriterLock:
                     os.ftruncate(self.file, 0)
                     # Unlock before closing: a forked child may still share the file.
                     fcntl.flock(self.file, fcntl.LOCK_UN)
-                    os.close(self.file)
-                    self.file = None
+                    file, self.file = self.file, None  # no interrupt has it closed again
+                    os.close(file)

@@ -183,13 +183,13 @@ class OpenEnvironment:
             sweep(self.path / INDEX)
 
     def close(self) -> None:
+        # Forgotten first: after an interrupt that comes while one is closed nobody uses it again.
         if self._inner is not None:
-            self._inner.close()
-            self._inner = None
-            self._read_write = False
+            inner, self._inner, self._read_write = self._inner, None, False
+            inner.close()
         if self.data_file is not None:
-            os.close(self.data_file)
-            self.data_file = None
+            file, self.data_file = self.data_file, None
+            os.close(file)
 
     def _reopen(self) -> None:
         """After a failure that leaves LMDB's environment unusable, though not the file. Called

@@ -194,11 +194,10 @@ def _backend(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]]) -> 
         raise ValueError("its tokens are not of the 256 bytes, or a byte has none")
     pairs = []
     for merge in merges:
-        pair = tuple(merge.split(" ")) if isinstance(merge, str) else merge
-        known = len(pair) == 2 and pair[0] in vocab and pair[1] in vocab
-        if not known or pair[0] + pair[1] not in vocab:
+        first, second = merge.partition(" ")[::2] if isinstance(merge, str) else merge
+        if first not in vocab or second not in vocab or first + second not in vocab:
             raise ValueError(f"its merge {merge!a} is not of its tokens")
-        pairs.append(pair)
+        pairs.append((first, second))
     return Backend(models.BPE(vocab=vocab, merges=pairs))
 
 
