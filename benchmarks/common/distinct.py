@@ -1,14 +1,13 @@
 """How many different blocks a chunk of tokens reads: the paper's figure 5."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from memstore import MemoryStore
 from memstore.model.landmark.landmark_api import LandmarkAPI
-from memstore.model.reads import Read
+from memstore.model.reads import StepReads
 
 
 class Distinct:
@@ -20,10 +19,10 @@ class Distinct:
         self._heads: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         self.times: Counter[tuple[int, int]] = Counter()  # a block (document, block) was read
 
-    def __call__(self, reads: Sequence[Read]) -> None:
-        for read in reads:
-            block = (read.document, read.block)
-            self._heads[read.layer, read.head].add(block)
+    def __call__(self, reads: StepReads) -> None:
+        for unit in reads.units:
+            block = (unit.document, unit.block)
+            self._heads[unit.layer, unit.head].add(block)
             self.times[block] += 1
 
     @property

@@ -21,7 +21,7 @@ from memstore import MemoryStore
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.reads import Read
+from memstore.model.reads import StepReads
 from memstore.training.recipes import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
@@ -173,10 +173,10 @@ def ask(
     lookups = {"done": 0, "skipped": 0}
     blocks_read, mass = 0, 0.0
 
-    def count(reads: list[Read]) -> None:
+    def count(reads: StepReads) -> None:
         nonlocal blocks_read, mass
-        blocks_read += len(reads)
-        mass += sum(read.mass for read in reads)
+        blocks_read += len(reads.units)
+        mass += float(reads.masses.sum())
 
     began = time.perf_counter()
     for n, question in enumerate(plan.of(task)[:trials]):

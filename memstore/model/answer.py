@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from memstore.disk.format.document import Document
 from memstore.model.adapter import ModelAdapter
-from memstore.model.reads import Read
+from memstore.model.reads import ReadUnit, StepReads
 from memstore.model.texts.excerpts import shown_text
 from memstore.store.memory_store import MemoryStore
 
@@ -151,21 +153,33 @@ class Collector:
     def __init__(self) -> None:
         # by document, block, layer, head and tier
         self._mass: defaultdict[tuple[int, int, int, int, str], float] = defaultdict(float)
+        self._units: Sequence[ReadUnit] = ()  # that were read last, and not added to these yet
+        self._sums = np.zeros(0)
         self._on = False
 
     def start(self) -> None:
         """Begin anew."""
         self._mass.clear()
+        self._units, self._sums = (), np.zeros(0)
         self._on = True
 
     def stop(self) -> None:
         """What is read from now on is not counted."""
         self._on = False
 
-    def __call__(self, reads: Iterable[Read]) -> None:
-        if self._on:
-            for layer, head, document, block, mass, tier in reads:
-                self._mass[document, block, layer, head, tier] += mass
+    def __call__(self, reads: StepReads) -> None:
+        if not self._on:
+            return
+        if reads.units is not self._units:
+            self._add()
+            self._units, self._sums = reads.units, np.zeros(len(reads.units))
+        self._sums += reads.masses
+
+    def _add(self) -> None:
+        """Add what was read of the last units to what was read before."""
+        for (layer, head, document, block, tier), mass in zip(self._units, self._sums.tolist()):
+            self._mass[document, block, layer, head, tier] += mass
+        self._units, self._sums = (), np.zeros(0)
 
     def sources(
         self,
@@ -177,6 +191,7 @@ class Collector:
         """The stored blocks that were read most, at most so many, best first. same: of blocks
         (document, block) those that say the same.
         """
+        self._add()
         known = store.readable()
         of_blocks: dict[tuple[int, int], dict[tuple[int, int, str], float]] = {}
         for (document, block, layer, head, tier), mass in self._mass.items():

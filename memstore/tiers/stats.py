@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from memstore.block import BlockKey
 
@@ -27,12 +27,9 @@ class TierStats:
     late: int = 0  # first lookups of a unit that had to wait for its prefetch
     unused: int = 0  # prefetched units that went again before anything looked them up
 
-    def __add__(self, other: "TierStats") -> "TierStats":
-        return TierStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
     def to_dict(self) -> dict[str, int | float]:
         """The counts by name, as plain numbers."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 COUNTS = tuple(field.name for field in fields(TierStats))
@@ -47,9 +44,11 @@ class LayerCounts:
 
     def __init__(self) -> None:
         self._layers: dict[int, list[float]] = {}
+        self._total: TierStats | None = None  # where nothing was counted since
 
     def of(self, layer: int) -> list[float]:
-        """The counts of a layer, to be added to, in the order of the fields."""
+        """The counts of a layer, to be added to at once, in the order of the fields."""
+        self._total = None
         counts = self._layers.get(layer)
         if counts is None:
             counts = self._layers[layer] = [0.0] * len(COUNTS)
@@ -77,6 +76,13 @@ class LayerCounts:
     def layers(self) -> dict[int, TierStats]:
         """A snapshot by layer."""
         return {layer: _as_stats(counts) for layer, counts in sorted(self._layers.items())}
+
+    def total(self) -> TierStats:
+        """A snapshot over all layers."""
+        if self._total is None:
+            every = [[0.0] * len(COUNTS), *self._layers.values()]
+            self._total = _as_stats([sum(counts) for counts in zip(*every)])
+        return self._total
 
 
 def _as_stats(counts: Sequence[float]) -> TierStats:
@@ -116,4 +122,5 @@ class TierCounter:
 
     def snapshot(self) -> TierStats:
         """A snapshot over all layers."""
-        return sum(self.layers().values(), TierStats())
+        with self._lock:
+            return self._counts.total()

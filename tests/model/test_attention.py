@@ -18,7 +18,7 @@ from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.lookup_settings import GRANULARITIES
-from memstore.model.reads import Read
+from memstore.model.reads import ReadUnit, StepReads
 from memstore.model.rotary import Rope
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
@@ -73,7 +73,7 @@ class Driver:
         self.scratch = self.store.session_document()
         self.blocks = SessionBlocks(own_document=self.scratch.document)
         rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
-        self.reads: list[Read] = []
+        self.reads: list[tuple[ReadUnit, float]] = []
         self.attention = MemoryAttention(
             LandmarkHeads(config.shape, rope, cmt_keys, dtype=torch.float64),
             config.lookup,
@@ -81,8 +81,11 @@ class Driver:
             self.blocks,
             retrieve=retrieve,
         )
-        self.attention.on_read = self.reads.extend
+        self.attention.on_read = self._read
         self.rope = rope
+
+    def _read(self, reads: StepReads) -> None:
+        self.reads += zip(reads.units, reads.masses.tolist())
 
     def attach(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Give a document's blocks of one layer: k [n, Hkv, l + 1, D] position-free, v [n, Hkv, l,
@@ -300,7 +303,7 @@ def test_blocks_out_of_range_are_neither_leased_nor_read(granularity: str, fixed
         [out[score_range]] = driver.feed([qkv])
         host = driver.store.stats()["tiers"]["host"]
         leased[score_range] = host["hits"] + host["misses"]
-        read[score_range] = {(r.head // 2, r.block) for r in driver.reads}
+        read[score_range] = {(unit.head // 2, unit.block) for unit, _ in driver.reads}
         assert len(read[score_range]) == leased[score_range]
     assert torch.equal(out[1e9], out[None]) and leased[1e9] == leased[None]
     assert read[0.0] < read[0.3] < read[None]
@@ -354,7 +357,7 @@ def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(
             pieces += driver.feed([tuple(x[:, at : at + step] for x in rows)])
             opened.add(driver.attention.lookups.done)
         outputs.append(torch.cat(pieces, 1))
-        reads.append(sorted((read.head, read.block, round(read.mass, 9)) for read in driver.reads))
+        reads.append(sorted((unit.head, unit.block, round(mass, 9)) for unit, mass in driver.reads))
     assert {b - a for a, b in pairwise(sorted(opened))} >= {1, 2, 3}, (
         "tokens with some of the heads open"
     )
@@ -382,7 +385,7 @@ def test_reads_account_for_all_the_memory_mass_of_the_last_row() -> None:
     driver.feed([(q, own_k, torch.zeros(2, 5, 8, dtype=torch.float64))])
     local_mass = mass_on_the_chunk(driver, q, own_k)
     for head in range(2):
-        assert sum(read.mass for read in driver.reads if read.head == head) == pytest.approx(
+        assert sum(mass for unit, mass in driver.reads if unit.head == head) == pytest.approx(
             1 - local_mass[head], abs=1e-12
         )
 

@@ -15,26 +15,33 @@ from support.tiny_decoder import of_kind, word_reader
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("parts", [[3, 1, 9], [2] * 19])  # of these more than heads are wide
 def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
-    """Oracle: the keys that are held, in float64; beside a window and a cap of the scores."""
+    """Oracle: the keys that are held, in float64; beside a window and a cap of the scores. And what
+    is attended to is the same as where nothing is told.
+    """
     reader = word_reader(of_kind(kind))
     told: list[tuple[int, Tensor, Tensor]] = []
     attention = RepositionedAttention(
         reader, read_prefix(reader), lambda layer, masses: told.append((layer, masses, now[0]))
     )
+    untold = RepositionedAttention(reader, read_prefix(reader))
     now: list[Tensor] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         now[:] = [q[:, :, -1:]]
-        return attention.attend(layer, q, k, v)
+        output = attention.attend(layer, q, k, v)
+        torch.testing.assert_close(output, untold.attend(layer, q, k, v))
+        return output
 
     shape, first = reader.shape, len(reader.prefix_ids)
     torch.manual_seed(0)
     tokens = sum(parts) + 2  # a separator of two stands behind them
     with torch.no_grad():
+        attention.parts = parts
         for layer in range(shape.num_layers):
             size = (2, shape.num_kv_heads, tokens, shape.head_dim)
-            attention.remember(layer, *torch.randn(size))
-        attention.parts = parts
+            keys_values = torch.randn(size)
+            for one in (attention, untold):
+                one.remember(layer, *keys_values)
         for ids in ([5, 6, 7], [8], [9] * 60, [3]):
             told.clear()
             reader.hidden(torch.tensor([ids]), attend)
@@ -43,7 +50,7 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
                 held, spec = attention._layers[layer], reader.forms[layer]
                 at = held.length
                 q = reader.rotate(layer, q, range(at - 1, at)).double()
-                keys = held.k[:, :, :at].double().repeat_interleave(shape.group, 1)
+                keys = held.k[:, :, :at, : q.shape[3]].double().repeat_interleave(shape.group, 1)
                 scores = (q @ keys.transpose(-1, -2))[0, :, 0] * spec.scale
                 if spec.softcap is not None:
                     scores = spec.softcap * (scores / spec.softcap).tanh()

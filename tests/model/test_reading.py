@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import memstore
 from memstore.model.answer import Collector
-from memstore.model.reads import Read
+from memstore.model.reads import ReadUnit, StepReads
 from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
 from memstore.serve.answering.trace_report import passage, pieces, report, sources, unit_bytes
 from memstore.store.memory_store import MemoryStore
@@ -180,8 +181,9 @@ def test_a_long_answer_keeps_the_blocks_that_were_read_most(reader, store):
         trace.begin(session)
         for step in range(3):
             trace.start()
-            blocks = range(step * BLOCKS, (step + 1) * BLOCKS)
-            trace([Read(2, 0, 99, block, 0.5 + block % 1000 * 1e-4, "disk") for block in blocks])
+            blocks = np.arange(step * BLOCKS, (step + 1) * BLOCKS)
+            units = [ReadUnit(2, 0, 99, block, "disk") for block in blocks.tolist()]
+            trace(StepReads(units, 0.5 + blocks % 1000 * 1e-4))
             assert list(trace.tokens_of([5])) == [5]
     assert len(trace.blocks) == BLOCKS
     assert trace.ranked(1)[0][0] == (99, 999) and trace.ranked(1)[0][1].units == {"disk": 1}

@@ -5,7 +5,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BlocksUnavailable, CorruptBlock, MissingBlock, StoreUnavailable
@@ -14,7 +13,7 @@ from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import KeysValues
 from memstore.model.passages.selectors.passage_choice import Chosen
 from memstore.model.passages.session_passages import OwnPassages
-from memstore.model.reads import Read
+from memstore.model.reads import ReadUnit
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite
 
@@ -44,18 +43,15 @@ class Fetched:
         for tiers in self.tiers.values():
             tiers += ["computed"] * kv_heads
 
-    def reads(
-        self, layer_idx: int, masses: Tensor, passages: Sequence[Chosen], group: int
-    ) -> list[Read]:
-        """What a row reads of these passages in a layer: masses [H, passages], its attention to
-        each; group: query heads of a KV head.
+    def units(self, passages: Sequence[Chosen], kv_heads: int, group: int) -> list[ReadUnit]:
+        """What is read of these passages, layer by layer, query head by query head, `group` of them
+        to a KV head, passage by passage.
         """
-        tiers, kv_heads = self.tiers[layer_idx], masses.shape[0] // group
-        blocks = [(one.document, one.block) for one in passages]
         return [
-            Read(layer_idx, head, *block, mass, tiers[row * kv_heads + head // group])
-            for head, of_head in enumerate(masses.tolist())
-            for row, (block, mass) in enumerate(zip(blocks, of_head))
+            ReadUnit(layer, head, one.document, one.block, tiers[row * kv_heads + head // group])
+            for layer, tiers in self.tiers.items()
+            for head in range(kv_heads * group)
+            for row, one in enumerate(passages)
         ]
 
 

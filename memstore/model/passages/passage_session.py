@@ -26,7 +26,7 @@ from memstore.model.passages.repositioned_attention import (
 )
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
 from memstore.model.passages.session_passages import OwnPassages
-from memstore.model.reads import Lookups, OnRead
+from memstore.model.reads import Lookups, OnRead, ReadUnit, StepReads
 from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
 
@@ -71,6 +71,8 @@ class PassageSession(GeneratingSession, Closing):
         self._fetch = PassageFetch(reader, store, self._own)
         self._choose = GatedChoice(reader, store, settings, self._fetch.content)
         self._fetched = Fetched({}, [], {})  # the passages that are read now
+        self._units: list[ReadUnit] = []  # of them, where on_read is told of them
+        self._masses: list[Tensor] = []  # of a step, of its layers so far
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
         self._kept: dict[int, KeysValues] = {}
@@ -225,10 +227,13 @@ class PassageSession(GeneratingSession, Closing):
             fetched.append_computed(len(ids), self.reader.shape.num_kv_heads)
         if passages:
             behind += self.reader.separator_ids
+        self._attention.parts = fetched.lengths
         for layer in range(self.reader.shape.num_layers):
             self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
         self.chosen, self._fetched = list(passages), fetched
-        self._attention.parts = fetched.lengths
+        if self._on_read is not None:
+            shape = self.reader.shape
+            self._units = fetched.units(passages, shape.num_kv_heads, shape.group)
         self._behind, self._kept = behind, kept
         if self._attention.local:
             self.settle()
@@ -267,10 +272,15 @@ class PassageSession(GeneratingSession, Closing):
         return self._own.blocks.runs(self._own.blocks.count)
 
     def _told(self, layer_idx: int, masses: Tensor) -> None:
-        """Tell what the last row of a step read in a layer: masses [H, passages]."""
-        if self._on_read is not None and layer_idx in self._fetched.tiers:
-            group = self.reader.shape.group
-            self._on_read(self._fetched.reads(layer_idx, masses, self.chosen, group))
+        """Tell what the last row of a step read, once all layers have: masses [H, passages]."""
+        layers = self.reader.shape.memory_layers
+        if layer_idx == layers[0]:
+            self._masses.clear()
+        if layer_idx in self._fetched.tiers:
+            self._masses.append(masses)
+        if layer_idx == layers[-1] and self._on_read is not None:
+            read = torch.stack(self._masses).double().flatten()
+            self._on_read(StepReads(self._units, read.cpu().numpy()))
 
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from memstore.model.adapter import AttentionSpec
 from memstore.model.passages.passage_protocol import PassageModel
@@ -20,11 +20,17 @@ Observe = Callable[[int, Tensor], None]
 """Told (layer_idx, how much the last row attends to each part of what is remembered [H, parts])."""
 
 _GROW = 256  # tokens of room at a time
+_WIDER = 8  # columns at a time: fused attention on a GPU takes multiples of it
 
 
 @dataclass
 class _Layer:
-    """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there."""
+    """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there.
+
+    Where an attention is observed both are wider: keys by zeros, values by which part of what is
+    remembered a token belongs to, 1 in the column of that part. What comes out of attention in
+    these columns is how much a row attends to each part.
+    """
 
     k: Tensor
     v: Tensor
@@ -45,81 +51,72 @@ class RepositionedAttention:
     # of every layer [1, Hkv, P, D], keys at their positions; no pairs where there is none
     prefix: Sequence[KeysValues]
     observe: Observe | None = None  # told of the last row of every step
-    # tokens of each part of what is remembered, from the first on, that is observed
+    # tokens of each part of what is remembered from the next `remember` on, that is observed
     parts: Sequence[int] = ()
     # of the next step so many tokens, its first, are remembered ones that no memory holds; there
     # must be no local text yet
     computed: int = 0
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _seen: tuple[object, Tensor] | None = None
-    _belongs: tuple[object, Tensor] | None = None
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
         layer = self._layer(layer_idx)
-        rows, start = q.shape[2], layer.length
+        rows, start, dim = q.shape[2], layer.length, q.shape[3]
         positions = range(start, start + rows)
         own = k[:, :, self.computed :]
         layer.plain = _put(layer.plain, start - layer.remembered - self._first, own)
-        layer.remembered += self.computed
         turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
+        wider = layer.k.shape[3] - dim
+        if wider:
+            turned = pad(turned, (0, wider))
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         layer.k = _put(layer.k, start, k)
         layer.v = _put(layer.v, start, v)
         layer.length += rows
+        if self.computed:
+            layer.remembered += self.computed
+            self._mark(layer, start, self.computed, dim)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         spec = self.reader.forms[layer_idx]
         mask = self._mask(rows, layer.length, spec.window, q.device)
         if rows == 1 and spec.window is not None:  # it sees the last ones, and all of these
             keys, values = keys[:, :, -spec.window :], values[:, :, -spec.window :]
             mask = None
-        if self.observe is not None and self.parts:
-            self.observe(layer_idx, self._masses(q, keys, spec, mask, layer.length))
-        return attention(q, keys, values, spec, mask)
+        output = attention(q, keys, values, spec, mask)
+        if not wider:
+            return output
+        if self.observe is not None:
+            self.observe(layer_idx, output[0, :, -1, dim : dim + len(self.parts)])
+        return output[..., :dim]
 
-    def _masses(
-        self, q: Tensor, keys: Tensor, spec: AttentionSpec, mask: Tensor | None, length: int
-    ) -> Tensor:
-        """How much the last row attends to each part [H, parts]: attention to values that say to
-        which part a token belongs.
+    def _mark(self, layer: _Layer, start: int, tokens: int, dim: int) -> None:
+        """Write beside values of so many remembered tokens from `start` on, D wide, which part each
+        belongs to.
         """
-        last = None if mask is None else mask[-1:]
-        belongs = self._belonging(length, q)[:, :, length - keys.shape[2] : length]
-        found = [
-            attention(q[:, :, -1:], keys, some, spec, last)
-            for some in belongs.expand(-1, keys.shape[1], -1, -1).split(q.shape[3], -1)
-        ]
-        masses = found[0] if len(found) == 1 else torch.cat(found, -1)
-        return masses[0, :, 0, : len(self.parts)]
-
-    def _belonging(self, length: int, like: Tensor) -> Tensor:
-        """1 where a token belongs to a part, else 0: [1, 1, tokens, parts], no fewer tokens than
-        `length`; parts are as many as heads have dimensions, or a multiple.
-        """
-        asked = tuple(self.parts), self._first, like.dtype, like.device
-        if self._belongs is None or self._belongs[0] != asked or self._belongs[1].shape[2] < length:
-            wide = -(-len(self.parts) // like.shape[3]) * like.shape[3]
-            belongs = like.new_zeros(1, 1, length + _GROW, wide)
-            start = self._first
-            for part, tokens in enumerate(self.parts):
-                belongs[:, :, start : start + tokens, part] = 1
-                start += tokens
-            self._belongs = asked, belongs
-        return self._belongs[1]
+        if layer.v.shape[3] > dim:
+            parts = torch.eye(len(self.parts), layer.v.shape[3] - dim).repeat_interleave(
+                torch.tensor(self.parts), 0
+            )[start - self._first :][:tokens]
+            layer.v[:, :, start : start + len(parts), dim:] = parts
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
         """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
         position-free; the local text moves behind them.
         """
-        layer, dtype = self._layer(layer_idx), self.reader.dtype
+        layer, dtype, dim = self._layer(layer_idx), self.reader.dtype, k.shape[2]
         local = slice(self._first + layer.remembered, layer.length)
         behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
         positions = range(self._first, self._first + behind.shape[2])
         turned = self.reader.rotate(layer_idx, behind, positions)
-        first = slice(0, self._first)
-        layer.k = torch.cat((layer.k[:, :, first], turned), 2)
-        layer.v = torch.cat((layer.v[:, :, first], v.to(dtype)[None], layer.v[:, :, local]), 2)
+        first, values = slice(0, self._first), layer.v[..., :dim]
+        layer.k = torch.cat((layer.k[:, :, first, :dim], turned), 2)
+        layer.v = torch.cat((values[:, :, first], v.to(dtype)[None], values[:, :, local]), 2)
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
+        if self.observe is not None and self.parts:
+            wider = -(-len(self.parts) // _WIDER) * _WIDER
+            layer.k, layer.v = pad(layer.k, (0, wider)), pad(layer.v, (0, wider))
+            self._mark(layer, self._first, layer.remembered, dim)
 
     @property
     def nothing(self) -> KeysValues:
@@ -148,10 +145,11 @@ class RepositionedAttention:
         start = self._first + layer.remembered
         left = layer.length - start - tokens
         plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
-        gone = plain[0, :, :tokens], values[0, :, :tokens]
+        gone = plain[0, :, :tokens], values[0, :, :tokens, : plain.shape[3]]
         layer.plain = plain[:, :, tokens:].clone()
         positions = range(start, start + left)
         kept = self.reader.rotate(layer_idx, layer.plain, positions)
+        kept = pad(kept, (0, layer.k.shape[3] - kept.shape[3]))
         layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
         layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
         layer.length -= tokens
@@ -211,8 +209,8 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
     end = at + more.shape[2]
     missing = end - held.shape[2]
     if missing > 0:
-        held = torch.nn.functional.pad(held, (0, 0, 0, max(missing, _GROW)))
-    held[:, :, at:end] = more
+        held = pad(held, (0, 0, 0, max(missing, _GROW)))
+    held[:, :, at:end, : more.shape[3]] = more
     return held
 
 

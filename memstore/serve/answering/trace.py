@@ -2,14 +2,16 @@
 
 import math
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memstore.model.adapter import ModelAdapter
 from memstore.model.ask_session import AskSession
-from memstore.model.reads import Read
+from memstore.model.reads import ReadUnit, StepReads
 from memstore.tiers.stats import COUNTS
 
 OF_TOKEN = 6  # blocks that are told of a token, the ones most read
@@ -32,7 +34,7 @@ class TokenRead:
     """
 
     token: int
-    heads: "array[float]"
+    heads: NDArray[np.float32]
     blocks: list[tuple[BlockId, float]]
     own: float
 
@@ -44,13 +46,13 @@ class BlockRead:
     that chooses once for a question, once for all of it).
     """
 
-    heads: "array[float]"
+    heads: NDArray[np.float32]
     units: dict[str, int] = field(default_factory=dict)
 
     @property
     def mass(self) -> float:
         """Of all heads."""
-        return sum(self.heads)
+        return float(self.heads.sum(dtype=np.float64))
 
 
 class Trace:
@@ -65,24 +67,23 @@ class Trace:
         self.num_heads = shape.num_heads
         self.once = reader.keeps is not None  # it chooses once for a question
         self._row = {layer: index * shape.num_heads for index, layer in enumerate(self.layers)}
-        self._group = shape.group
+        self._size, self._group = len(self.layers) * shape.num_heads, shape.group
         self._on = False
         self._clear()
 
     def _clear(self) -> None:
         self.tokens: list[TokenRead] = []
-        self.blocks: dict[BlockId, BlockRead] = {}
+        self._blocks: dict[BlockId, BlockRead] = {}
         self.tiers: dict[str, dict[str, int | float]] = {}
         self.lookups = {"done": 0, "skipped": 0}
         self.seconds = 0.0  # from the question to the last token
         self.model_seconds = 0.0  # of them, those that the model and the memory worked for it
         self.first_token_seconds = 0.0
-        self._choice: object = None
-        self._fetched: set[BlockOfHead] = set()  # told already: once for a choice
+        self._units = _Units((), self._row, self._size)  # that were read last
         self._forget_step()
 
     def _forget_step(self) -> None:
-        self._reads: list[Read] = []
+        self._reads: list[StepReads] = []
         self._layer = -1
 
     def begin(self, session: AskSession) -> None:
@@ -104,13 +105,15 @@ class Trace:
         self._on = False
         self._forget_step()
 
-    def __call__(self, reads: Sequence[Read]) -> None:
-        if not self._on or not reads:
+    def __call__(self, reads: StepReads) -> None:
+        if not self._on:
             return
-        if reads[0].layer <= self._layer:  # another forward pass: this one predicts
+        first = reads.units[0].layer
+        if first <= self._layer:  # another forward pass: this one predicts
             self._forget_step()
-        self._layer = reads[0].layer
-        self._reads.extend(reads)
+        self._layer = first
+        if first in self._row:  # else one that sees the session's latest blocks, and looks none up
+            self._reads.append(reads)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -128,6 +131,8 @@ class Trace:
             self.seconds = now - self._began
 
     def _add_tiers(self, before: Counts, after: Counts) -> None:
+        if self.tiers and before == after:
+            return
         for tier, counts in after.items():
             told = self.tiers.setdefault(tier, dict.fromkeys(COUNTS, 0))
             earlier = before.get(tier, {})
@@ -154,41 +159,77 @@ class Trace:
 
     def _told(self, token: int) -> None:
         """Sum up what was read for a token; what is read next is for the one after it."""
-        chosen = getattr(self._session, "chosen", None)
-        if chosen is not self._choice:
-            self._choice = chosen
-            self._fetched.clear()
-        skips = not self.once
-        size = len(self.layers) * self.num_heads
-        heads = array("f", [SKIPPED if skips else 0.0]) * size
-        masses: dict[BlockId, float] = {}
-        own, blocks_of_heads = 0.0, set[BlockOfHead]()
-        for read in self._reads:
-            row = self._row.get(read.layer)
-            if row is None:  # a layer that sees the session's latest blocks, and looks nothing up
-                continue
-            block_id, at = (read.document, read.block), row + read.head
-            heads[at] = read.mass if math.isnan(heads[at]) else heads[at] + read.mass
-            if read.document < 0:
-                own += read.mass
-                continue
-            masses[block_id] = masses.get(block_id, 0.0) + read.mass
-            block = self.blocks.get(block_id)
-            if block is None:
-                block = self.blocks[block_id] = BlockRead(array("f", [0.0]) * size)
-            block.heads[at] += read.mass
-            of_head = (block_id, read.layer, read.head // self._group)
-            if of_head not in blocks_of_heads and of_head not in self._fetched:
-                blocks_of_heads.add(of_head)
-                block.units[read.tier] = block.units.get(read.tier, 0) + 1
-        if self.once:
-            self._fetched |= blocks_of_heads
-        best = sorted(masses.items(), key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
+        units, masses = self._step_reads()
+        if units is not self._units.units:
+            self._add()
+            self._units = _Units(units, self._row, self._size)
+        read = self._units
+        read.sums += masses
+        heads = np.bincount(read.at, masses, self._size).astype(np.float32)
+        if not self.once:
+            heads[read.unread] = SKIPPED
+        of_blocks = np.bincount(read.of_block, masses, len(read.blocks)).tolist()
+        stored = [(one, mass) for one, mass in zip(read.blocks, of_blocks) if one[0] >= 0]
+        own = sum(mass for one, mass in zip(read.blocks, of_blocks) if one[0] < 0)
+        best = sorted(stored, key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
         self.tokens.append(TokenRead(token, heads, best, own))
-        if len(self.blocks) > 2 * BLOCKS:
-            self.blocks = dict(self.ranked(BLOCKS))
         self._forget_step()
+
+    def _step_reads(self) -> tuple[Sequence[ReadUnit], NDArray[np.float64]]:
+        """What the last step read: units, and the mass of each."""
+        if len(self._reads) == 1:
+            return self._reads[0]
+        units = [unit for reads in self._reads for unit in reads.units]
+        masses = [reads.masses for reads in self._reads]
+        return units, np.concatenate([np.zeros(0), *masses])
+
+    def _add(self) -> None:
+        """Add what was read of the last units to what was read of their blocks."""
+        read, told = self._units, set[BlockOfHead]()
+        for unit, at, mass in zip(read.units, read.at.tolist(), read.sums.tolist()):
+            block_id = (unit.document, unit.block)
+            if unit.document < 0:
+                continue
+            block = self._blocks.get(block_id)
+            if block is None:
+                block = self._blocks[block_id] = BlockRead(np.zeros(self._size, np.float32))
+            block.heads[at] += mass
+            of_head = (block_id, unit.layer, unit.head // self._group)
+            if not read.counted and of_head not in told:
+                told.add(of_head)
+                block.units[unit.tier] = block.units.get(unit.tier, 0) + 1
+        read.sums[:], read.counted = 0, True
+        if len(self._blocks) > 2 * BLOCKS:
+            self._blocks = dict(_ranked(self._blocks, BLOCKS))
+
+    @property
+    def blocks(self) -> dict[BlockId, BlockRead]:
+        """The blocks of documents that were read."""
+        self._add()
+        return self._blocks
 
     def ranked(self, most: int) -> list[tuple[BlockId, BlockRead]]:
         """The blocks of documents that were read most, at most so many, best first."""
-        return sorted(self.blocks.items(), key=lambda item: (-item[1].mass, item[0]))[:most]
+        return _ranked(self.blocks, most)
+
+
+class _Units:
+    """Units that steps read: where what is read of each is told, and the sums over the steps."""
+
+    def __init__(self, units: Sequence[ReadUnit], row: Mapping[int, int], size: int) -> None:
+        """row: by layer, the first of its heads among the `size` of all."""
+        self.units = units
+        blocks: dict[BlockId, int] = {}
+        self.at = np.array([row[unit.layer] + unit.head for unit in units], np.int64)
+        self.of_block = np.array(
+            [blocks.setdefault((unit.document, unit.block), len(blocks)) for unit in units],
+            np.int64,
+        )
+        self.blocks = list(blocks)
+        self.unread = np.bincount(self.at, minlength=size) == 0  # heads
+        self.sums = np.zeros(len(units))
+        self.counted = False  # the units, once
+
+
+def _ranked(blocks: Mapping[BlockId, BlockRead], most: int) -> list[tuple[BlockId, BlockRead]]:
+    return sorted(blocks.items(), key=lambda item: (-item[1].mass, item[0]))[:most]

@@ -10,6 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
@@ -168,9 +171,9 @@ def _citation(source: Source) -> dict[str, Any]:
     }
 
 
-def _rows(heads: Sequence[float], trace: Trace) -> list[list[float | None]]:
+def _rows(heads: NDArray[Any], trace: Trace) -> list[list[float | None]]:
     """[layers * heads] -> [layers][heads], rounded; None where a lookup was skipped."""
-    rounded = [None if math.isnan(mass) else round(mass, 4) for mass in heads]
+    rounded = [None if math.isnan(mass) else round(mass, 4) for mass in heads.tolist()]
     return [rounded[at : at + trace.num_heads] for at in range(0, len(rounded), trace.num_heads)]
 
 
@@ -194,10 +197,9 @@ def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
     """Over these tokens: by memory layer and head the mass that went to memory, and how many
     lookups were skipped.
     """
-    places = range(len(trace.layers) * trace.num_heads)
-    by_head = list(zip(*(read.heads for read in tokens))) or [()] * len(places)
-    mass = [sum(part for part in of_head if not math.isnan(part)) for of_head in by_head]
-    skipped = [sum(map(math.isnan, of_head)) for of_head in by_head]
+    heads = np.array([read.heads for read in tokens], np.float64)
+    heads = heads.reshape(len(tokens), len(trace.layers) * trace.num_heads)
+    mass, skipped = np.nansum(heads, 0), np.isnan(heads).sum(0)
     return {
         "layers": list(trace.layers),
         "heads": trace.num_heads,

@@ -5,11 +5,12 @@ together, and what was read of them.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.model.reads import Read
+from memstore.model.reads import ReadUnit, StepReads
 from memstore.tiers.lease import Lease
 
 _FEW = 256  # units of a step that are looked up without tensors
@@ -92,13 +93,18 @@ def _lease_few(
 
 def requested_reads(
     wanted: BlockRequest, row: int, mass: Tensor, slots: Tensor, lease: Lease, locate: Locate
-) -> list[Read]:
+) -> StepReads:
     """What one row read: mass [h, T, K] by row, slots as `lease_requested` gave them."""
     own = min(row, wanted.candidates.shape[1] - 1)
     chosen = zip(wanted.candidates[:, own].tolist(), mass[:, row].tolist(), slots[:, own].tolist())
-    return [
-        Read(wanted.layer, head, *locate(candidate), weight, lease.fetched.get(slot, lease.tier))
+    read = [
+        (head, candidate, weight, slot)
         for head, of_head in enumerate(chosen, wanted.first_head)
         for candidate, weight, slot in zip(*of_head)
         if candidate >= 0 and weight > 0
     ]
+    units = [
+        ReadUnit(wanted.layer, head, *locate(candidate), lease.fetched.get(slot, lease.tier))
+        for head, candidate, _, slot in read
+    ]
+    return StepReads(units, np.array([weight for _, _, weight, _ in read]))

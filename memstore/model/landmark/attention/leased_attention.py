@@ -127,7 +127,7 @@ class LeasedAttention(ABC):
         rows = mass.shape[2]
         for row in range(0 if self.read_all_rows else rows - 1, rows):
             reads = requested_reads(wanted, row, mass[0], slots, lease, self.locate)
-            if reads and self.on_read is not None:
+            if reads.units and self.on_read is not None:
                 self.on_read(reads)
 
     def _lease(self, units: list[BlockKey]) -> Lease:
