@@ -2,9 +2,10 @@
 
 llama.cpp runs by llama-cpp-python under an interpreter that has it (--llama-python), in a process
 of its own that is asked in turns with the memory; it is given the text that the memory reads as its
-prompt, before the clock runs. Tokens a second of --tokens after the first one, greedy, by the clock
-and by the CPU time of the process. The floor is reading the weights once: their bytes as they are
-multiplied, by what this machine reads of a main memory's range in the same turn.
+prompt, before the clock runs. The last of --weights is measured once more with an answer's sources
+told. Tokens a second of --tokens after the first one, greedy, by the clock and by the CPU time of
+the process. The floor is reading the weights once: their bytes as they are multiplied, by what this
+machine reads of a main memory's range in the same turn.
 
     python -m benchmarks.real.llama_cpp --text books-val.jsonl.zst --model smollm2 \
         --llama-python venv/bin/python --gguf SmolLM2-135M-Instruct.Q4_1.gguf
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +31,15 @@ from benchmarks.speed.growth_limits import STREAM
 from benchmarks.speed.growth_weights import Weights
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.answer import Collector
 from memstore.model.generation import Continuation, Sampler
 from memstore.model.passages.passage_session import PassageSession
+from memstore.model.reads import OnRead
 from memstore.training.corpus import read_documents
 
 QUESTION = "What does the text say of it, and what follows?"
 TEXT = 40_000  # characters of a book
+TOLD = ", sources told"
 
 RIVAL = """
 import json, sys, time
@@ -80,8 +84,8 @@ def main() -> None:
             first.ingest(text, store, name="book")
             prompt = prompt_of(first, store, options.passages)
             turns: dict[str, Callable[[], Taken]] = {
-                f"memory, {weights}": memory_turn(reader, store, options)
-                for weights, reader in readers.items()
+                name: memory_turn(reader, store, options, told=name.endswith(TOLD))
+                for name, reader in ways(readers).items()
             }
             turns |= {
                 f"llama.cpp{', flash attention' if flash else ''}": rival_turn(
@@ -93,9 +97,7 @@ def main() -> None:
             rounds = [
                 {name: turn() for name, turn in turns.items()} for _ in range(options.rounds + 1)
             ][1:]  # the first one is warm-up
-    sizes = {
-        f"memory, {weights}": Weights(reader).generating for weights, reader in readers.items()
-    }
+    sizes = {name: Weights(reader).generating for name, reader in ways(readers).items()}
     print(report(rounds, sizes))
     write(options, {"rounds": rounds, "bytes": sizes})
 
@@ -111,10 +113,21 @@ def read_options() -> argparse.Namespace:
     return options.parse_args()
 
 
-def session_of(reader: Any, store: MemoryStore, passages: int) -> PassageSession:
+def ways(readers: Mapping[str, HuggingFacePassageModel]) -> dict[str, HuggingFacePassageModel]:
+    """By the name of a way to generate out of the memory, the model: of each weights, and of the
+    last of them with an answer's sources told.
+    """
+    named = {f"memory, {weights}": reader for weights, reader in readers.items()}
+    last, reader = [*named.items()][-1]
+    return named | {f"{last}{TOLD}": reader}
+
+
+def session_of(
+    reader: Any, store: MemoryStore, passages: int, on_read: OnRead | None = None
+) -> PassageSession:
     """A session that reads so many passages for every question."""
     session: PassageSession = reader.session(
-        store, ["book"], top_k=passages, score_range=1e9, caution=0.0
+        store, ["book"], on_read=on_read, top_k=passages, score_range=1e9, caution=0.0
     )
     return session
 
@@ -134,13 +147,15 @@ def prompt_of(reader: HuggingFacePassageModel, store: MemoryStore, passages: int
 
 
 def memory_turn(
-    reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace
+    reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace, *, told: bool
 ) -> Callable[[], Taken]:
-    """Generate out of the memory."""
+    """Generate out of the memory. told: gather the answer's sources, as `ask` does."""
 
     def turn() -> Taken:
-        with session_of(reader, store, options.passages) as session:
-            state = session.ask(QUESTION, lambda: None)
+        sources = Collector()
+        on_read = sources if told else None
+        with session_of(reader, store, options.passages, on_read) as session:
+            state = session.ask(QUESTION, sources.start)
             # goes on behind the end of a turn, as llama.cpp does
             tokens = Continuation(session, state, options.tokens + 3, Sampler())
             next(tokens), next(tokens)
