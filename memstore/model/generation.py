@@ -179,7 +179,7 @@ def draw(
 ) -> int:
     """A token by logits [vocabulary]; temperature 0 takes the likeliest."""
     if temperature == 0:
-        return int(logits.argmax())
+        return int(logits.float().argmax())  # of bfloat16 it takes a CPU five times as long
     # where the generator is: the same draw on every device
     weights = (logits / temperature).softmax(-1).cpu()
     if math.isnan(weights[0]):  # by so small a number logits are divided to no finite ones

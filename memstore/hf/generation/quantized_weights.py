@@ -91,7 +91,7 @@ class QuantizedWeights:
         """Where all weights are, and how often each was written to."""
         parts = self._linear if self._head is None else [*self._linear, self._head]
         # past Module.__getattr__, which takes longer than all the rest
-        weights = [cast(Tensor, one._parameters["weight"]) for one in parts]
+        weights = cast(list[Tensor], [one._parameters["weight"] for one in parts])
         return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
 
     def _make(self) -> None:

@@ -69,7 +69,7 @@ class RepositionedAttention:
         turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
         wider = layer.k.shape[3] - dim
         if wider:
-            turned = pad(turned, (0, wider))
+            turned, v = pad(turned, (0, wider)), pad(v, (0, wider))
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         layer.k = _put(layer.k, start, k)
         layer.v = _put(layer.v, start, v)
@@ -210,7 +210,7 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
     missing = end - held.shape[2]
     if missing > 0:
         held = pad(held, (0, 0, 0, max(missing, _GROW)))
-    held[:, :, at:end, : more.shape[3]] = more
+    held[:, :, at:end] = more
     return held
 
 
