@@ -2,12 +2,14 @@
 it is read; and a store that does not answer keeps neither Ctrl-C nor the end of the process.
 """
 
+import _thread
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgpack
@@ -15,16 +17,18 @@ import pytest
 
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.caches.local_cache import LocalCache
+from memstore.share.calls.deadlines import Calls
 from memstore.share.format import packed_objects as packed
 from memstore.share.format.document_pages import PageRef
 from memstore.share.format.manifest import FORMAT, manifest_name
 from memstore.share.format.published import Published
 from memstore.share.format.segments import is_whole
-from memstore.share.objects.daemon_threads import begin
+from memstore.share.objects.daemon_threads import at_once, begin
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.objects.sizes import OBJECT_BYTES, PACKED_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
+from memstore.tiers.stats import TierCounter
 from support.published import open_at, units_of
 from support.services import S3_ENVIRONMENT
 from support.synthetic_documents import SIGNATURE, ingest
@@ -128,6 +132,26 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
     assert all(file.stat().st_size < 1 << 20 for file in local.path.glob("??/*"))
     again = read()
     assert "failed" not in again and again["hits"] > 0
+
+
+@pytest.mark.parametrize("way", ["at once", "until"])
+def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
+    """Such a one is noted, and wakes nobody: as interrupt_main does it."""
+    given = threading.Event()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if way == "at once":
+                at_once(lambda _: given.wait(60), [1, 2])
+            else:
+                calls = Calls(TierCounter())
+                calls.call(lambda left: given.wait(60), time.monotonic() + 60)
+    finally:
+        given.set()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - began < 30
 
 
 OPENED = "MemoryStore.open(url, deadline=600)"

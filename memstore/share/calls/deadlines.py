@@ -5,13 +5,12 @@ deadline, and not at all for a while where it did not answer.
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
 from functools import partial
 from typing import TypeVar
 
 from memstore.share.calls.failures import ANSWERED, PASSING, Failure
 from memstore.share.calls.rest import Rest
-from memstore.share.objects.daemon_threads import begin
+from memstore.share.objects.daemon_threads import begin, wait_for
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class Calls:
         except RuntimeError:  # the system gives no threads, or the interpreter ends
             return [Failure("closed", "there are no threads to ask with") for _ in works]
         try:
-            wait(futures, max(0.0, until - time.monotonic()), FIRST_EXCEPTION)
+            wait_for(futures, until)
             return [
                 future.result() if future.done() else Failure("late", "no answer in time")
                 for future in futures

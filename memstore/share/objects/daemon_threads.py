@@ -2,16 +2,20 @@
 the process, for which concurrent.futures joins its own.
 """
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
 AT_ONCE = 16  # requests
+
+_PIECE = 0.5  # seconds
 
 
 def begin(
@@ -60,7 +64,23 @@ def at_once(work: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
         return [work(item) for item in items]
     futures = begin(work, items)
     try:
+        wait_for(futures)
+        for future in futures:
+            if future.done():
+                future.result()
         return [future.result() for future in futures]
     finally:
         for future in futures:
             future.cancel()
+
+
+def wait_for(futures: "Sequence[Future[T]]", until: float = math.inf) -> None:
+    """Wait until all are done, one of them raised, or it is `until` (time.monotonic).
+
+    In pieces: an interrupt that comes just as a wait begins does not end it.
+    """
+    while True:
+        left = until - time.monotonic()
+        done, waiting = wait(futures, max(0.0, min(left, _PIECE)), FIRST_EXCEPTION)
+        if not waiting or left <= _PIECE or any(future.exception() for future in done):
+            return

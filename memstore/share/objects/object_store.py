@@ -18,7 +18,7 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.share.objects.daemon_threads import at_once, begin, wait_for
 from memstore.share.objects.object_errors import object_error
 from memstore.share.objects.sizes import OBJECT_BYTES
 
@@ -126,8 +126,9 @@ class ObjectStore:
         """
         try:
             if threading.current_thread() is threading.main_thread():
-                (asked,) = begin(lambda _: work(), [None], name="memstore-object")
-                return asked.result()
+                asked = begin(lambda _: work(), [None], name="memstore-object")
+                wait_for(asked)
+                return asked[0].result()
             return work()
         except MemstoreError:
             raise
