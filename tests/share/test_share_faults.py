@@ -362,7 +362,7 @@ def test_whatever_ends_a_call_the_store_is_asked_again(
             assert isinstance(found, Failure)
         else:
             if what == "an interrupt":  # while it waits for the answer
-                patch.setattr("memstore.share.calls.deadlines.wait", fail)
+                patch.setattr("memstore.share.calls.deadlines.wait_for", fail)
             with pytest.raises((KeyboardInterrupt, ValueError)):
                 calls.gather([fail], until)
     assert calls.call(lambda left: 7, until) == 7
