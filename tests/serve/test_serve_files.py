@@ -533,7 +533,9 @@ def test_a_file_is_the_document_of_its_name_whoever_reads_it(tmp_path: Path) -> 
         assert client.files.delete(made.id).deleted and not service.store.has("north.txt")
 
 
-def test_a_file_that_failed_takes_no_document_of_another_with_it(tmp_path: Path) -> None:
+def test_a_file_that_failed_takes_no_document_of_another_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(tmp_path / "m", diary=False) as served:
         service, client = served.service, served.openai()
         made = upload(client, "north.txt")
@@ -543,8 +545,9 @@ def test_a_file_that_failed_takes_no_document_of_another_with_it(tmp_path: Path)
         client.files.wait_for_processing(made.id, poll_interval=0.02)
         while client.files.retrieve(made.id).status != "error":
             time.sleep(0.01)
+        monkeypatch.setattr(Backfill, "run", lambda self: None)  # before anybody looks
         service.reader.ingest(TOWNS["south.txt"], service.store, name="north.txt")
-        client.files.delete(made.id)  # before anybody looked
+        client.files.delete(made.id)
         assert service.store.has("north.txt")
 
 
