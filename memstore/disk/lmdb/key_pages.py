@@ -14,9 +14,6 @@ from memstore.disk.lmdb.pages import BRANCH, HEADER, LEAF, NODE, OVERFLOW, Page
 _MOST = 1024  # pages that are kept: of some 20 kB
 _OFTEN = 2  # keys that are searched for in a leaf before it is taken apart
 
-# Halves of the value's size, flags, the key's size, the key, and the value's first page.
-_Node = tuple[int, int, int, int, bytes, int]
-
 
 class Extent(NamedTuple):
     """Where a value lies in the data file, in bytes."""
