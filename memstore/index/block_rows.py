@@ -187,8 +187,15 @@ class Rows:
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The documents and blocks, int64 [n] each, of rows [n] that some document has."""
         if self._by_row is None:
-            runs = [(run.start, document, run.first_block) for document, run in self.all()]
-            self._by_row = np.array(runs, np.int64).reshape(-1, 3)
+            whole = np.zeros((len(self._starts), 3), np.int64)
+            whole[:, 0], whole[:, 1] = [*self._starts.values()], [*self._starts]
+            runs = [
+                (run.start, document, run.first_block)
+                for document, of_document in self._runs.items()
+                for run in of_document
+            ]
+            rows_of = np.concatenate([whole, np.array(runs, np.int64).reshape(-1, 3)])
+            self._by_row = rows_of[np.argsort(rows_of[:, 0])]
         at = np.searchsorted(self._by_row[:, 0], rows, "right") - 1
         starts, documents, firsts = self._by_row[at].T
         return documents, rows - starts + firsts

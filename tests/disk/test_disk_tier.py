@@ -19,6 +19,7 @@ from memstore.disk.format.codec import CODECS, NEW_CODECS
 from memstore.disk.format.document import Write
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.key_pages import Extent, KeyPage
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
@@ -480,3 +481,15 @@ def test_a_lease_is_given_back_once():
         assert not given_back
     lease.release()
     assert given_back == ["slot 0"]
+
+
+def test_a_place_behind_the_end_of_the_file_is_not_believed(memory, monkeypatch):
+    """As a flipped bit of a page's number tells it."""
+    catalog, _ = memory
+    key = record_key(RecordKey(1, 4, 1))
+    with catalog.database.read() as txn:
+        assert txn.extents_of("blocks", [key]) != [None]
+    catalog.database.write(lambda txn: txn.put("meta", b"another state", b""))
+    monkeypatch.setattr(KeyPage, "extents", lambda self, key, size: {key: Extent(1 << 62, 64)})
+    with catalog.database.read() as txn:
+        assert txn.extents_of("blocks", [key]) == [None]

@@ -48,6 +48,7 @@ def extents_of(
     if None not in extents or len(table) != TABLE_RECORD.size:
         return extents
     _, depth, root = TABLE_RECORD.unpack(table)
+    end = os.fstat(file).st_size
     level = {root: [key for key, extent in zip(keys, extents) if extent is None]}
     for _ in range(min(depth, DEEPEST)):
         new = [number for number in level if number not in known.pages]
@@ -57,7 +58,7 @@ def extents_of(
         for number, inside in level.items():
             page = known.pages.get(number)
             if page is not None:
-                _look_up(page, page_size, inside, below, found)
+                _look_up(page, page_size, end, inside, below, found)
         level = below
     return list(map(found.get, keys))
 
@@ -75,12 +76,13 @@ def _keep(file: int, page_size: int, numbers: list[int], kept: dict[int, KeyPage
 def _look_up(
     page: KeyPage,
     page_size: int,
+    end: int,
     keys: Sequence[bytes],
     below: dict[int, list[bytes]],
     found: dict[bytes, Extent],
 ) -> None:
     """Look keys up in one page: into `below` go the pages that a branch leads to, into `found` the
-    places in a leaf.
+    places in a leaf, which end where the file does, at `end`.
     """
     try:
         if page.is_branch:
@@ -90,7 +92,8 @@ def _look_up(
         elif page.is_leaf:
             for key in keys:
                 if key not in found:
-                    found.update(page.extents(key, page_size))
+                    places = page.extents(key, page_size).items()
+                    found.update((name, at) for name, at in places if at.offset + at.size <= end)
     except (struct.error, IndexError):
         pass  # the rest of its keys is not found
 

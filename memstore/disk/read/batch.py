@@ -20,9 +20,13 @@ from memstore.disk.tables.block_table import BlockTable
 Wanted = tuple[bytes, RecordKey, WriteId, Sequence[int]]
 
 
+_KEPT = 1 << 14  # slots whose memory is kept at hand: some 4 MB
+
+
 class Slots(dict[int, memoryview]):
     """The memory of a slab, in which K and V of a unit are neighbours, as in a record: of each slot
-    by its number, made when it is first asked for. Of a small record to make them is most of it.
+    by its number, made when it is asked for, the last ones kept. Of a small record to make them is
+    most of it.
     """
 
     def __init__(self, bits: np.ndarray) -> None:
@@ -33,6 +37,8 @@ class Slots(dict[int, memoryview]):
         self.bytes = bits.reshape(-1).view(np.uint8).data
 
     def __missing__(self, number: int) -> memoryview:
+        if len(self) >= _KEPT:
+            self.clear()
         start = number * self.unit_bytes
         slot = self[number] = self.bytes[start : start + self.unit_bytes]
         return slot

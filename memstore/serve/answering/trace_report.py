@@ -43,7 +43,7 @@ def report(
     text: of the answer, where it is less than all tokens say (stripped, or ended by a stop); most:
     sources at most. Documents that may not be shown, or are there no more, are left out.
     """
-    reader, store = trace.reader, session.store
+    reader, store, blocks = trace.reader, session.store, trace.blocks
     known = _Known(reader, store, may_read)
     ranked = [
         (block_id, known.source(block_id, block.mass)) for block_id, block in trace.ranked(most)
@@ -55,7 +55,7 @@ def report(
         "reader": "choosing" if trace.once else "landmarks",
         "answered": session.answered,
         "absent": absent(session, may_read),
-        "sources": [_source(source, trace.blocks[block_id], trace) for block_id, source in shown],
+        "sources": [_source(source, blocks[block_id], trace) for block_id, source in shown],
         "attention": _attention(trace, [read for _, read in tokens]),
         "choice": _choice(trace, session, known),
         "tokens": [
@@ -220,12 +220,12 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
     chosen = {(block.document, block.block): block for block in session.chosen}
     best = {(block.document, block.block): block for block in candidates.best(CANDIDATES)}
     ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
-    rows = []
+    rows, blocks = [], trace.blocks
     for block_id, block in ranked:
         source = known.source(block_id, block.score)
         if source is None:  # also a block of the conversation itself
             continue
-        read = trace.blocks.get(block_id)
+        read = blocks.get(block_id)
         rows.append(
             _citation(source)
             | {

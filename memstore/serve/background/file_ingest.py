@@ -33,7 +33,7 @@ from memstore.store.memory_store import MemoryStore
 
 _log = logging.getLogger("memstore")
 _SECONDS = 15.0  # between two looks for what expired, or could not be forgotten
-_PAUSE = 10.0  # times what a look took, until the next: a memory may change all the time
+_PAUSE = 10.0  # times what a look took, until the next, as a memory may change on and on
 _SECONDS_LOCKED = 0.5  # until a memory that another process writes is tried again
 _SECONDS_A_CHUNK = 30.0  # that a deletion waits for the end of a chunk
 # Documents that are converted at once, one of each key: a slow one keeps none of another waiting
@@ -128,13 +128,12 @@ class FileIngest:
                 if self._ending:  # the database was closed
                     return
                 _log.exception("uploaded files are looked at again in %.0f seconds", _SECONDS)
-            pause = _PAUSE * (time.monotonic() - began)
+            pause = min(_SECONDS, _PAUSE * (time.monotonic() - began))
             self._due.wait(_SECONDS)
             with self._changed:
+                self._changed.wait_for(lambda: self._ending or self._called or self._locked, pause)
                 if self._locked:
                     self._changed.wait_for(lambda: self._ending, _SECONDS_LOCKED)
-                else:
-                    self._changed.wait_for(lambda: self._ending or self._called, pause)
                 self._called = self._locked = False
                 self._due.clear()
 

@@ -141,6 +141,7 @@ class ListedPassages:
         of, added = self._of(scope), None
         if words is not None and asked.beside is not None:
             at, known = self.find(words.documents)
+            known &= words.blocks < self._blocks[at]
             mean, deviation = words.spread
             adds = asked.beside.weight * (words.scores - mean) / max(deviation, 1e-6)
             added = Added((self._starts[at] + words.blocks)[known], adds[known])
