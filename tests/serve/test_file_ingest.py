@@ -34,8 +34,9 @@ def test_a_locked_memory_is_tried_again_soon_however_long_a_look_took(
         move=nothing,
     )
     none: Any = None
-    store, backfill = SimpleNamespace(watch=nothing), SimpleNamespace(run=nothing)
-    ingest = FileIngest(none, store, uploads, backfill, none)  # type: ignore[arg-type]
+    store: Any = SimpleNamespace(watch=nothing)
+    backfill: Any = SimpleNamespace(run=nothing)
+    ingest = FileIngest(none, store, uploads, backfill, none)
     try:
         assert third.wait(60)
     finally:

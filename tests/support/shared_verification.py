@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -28,13 +27,8 @@ class _Shared(_Children):
             self._runs = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
             self.end()
 
     def end(self) -> None:

@@ -23,7 +23,7 @@ from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import (
     Haystack,
     Outcome,
-    Scored,
+    ScoredOnce,
     Sought,
     gate_of,
     measure,
@@ -196,7 +196,7 @@ def _with_words(
     selector: Selector, haystack: Haystack, asked: Sequence[Sought]
 ) -> tuple[Selector, list[Outcome]]:
     """The selector with the weight of words that finds most, and what it finds."""
-    own, words, tried = Scored(selector, haystack), Scored(Words(), haystack), []
+    own, words, tried = ScoredOnce(selector, haystack), ScoredOnce(Words(), haystack), []
     for weight in _WORD_WEIGHTS:
         joined: Selector = Sum([(own, 1.0), (words, weight)]) if weight else own
         outcomes = measure(joined, haystack, asked)

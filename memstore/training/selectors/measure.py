@@ -97,7 +97,7 @@ class Outcome:
     together: float | None = None
 
 
-class Scored:
+class ScoredOnce:
     """A selector that scores the blocks of a question once, where one haystack is asked again and
     again with it in other sums.
     """
