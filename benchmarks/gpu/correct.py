@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.part import Case, Row, Setting
@@ -24,6 +26,7 @@ from memstore.kernels import (
 )
 from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
+from memstore.model.reads import StepReads
 from memstore.store.open_options import OpenOptions
 
 TEXT = (
@@ -42,6 +45,8 @@ def cases(setting: Setting) -> list[Case]:
             found.append((f"search, {name}", partial(search, setting, dtype, rows)))
             found.append((f"attention, {name}", partial(attention, setting, dtype, rows)))
     found.append(("answers", partial(answers, setting)))
+    for dim in (16,) if setting.tiny else (64, 256):
+        found.append((f"passages, heads of {dim}", partial(passages, setting, dim)))
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     windows = [(63, 128, bf16), (50, 128, bf16), (50, 64, fp16), (32, 64, bf16), (127, 96, bf16)]
     for size, dim, dtype in [(7, 16, fp32)] if setting.tiny else [*windows, (50, 64, fp32)]:
@@ -194,3 +199,67 @@ def answers(setting: Setting) -> Iterator[Row]:
                 said[f"{device} {len(said)}"] = [answer.text for answer in given]
     here, there = said.values()
     yield Row("an answer from a memory", setting.device, right=here == there, note=repr(there[0]))
+
+
+def passages(setting: Setting, dim: int) -> Iterator[Row]:
+    """A Hugging Face decoder of random weights in float32: which passages it chooses, how much it
+    attends to each, and the logits of an answer's tokens, on the device as on the CPU; and is what
+    it computes of a passage the same whatever stands beside it?
+    """
+    from benchmarks.gpu.readers import SHAPES, made, words
+    from memstore import MemoryStore
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.model.passages.passage_encoding import encode
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
+
+    shape = SHAPES["tiny"] | {"head_dim": dim}
+    model, tokenizer = made(Setting("cpu", tiny=True, seed=setting.seed), shape, 4096)
+    text = words(60 if setting.tiny else 2000, setting.seed)
+    question = " ".join(text.split()[20:28])
+    told = []
+    for device in ("cpu", setting.device):
+        reader = HuggingFacePassageModel(
+            model.to(device), tokenizer, Adaptation(Words(), top_k=4), weights=f"random {dim}"
+        )
+        options: OpenOptions = {}
+        if device != "cpu" or setting.tiny:
+            options |= {"device": device, "device_budget": 32 << 20}
+        masses: list[NDArray[np.float64]] = []
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            MemoryStore.create(
+                Path(directory) / "m", reader.signature, selector=reader.keeps, **options
+            ) as store,
+        ):
+            reader.ingest(text, store, name="book")
+
+            def keep(reads: StepReads, kept: list[NDArray[np.float64]] = masses) -> None:
+                kept.append(reads.masses)
+
+            with reader.session(store, score_range=1e9, on_read=keep) as session:
+                states = [session.ask(question, lambda: None)]
+                states += [session.read_token(token) for token in range(300, 308)]
+                logits = session.logits(torch.stack(states)).cpu()
+                told.append((session.chosen, torch.from_numpy(np.stack(masses)), logits))
+    (chosen, weighed, logits), (also_chosen, also_weighed, also_logits) = told
+    right, note = chosen == also_chosen and weighed.shape == also_weighed.shape, ""
+    if right:
+        apart = [
+            float((here - there).abs().max() / here.abs().max())
+            for here, there in ((weighed, also_weighed), (logits, also_logits))
+        ]
+        right = max(apart) < 2e-2  # stored in float16
+        note = f"attention differs by {apart[0]:.1e}, logits by {apart[1]:.1e} at most"
+    what = f"{len(chosen)} passages read, heads of {dim}"
+    yield Row(what, setting.device, right=right and len(chosen) > 0, note=note)
+    ids = tokenizer(text)["input_ids"]
+    some = [ids[at : at + 90 + at % 39] for at in range(0, len(ids) - 128, 101)]
+    same = [
+        torch.equal(one.k, alone.k) and torch.equal(one.v, alone.v)
+        for number, one in enumerate(encode(reader, some))
+        if number % 7 == 0
+        for alone in encode(reader, [some[number]])
+    ]
+    what = f"{len(same)} passages, heads of {dim}, alone the bits that they have among others"
+    yield Row(what, setting.device, right=all(same) and len(same) > 0)

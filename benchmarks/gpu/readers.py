@@ -51,14 +51,14 @@ def cases(setting: Setting) -> list[Case]:
     ]
 
 
-def made(setting: Setting, shape: str, tokens: int) -> tuple[Any, Any]:
+def made(setting: Setting, shape: dict[str, Any], tokens: int) -> tuple[Any, Any]:
     """A decoder where it computes, and a tokenizer whose ids it has."""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     config = AutoConfig.for_model(
         "llama",
         max_position_embeddings=tokens + CHUNK,
-        **SHAPES[shape] | _LLAMA,
+        **shape | _LLAMA,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
@@ -86,7 +86,7 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     from memstore.model.passages.selectors.adaptation import Adaptation
     from memstore.model.passages.selectors.selector_sum import Words
 
-    model, tokenizer = made(setting, shape, tokens)
+    model, tokenizer = made(setting, SHAPES[shape], tokens)
     began = time.perf_counter()
     adaptation = Adaptation(Words(), top_k=TOP_K)
     reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=f"random {shape}")

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,12 @@ _UNSTEADY = {
     "longrope": "its frequencies change with the length of the text (LongRoPE)",
 }
 _TABLE = 4096  # positions to begin with
+
+
+class _Angles(NamedTuple):
+    positions: Tensor  # [T]
+    cos: Tensor  # [1, T, d]
+    sin: Tensor
 
 
 class ModelRotary:
@@ -48,6 +54,7 @@ class ModelRotary:
         self._turned, self._name = turned, config.model_type
         self._half_split = _is_half_split(self._apply)
         self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self._last: dict[tuple[str | None, torch.dtype], _Angles] = {}
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
         """x [.., T, D] to positions [T] (0 and above)."""
@@ -74,8 +81,13 @@ class ModelRotary:
             cos, sin = self._table(kind, positions.stop, x)
             at = slice(positions.start, positions.stop)
             return cos[:, at], sin[:, at]
-        cos, sin = self._table(kind, int(positions.max()) + 1, x)
-        return cos[:, positions], sin[:, positions]
+        # the layers of a pass ask for the same ones, and to look at them waits for a GPU
+        last = self._last.get((kind, x.dtype))
+        if last is None or last.positions is not positions:
+            cos, sin = self._table(kind, int(positions.max()) + 1, x)
+            last = _Angles(positions, cos[:, positions], sin[:, positions])
+            self._last[kind, x.dtype] = last
+        return last.cos, last.sin
 
     def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach."""

@@ -121,9 +121,11 @@ def block_masses(
     """
     M: tl.constexpr = q.shape[0]
     column = tl.arange(0, L)[None, None, :]
-    s = tl.reshape(tl.dot(q, tl.trans(k), input_precision=PRECISION), [M, NB, L])
+    # scaled before anything is masked: a GPU fuses a product with a difference into one operation,
+    # which of NEG leaves its rounding, some 1e22, in place of 0
+    s = tl.reshape(tl.dot(q, tl.trans(k), input_precision=PRECISION) * LOG2E, [M, NB, L])
     if IN_TILE:
-        mass = tl.sum(tl.where(column == BLOCK, s, 0.0), 2) * LOG2E
+        mass = tl.sum(tl.where(column == BLOCK, s, 0.0), 2)
     else:
         wide = tl.dot(q, tl.trans(k_landmark), input_precision=PRECISION)
         mass = tl.sum(tl.reshape(wide, [M, NB, k_landmark.shape[0] // NB]), 2) * LOG2E
@@ -139,8 +141,8 @@ def block_masses(
         s = tl.where(column < visible[:, :, None], s, NEG)
     elif L != BLOCK:
         s = tl.where(column < BLOCK, s, NEG)
-    peak = tl.max(s, 2) * LOG2E
-    e = tl.exp2(s * LOG2E - peak[:, :, None])
+    peak = tl.max(s, 2)
+    e = tl.exp2(s - peak[:, :, None])
     total = tl.sum(e, 2)
     if DIAGONAL:
         mass = tl.where(earlier, mass, tl.where(mine, peak + tl.log2(total), NEG))

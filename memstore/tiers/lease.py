@@ -82,6 +82,11 @@ class Lease:
         """int64 [n], the slots."""
         return torch.tensor(self.held, dtype=torch.int64)
 
+    def contents(self) -> tuple[Tensor, Tensor]:
+        """K and V [n, block_size, head_dim] of the units, copied, where the slabs are."""
+        there = self.slots.to(self.k.device)
+        return self.k.index_select(0, there), self.v.index_select(0, there)
+
     @property
     def lengths(self) -> Tensor:
         """int64 [n], valid content tokens of each unit."""

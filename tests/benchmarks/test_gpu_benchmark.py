@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.fake_device import FakeDevice
 from support.forked import forked
 from support.paths import ROOT
 
@@ -20,6 +21,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.gpu import run, wheels
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.correct import passages
 from benchmarks.gpu.part import Setting
 from benchmarks.gpu.run import PARTS, Part, Run
 from benchmarks.gpu.state import State
@@ -67,6 +69,12 @@ def test_every_part_runs_on_a_cpu_and_a_second_call_goes_on_where_the_first_was_
     assert table.count("\n| ") == 1 + sum(
         len(found["rows"]) for part in content["parts"].values() for found in part["found"].values()
     )
+
+
+def test_passages_are_read_on_a_device_as_on_the_cpu() -> None:
+    with FakeDevice():
+        rows = list(passages(Setting("cuda", tiny=True), 16))
+    assert len(rows) == 2 and all(row.right for row in rows), rows
 
 
 def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(

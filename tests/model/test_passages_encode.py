@@ -1,10 +1,12 @@
 """What is computed of a passage: the same whatever is computed beside it."""
 
+from contextlib import nullcontext
 from itertools import islice
 
 import pytest
 import torch
 
+from support.fake_device import FakeDevice
 from support.tiny_decoder import decoder, pointer_heads, tokenizer
 
 pytest.importorskip("transformers")
@@ -16,8 +18,9 @@ from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selectors.adaptation import Adaptation
 
 
-def reader_of(dtype=torch.float32, **options):
-    made = HuggingFacePassageModel(decoder("llama").to(dtype), tokenizer(), **options)
+def reader_of(dtype=torch.float32, device="cpu", **options):
+    model = decoder("llama").to(device, dtype)
+    made = HuggingFacePassageModel(model, tokenizer(), **options)
     adaptation = Adaptation(pointer_heads(made, (2, 1)), read_from=1)
     return HuggingFacePassageModel(made.model, tokenizer(), adaptation, **options)
 
@@ -28,18 +31,22 @@ def passages(count, seed=0):
     return [torch.randint(300, 900, (n,), generator=generator).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_do_not_depend_on_what_is_computed_beside_them(dtype):
-    reader, some = reader_of(dtype), passages(60)
-    together = list(encode(reader, some))
-    for number in (0, 17, 59):
-        (alone,) = encode(reader, [some[number]])
-        assert alone.captured.ids == some[number] == together[number].captured.ids
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(torch.float32, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "cuda")]
+)
+def test_bits_do_not_depend_on_what_is_computed_beside_them(dtype, device):
+    """On a GPU: those of one passage, wherever it stands in a pass."""
+    with nullcontext() if device == "cpu" else FakeDevice():
+        reader, some = reader_of(dtype, device=device), passages(60)
+        together = list(encode(reader, some))
+        alone = {number: list(encode(reader, [some[number]])) for number in (0, 17, 59)}
+    for number, (one,) in alone.items():
+        assert one.captured.ids == some[number] == together[number].captured.ids
         # no layer reads what is below the last three
-        for one, other in zip(alone[:2], together[number][:2]):
-            assert one.shape == (3, 2, len(some[number]), 16) and torch.equal(one, other)
+        for half, other in zip(one[:2], together[number][:2]):
+            assert half.shape == (3, 2, len(some[number]), 16) and torch.equal(half, other)
         (q, k), (other_q, other_k) = (
-            (one.captured.q[2], one.captured.k[2]) for one in (alone, together[number])
+            (each.captured.q[2], each.captured.k[2]) for each in (one, together[number])
         )
         assert torch.equal(q, other_q) and torch.equal(k, other_k)
 

@@ -95,7 +95,9 @@ def _leaves(x: Any) -> Iterator[Any]:
 
 
 def _is_there(x: Any) -> bool:
-    return isinstance(x, (str, torch.device)) and x in (THERE, "cuda", "cuda:0")
+    if isinstance(x, torch.device):
+        return x.type == THERE.type
+    return isinstance(x, str) and x in ("cuda", "cuda:0")
 
 
 def _marked(x: Tensor) -> bool:

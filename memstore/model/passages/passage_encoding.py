@@ -3,7 +3,7 @@ pass.
 
 What is computed of a passage follows from the model and the passage's tokens alone, whatever stands
 beside it: every pass has the same number of tokens, in which passages follow one another without
-padding, and each attends to the prefix and to itself by a call of its own.
+padding, and each attends to the prefix and to itself as if it were alone.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidWeights
-from memstore.model.adapter import Enough
+from memstore.model.adapter import AttentionSpec, Enough
 from memstore.model.passages.cpu_products import fast_products
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import KeysValues, attention, read_prefix
@@ -24,6 +24,7 @@ from memstore.model.passages.selectors.captured_activations import Captured, Cap
 from memstore.store.write.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
+_TOKENS_GPU = 1024  # of which a GPU computes longer than Python takes to launch what it computes
 AHEAD = 32  # passages of which those are chosen that fill a pass
 
 
@@ -78,15 +79,20 @@ class _Waiting:
 
 def pass_tokens(reader: PassageModel) -> int:
     """How many tokens a pass has; no passage has more."""
-    return max(_TOKENS, reader.shape.block_size)
+    tokens = _TOKENS if reader.device.type == "cpu" else _TOKENS_GPU
+    return max(tokens, reader.shape.block_size)
 
 
 def fitting(lengths: Sequence[int], size: int) -> tuple[int, ...]:
     """Which of these lengths, the first among them, fill `size` best together, in order; the
-    earliest of equals. The first may be longer.
+    earliest of equals. The first may be longer. Of many, all but the last few are simply the first.
     """
-    ways: dict[int, tuple[int, ...]] = {lengths[0]: (0,)}  # sum -> which
-    for at, length in enumerate(lengths[1:], 1):
+    first, total = 1, lengths[0]
+    while first < len(lengths) and total + lengths[first] < size - 2 * _TOKENS:
+        total += lengths[first]
+        first += 1
+    ways: dict[int, tuple[int, ...]] = {total: tuple(range(first))}  # sum -> which
+    for at, length in enumerate(lengths[first:], first):
         if size in ways:
             break
         for total, which in list(ways.items()):
@@ -136,6 +142,76 @@ class _Forward:
         ]
 
 
+class _Apart:
+    """The attention of the passages of a pass, by a call for each: what a CPU does fastest."""
+
+    def __init__(self, reader: PassageModel, first: int, spans: Sequence[slice]) -> None:
+        """first: tokens of the prefix. spans: of each passage in the pass."""
+        self._first, self._spans, self._device = first, spans, reader.device
+        seen = [torch.cat((torch.arange(first), _at(span, first))) for span in spans]
+        # what each passage sees of the prefix and the pass, one after the other
+        self._seen = torch.cat(seen).to(reader.device)
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """q [1, H, T, D], k and v [1, Hkv, P + T, D] of the prefix and the pass, rotated ->
+        [1, H, T, D], 0 behind the last passage.
+        """
+        k, v = (half.index_select(2, self._seen) for half in (k, v))
+        attended, end = torch.zeros_like(q.transpose(1, 2)).transpose(1, 2), 0
+        for at in self._spans:
+            rows = at.stop - at.start
+            start, end = end, end + self._first + rows
+            own, mask = slice(start, end), self._mask(rows, spec.window)
+            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], spec, mask)
+        return attended
+
+    def _mask(self, rows: int, window: int | None) -> Tensor:
+        asked = rows, window
+        if asked not in self._masks:
+            self._masks[asked] = _seen(self._first, rows, window, self._device)
+        return self._masks[asked]
+
+
+class _Together:
+    """The same by one call, each passage as long as one can be: few launches, for a GPU."""
+
+    def __init__(self, reader: PassageModel, first: int, spans: Sequence[slice]) -> None:
+        """As _Apart."""
+        self._first, self._longest = first, reader.shape.block_size
+        rows = torch.arange(self._longest)
+        starts = torch.tensor([span.start for span in spans])
+        ends = torch.tensor([span.stop for span in spans])
+        take = (starts[:, None] + rows).clamp(max=int(ends[-1]) - 1)  # behind its end: not seen
+        seen = torch.cat((torch.arange(first).expand(len(spans), -1), first + take), 1)
+        back = torch.zeros(pass_tokens(reader), dtype=torch.int64)
+        for number, span in enumerate(spans):
+            back[span] = number * self._longest + rows[: span.stop - span.start]
+        self._take, self._seen, self._back = (x.to(reader.device) for x in (take, seen, back))
+        self._masks: dict[int | None, Tensor] = {}
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """As _Apart; behind the last passage stands what is of no use."""
+        if spec.window not in self._masks:
+            self._masks[spec.window] = _seen(self._first, self._longest, spec.window, q.device)
+        q = q[0][:, self._take].transpose(0, 1)
+        k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
+        attended = attention(q, k, v, spec, self._masks[spec.window])
+        return attended.transpose(0, 1).flatten(1, 2)[None, :, self._back]
+
+
+def _at(span: slice, first: int) -> Tensor:
+    return torch.arange(first + span.start, first + span.stop)
+
+
+def _seen(first: int, rows: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [rows, first + rows]: what each row of a passage sees of the prefix and of itself."""
+    at = torch.arange(first + rows, device=device)
+    distance = at[first:, None] - at
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
 class _Pass:
     """The attention of one pass, and what it leaves behind."""
 
@@ -152,15 +228,15 @@ class _Pass:
         stored: layers whose keys and values are kept.
         """
         self._reader, self._prefix, self._captures, shape = reader, prefix, captures, reader.shape
-        self._first = first = prefix[0][0].shape[2] if prefix else 0
+        first = prefix[0][0].shape[2] if prefix else 0
         self.spans = [slice(end - n, end) for n, end in zip(lengths, accumulate(lengths))]
-        positions, seen = torch.zeros(size, dtype=torch.int64), list[Tensor]()
+        positions = torch.zeros(size, dtype=torch.int64)
         for n, at in zip(lengths, self.spans):
             positions[at] = torch.arange(first, first + n)
-            seen += [torch.arange(first), torch.arange(first + at.start, first + at.stop)]
         self._positions = positions.to(reader.device)
-        # what each passage sees of the prefix and the pass, one after the other
-        self._seen = torch.cat(seen).to(reader.device)
+        self._attended = (_Apart if reader.device.type == "cpu" else _Together)(
+            reader, first, self.spans
+        )
         self._numbers = {layer: number for number, layer in enumerate(stored)}
         sizes = (len(stored), shape.num_kv_heads, size, shape.head_dim)
         self._k, self._v = (
@@ -168,7 +244,6 @@ class _Pass:
         )
         self._states: dict[int, Tensor] = {}
         self._heads: dict[int, KeysValues] = {}
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """states [1, T, hidden_size]."""
@@ -176,8 +251,8 @@ class _Pass:
             self._states[layer_idx] = states[0]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], 0 behind the last
-        passage. Raises Enough in the last layer.
+        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], behind the last
+        passage of no use. Raises Enough in the last layer.
         """
         reader, captures = self._reader, self._captures
         if layer_idx in captures.heads:
@@ -192,27 +267,7 @@ class _Pass:
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         if self._prefix:
             k, v = (torch.cat(both, 2) for both in zip(self._prefix[layer_idx], (k, v)))
-        return self._attended(layer_idx, q, *(half.index_select(2, self._seen) for half in (k, v)))
-
-    def _attended(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, H, T, D], rotated; k and v [1, Hkv, S, D]: what each passage sees."""
-        spec, end = self._reader.forms[layer_idx], 0
-        attended = torch.zeros_like(q.transpose(1, 2)).transpose(1, 2)
-        for at in self.spans:
-            rows = at.stop - at.start
-            start, end = end, end + self._first + rows
-            own, mask = slice(start, end), self._mask(rows, spec.window)
-            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], spec, mask)
-        return attended
-
-    def _mask(self, rows: int, window: int | None) -> Tensor:
-        asked = rows, window
-        if asked not in self._masks:
-            at = torch.arange(self._first + rows, device=self._positions.device)
-            distance = at[self._first :, None] - at
-            seen = distance >= 0
-            self._masks[asked] = seen if window is None else seen & (distance < window)
-        return self._masks[asked]
+        return self._attended(q, k, v, reader.forms[layer_idx])
 
     def stored(self) -> KeysValues:
         """K and V [stored layers, Hkv, T, D] in the KV dtype. Raises InvalidWeights."""

@@ -163,7 +163,7 @@ class PassageFetch:
             with self._store.lease(units) as lease:
                 lengths = self._store.tiers.lengths[lease.slots[: len(places) * heads : heads]]
                 size = (len(some), len(places), heads, shape.block_size, shape.head_dim)
-                k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
+                k, v = (half.view(size) for half in lease.contents())
                 tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
             for at, (one, end) in enumerate(zip(taken, lengths.tolist())):
                 for row, layer in enumerate(some):

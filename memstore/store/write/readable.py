@@ -60,7 +60,7 @@ class Readable:
         units = [BlockKey(self._document, layer, block, h) for block, h in product(blocks, heads)]
         shape = (len(blocks), *self._geometry.shape)
         with self._tiers.lease(units) as lease:
-            k, v = (half.index_select(0, lease.slots).view(shape) for half in (lease.k, lease.v))
+            k, v = (half.view(shape) for half in lease.contents())
         return k, v
 
     def landmarks(self, layer: int, blocks: range) -> Tensor:
