@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +11,13 @@ from torch.nn.functional import pad
 
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import takes_layer_type
-from memstore.model.rotary import Rope
+from memstore.model.rotary import Positions, Rope
 
 _UNSTEADY = {
     "dynamic": "its frequencies change with the length of the text (dynamic RoPE)",
     "longrope": "its frequencies change with the length of the text (LongRoPE)",
 }
 _TABLE = 4096  # positions to begin with
-
-
-class _Angles(NamedTuple):
-    positions: Tensor  # [T]
-    cos: Tensor  # [1, T, d]
-    sin: Tensor
 
 
 class ModelRotary:
@@ -54,9 +48,9 @@ class ModelRotary:
         self._turned, self._name = turned, config.model_type
         self._half_split = _is_half_split(self._apply)
         self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
-        self._last: dict[tuple[str | None, torch.dtype], _Angles] = {}
+        self._outgrown: list[tuple[Tensor, Tensor]] = []  # which a CUDA graph may still read
 
-    def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
         """x [.., T, D] to positions [T] (0 and above)."""
         if not self._turned[layer] or not x.numel():
             return x
@@ -74,26 +68,28 @@ class ModelRotary:
         return rotated.view(shape)
 
     def _angles(
-        self, kind: str | None, positions: Tensor | range, x: Tensor
+        self, kind: str | None, positions: Tensor | range | Positions, x: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The model's cosines and sines [1, T, d] of positions [T]."""
         if isinstance(positions, range):
             cos, sin = self._table(kind, positions.stop, x)
             at = slice(positions.start, positions.stop)
             return cos[:, at], sin[:, at]
-        # the layers of a pass ask for the same ones, and to look at them waits for a GPU
-        last = self._last.get((kind, x.dtype))
-        if last is None or last.positions is not positions:
-            cos, sin = self._table(kind, int(positions.max()) + 1, x)
-            last = _Angles(positions, cos[:, positions], sin[:, positions])
-            self._last[kind, x.dtype] = last
-        return last.cos, last.sin
+        if not isinstance(positions, Positions):
+            positions = Positions(positions, int(positions.max()) + 1)
+        found = positions.angles.get((kind, x.dtype))
+        if found is None:
+            cos, sin = self._table(kind, positions.reach, x)
+            found = cos[:, positions.at], sin[:, positions.at]
+            positions.angles[kind, x.dtype] = found
+        return found
 
     def _table(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """The model's cosines and sines [1, n, d] of positions 0 .. n - 1, n >= reach."""
         key = (kind, x.dtype, x.device)
         table = self._tables.get(key)
         if table is None or table[0].shape[1] < reach:
+            self._outgrown += [] if table is None else [table]
             size = max(_TABLE, 1 << (reach - 1).bit_length())
             positions = torch.arange(size, device=x.device)[None]
             given = (

@@ -25,6 +25,7 @@ from memstore.model.passages.passage_encoding import check_storable
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_file import MadeFor
+from memstore.model.rotary import Positions
 from memstore.store.memory_store import MemoryStore
 
 LONGEST = 128  # tokens of a passage, and of the slots that hold one
@@ -161,7 +162,7 @@ class HuggingFacePassageModel(PassageAPI):
     def dtype(self) -> torch.dtype:
         return self._decoder.dtype
 
-    def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
         return self._decoder.rotary.rotate(layer, x, positions)
 
     def hidden(

@@ -127,10 +127,20 @@ class GeneratingSession(ABC):
         """Read a token that was generated -> the state [hidden_size] behind it."""
         if not self.begin_token():
             return self.feed([token])[-1]
+        state = self.recorded(token)
+        if state is not None:
+            self.end_token(token)
+            return state
         ids = torch.tensor([[token]], device=self.reader.device)
         state = self.reader.hidden(ids, self.attend, enter=self.enter, quantized=True)[0, -1]
         self.end_token(token)
         return state
+
+    def recorded(self, token: int) -> Tensor | None:
+        """Read a token by a forward pass that was recorded -> the state [hidden_size] behind it;
+        None where there is none, and nothing was read.
+        """
+        return None
 
     @abstractmethod
     def begin_token(self) -> bool:

@@ -1,7 +1,20 @@
 """Rotary positions (RoPE)."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
+
+
+@dataclass(eq=False)
+class Positions:
+    """Positions [T], each below `reach`, on a device: all layers of a forward pass turn to them,
+    and what they turn by is looked up once; to look at them would wait for the device.
+    """
+
+    at: Tensor
+    reach: int
+    angles: dict[object, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by who asks
 
 
 class Rope:

@@ -270,7 +270,7 @@ def test_what_stands_in_front_of_a_passage_is_not_computed_again_behind_the_one_
                 session.feed(question)
                 own = [len(passages[block].ids) - passages[block].lead for block in blocks]
                 expected = sum(own) + leads + len(reader.separator_ids)
-                layer = next(iter(session._attention._layers.values()))
+                layer = next(iter(session._attention.layers.values()))
                 assert layer.remembered == expected
 
 

@@ -47,7 +47,7 @@ def test_masses_are_those_of_the_softmax(kind: str, parts: list[int]) -> None:
             reader.hidden(torch.tensor([ids]), attend)
             assert [layer for layer, _, _ in told] == [*range(shape.num_layers)]
             for layer, masses, q in told:
-                held, spec = attention._layers[layer], reader.forms[layer]
+                held, spec = attention.layers[layer], reader.forms[layer]
                 at = held.length
                 q = reader.rotate(layer, q, range(at - 1, at)).double()
                 keys = held.k[:, :, :at, : q.shape[3]].double().repeat_interleave(shape.group, 1)

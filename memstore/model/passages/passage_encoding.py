@@ -21,6 +21,7 @@ from memstore.model.passages.cpu_products import fast_products
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import KeysValues, attention, read_prefix
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
+from memstore.model.rotary import Positions
 from memstore.store.write.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
@@ -233,7 +234,7 @@ class _Pass:
         positions = torch.zeros(size, dtype=torch.int64)
         for n, at in zip(lengths, self.spans):
             positions[at] = torch.arange(first, first + n)
-        self._positions = positions.to(reader.device)
+        self._positions = Positions(positions.to(reader.device), first + max(lengths))
         self._attended = (_Apart if reader.device.type == "cpu" else _Together)(
             reader, first, self.spans
         )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from memstore.model.adapter import AttentionSpec, ModelAdapter
 from memstore.model.passages.selectors.selector import Gate, Selector
+from memstore.model.rotary import Positions
 from memstore.model.texts.passage_context import Context
 
 
@@ -25,7 +26,7 @@ class PassageModel(ModelAdapter):
     context: Context  # what is read in front of each
 
     @abstractmethod
-    def rotate(self, layer: int, x: Tensor, positions: Tensor | range) -> Tensor:
+    def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
         """Queries or keys [B, H, T, D] of a layer, turned to positions [T]; a range of them, where
         they follow one another, is the fastest.
         """

@@ -26,7 +26,9 @@ from memstore.model.passages.repositioned_attention import (
 )
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
 from memstore.model.passages.session_passages import OwnPassages
-from memstore.model.reads import Lookups, OnRead, ReadUnit, StepReads
+from memstore.model.passages.step_graph import StepGraph
+from memstore.model.passages.step_masses import StepMasses
+from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
 
@@ -63,20 +65,23 @@ class PassageSession(GeneratingSession, Closing):
         self.read_tokens = 0
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
-        self._retrieve, self._on_read = retrieve, on_read
-        told = None if on_read is None else self._told
-        self._attention = RepositionedAttention(reader, read_prefix(reader), told)
+        self._retrieve = retrieve
+        self._told = on_read and StepMasses(reader.shape.memory_layers, on_read)
+        self._begin()
         self._local = DialogueBuffer(reader, settings.local_tokens)
         self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)
         self._fetch = PassageFetch(reader, store, self._own)
         self._choose = GatedChoice(reader, store, settings, self._fetch.content)
         self._fetched = Fetched({}, [], {})  # the passages that are read now
-        self._units: list[ReadUnit] = []  # of them, where on_read is told of them
-        self._masses: list[Tensor] = []  # of a step, of its layers so far
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
         self._kept: dict[int, KeysValues] = {}
         self._first: Chosen | None = None  # the passage that these tokens begin with
+
+    def _begin(self) -> None:
+        """Attend to the prefix alone."""
+        self._attention = RepositionedAttention(self.reader, read_prefix(self.reader), self._told)
+        self._graph = StepGraph(self.reader, self._attention)
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """As AskSession.attach; passages that are read now stay until others are."""
@@ -160,6 +165,9 @@ class PassageSession(GeneratingSession, Closing):
     def ends_turn(self, token: int) -> bool:
         return self.reader.ends_turn(token)
 
+    def recorded(self, token: int) -> Tensor | None:
+        return self._graph(token)
+
     # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
 
     def begin_token(self) -> bool:
@@ -231,9 +239,9 @@ class PassageSession(GeneratingSession, Closing):
         for layer in range(self.reader.shape.num_layers):
             self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
         self.chosen, self._fetched = list(passages), fetched
-        if self._on_read is not None:
+        if self._told is not None:
             shape = self.reader.shape
-            self._units = fetched.units(passages, shape.num_kv_heads, shape.group)
+            self._told.read(fetched.units(passages, shape.num_kv_heads, shape.group), fetched.tiers)
         self._behind, self._kept = behind, kept
         if self._attention.local:
             self.settle()
@@ -271,17 +279,6 @@ class PassageSession(GeneratingSession, Closing):
         """What is chosen from: attached documents, then what left the local text."""
         return self._own.blocks.runs(self._own.blocks.count)
 
-    def _told(self, layer_idx: int, masses: Tensor) -> None:
-        """Tell what the last row of a step read, once all layers have: masses [H, passages]."""
-        layers = self.reader.shape.memory_layers
-        if layer_idx == layers[0]:
-            self._masses.clear()
-        if layer_idx in self._fetched.tiers:
-            self._masses.append(masses)
-        if layer_idx == layers[-1] and self._on_read is not None:
-            read = torch.stack(self._masses).double().flatten()
-            self._on_read(StepReads(self._units, read.cpu().numpy()))
-
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
         """As AskSession.same."""
@@ -296,4 +293,4 @@ class PassageSession(GeneratingSession, Closing):
         """Let go of what is read and of the session's own passages; the documents stay."""
         self.chosen, self.candidates, self._kept = [], None, {}
         self._own.close()
-        self._attention = RepositionedAttention(self.reader, self._attention.prefix)
+        self._begin()

@@ -24,8 +24,8 @@ _WIDER = 8  # columns at a time: fused attention on a GPU takes multiples of it
 
 
 @dataclass
-class _Layer:
-    """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there.
+class LayerContext:
+    """Of one layer, keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there.
 
     Where an attention is observed both are wider: keys by zeros, values by which part of what is
     remembered a token belongs to, 1 in the column of that part. What comes out of attention in
@@ -56,7 +56,7 @@ class RepositionedAttention:
     # of the next step so many tokens, its first, are remembered ones that no memory holds; there
     # must be no local text yet
     computed: int = 0
-    _layers: dict[int, _Layer] = field(default_factory=dict)
+    layers: dict[int, LayerContext] = field(default_factory=dict)
     _seen: tuple[object, Tensor] | None = None
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class RepositionedAttention:
         rows, start, dim = q.shape[2], layer.length, q.shape[3]
         positions = range(start, start + rows)
         own = k[:, :, self.computed :]
-        layer.plain = _put(layer.plain, start - layer.remembered - self._first, own)
+        layer.plain = _put(layer.plain, start - layer.remembered - self.first, own)
         turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
         wider = layer.k.shape[3] - dim
         if wider:
@@ -90,14 +90,14 @@ class RepositionedAttention:
             self.observe(layer_idx, output[0, :, -1, dim : dim + len(self.parts)])
         return output[..., :dim]
 
-    def _mark(self, layer: _Layer, start: int, tokens: int, dim: int) -> None:
+    def _mark(self, layer: LayerContext, start: int, tokens: int, dim: int) -> None:
         """Write beside values of so many remembered tokens from `start` on, D wide, which part each
         belongs to.
         """
         if layer.v.shape[3] > dim:
             parts = torch.eye(len(self.parts), layer.v.shape[3] - dim).repeat_interleave(
                 torch.tensor(self.parts), 0
-            )[start - self._first :][:tokens]
+            )[start - self.first :][:tokens]
             layer.v[:, :, start : start + len(parts), dim:] = parts
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
@@ -105,18 +105,18 @@ class RepositionedAttention:
         position-free; the local text moves behind them.
         """
         layer, dtype, dim = self._layer(layer_idx), self.reader.dtype, k.shape[2]
-        local = slice(self._first + layer.remembered, layer.length)
+        local = slice(self.first + layer.remembered, layer.length)
         behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
-        positions = range(self._first, self._first + behind.shape[2])
+        positions = range(self.first, self.first + behind.shape[2])
         turned = self.reader.rotate(layer_idx, behind, positions)
-        first, values = slice(0, self._first), layer.v[..., :dim]
+        first, values = slice(0, self.first), layer.v[..., :dim]
         layer.k = torch.cat((layer.k[:, :, first, :dim], turned), 2)
         layer.v = torch.cat((values[:, :, first], v.to(dtype)[None], values[:, :, local]), 2)
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
         if self.observe is not None and self.parts:
             wider = -(-len(self.parts) // _WIDER) * _WIDER
             layer.k, layer.v = pad(layer.k, (0, wider)), pad(layer.v, (0, wider))
-            self._mark(layer, self._first, layer.remembered, dim)
+            self._mark(layer, self.first, layer.remembered, dim)
 
     @property
     def nothing(self) -> KeysValues:
@@ -128,8 +128,8 @@ class RepositionedAttention:
     @property
     def local(self) -> int:
         """Tokens of local text."""
-        for layer in self._layers.values():
-            return layer.length - layer.remembered - self._first
+        for layer in self.layers.values():
+            return layer.length - layer.remembered - self.first
         return 0
 
     def let_go(self, tokens: int) -> dict[int, KeysValues]:
@@ -138,11 +138,11 @@ class RepositionedAttention:
         """
         return {
             index: self._let_go(index, layer, tokens)
-            for index, layer in (self._layers.items() if tokens else ())
+            for index, layer in (self.layers.items() if tokens else ())
         }
 
-    def _let_go(self, layer_idx: int, layer: _Layer, tokens: int) -> KeysValues:
-        start = self._first + layer.remembered
+    def _let_go(self, layer_idx: int, layer: LayerContext, tokens: int) -> KeysValues:
+        start = self.first + layer.remembered
         left = layer.length - start - tokens
         plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
         gone = plain[0, :, :tokens], values[0, :, :tokens, : plain.shape[3]]
@@ -157,11 +157,11 @@ class RepositionedAttention:
 
     def fork(self) -> "RepositionedAttention":
         """Another one that attends to the same, until it is given more."""
-        other = replace(self, _layers={})
-        for index, layer in self._layers.items():
-            local = layer.length - layer.remembered - self._first
+        other = replace(self, layers={})
+        for index, layer in self.layers.items():
+            local = layer.length - layer.remembered - self.first
             # without room: what is appended goes into tensors of its own
-            other._layers[index] = replace(
+            other.layers[index] = replace(
                 layer,
                 k=layer.k[:, :, : layer.length],
                 v=layer.v[:, :, : layer.length],
@@ -170,11 +170,11 @@ class RepositionedAttention:
         return other
 
     @property
-    def _first(self) -> int:
+    def first(self) -> int:
         return self.prefix[0][0].shape[2] if self.prefix else 0
 
-    def _layer(self, layer_idx: int) -> _Layer:
-        layer = self._layers.get(layer_idx)
+    def _layer(self, layer_idx: int) -> LayerContext:
+        layer = self.layers.get(layer_idx)
         if layer is None:
             reader, shape = self.reader, self.reader.shape
             if self.prefix:
@@ -182,7 +182,7 @@ class RepositionedAttention:
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
-            layer = self._layers[layer_idx] = _Layer(k, v, k[:, :, :0], 0, self._first)
+            layer = self.layers[layer_idx] = LayerContext(k, v, k[:, :, :0], 0, self.first)
         return layer
 
     def _mask(
@@ -232,10 +232,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
     """
     if spec.softcap is not None:
         return _weights(q, k, spec, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    if q.shape[2] == 1 and mask is None:
+    if q.shape[2] == 1:
         # the heads of a group as rows: on a CPU a single row of bfloat16 is slow by itself
         rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-        return scaled_dot_product_attention(rows, k, v, scale=spec.scale).view(q.shape)
+        output = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=spec.scale)
+        return output.view(q.shape)
     if q.device.type != "cpu":  # no fused kernel there takes a mask and groups
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)

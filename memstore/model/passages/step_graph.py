@@ -1,0 +1,187 @@
+"""One generated token of a session as a CUDA graph: the kernels of all layers are recorded once and
+launched together, where to launch them one by one takes a GPU longer than to run them.
+
+A graph runs with the tensors that it was recorded with. So a step of it writes keys and values at a
+position that stands in a tensor, and attends to all the room that there is, masked.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.repositioned_attention import (
+    LayerContext,
+    RepositionedAttention,
+    attention,
+)
+from memstore.model.rotary import Positions
+
+_BEFORE = 4  # tokens that a turn generates without: to record takes as long as some of them
+_ROOM = 256  # tokens that a recorded step has room for, at least
+_WHOLE = 64  # the room is a multiple of it, as fused attention wants it
+
+_log = logging.getLogger("memstore")
+
+
+class StepGraph:
+    """Tokens of one session, read by one thread."""
+
+    def __init__(self, reader: PassageModel, context: RepositionedAttention) -> None:
+        self._reader, self._context = reader, context
+        self._step: RecordedStep | None = None
+        self._before = 0  # tokens that were read without a graph since there was none to use
+        self._possible = reader.device.type == "cuda" and torch.cuda.is_available()
+
+    def __call__(self, token: int) -> Tensor | None:
+        """Read a token that was generated -> the state [hidden_size] behind it; None where it is to
+        be read kernel by kernel: nothing was read then.
+        """
+        if not self._possible:
+            return None
+        if self._step is None or not self._step.fits(self._context):
+            self._step, self._before = None, self._before + 1
+            if self._before <= _BEFORE:
+                return None
+            self._step, self._before = RecordedStep(self._reader, self._context), 0
+        try:
+            return self._step(token)
+        except RuntimeError:  # of a model whose own code looks at what it computes
+            _log.debug("a step of %s is no CUDA graph", type(self._reader).__name__, exc_info=True)
+            self._possible, self._step = False, None
+            return None
+
+
+@dataclass(eq=False)
+class RecordedStep:
+    """A step with the tensors that a context has now: the first token runs, the second is recorded,
+    and from then on the graph runs. On a CPU every token runs.
+    """
+
+    reader: PassageModel
+    context: RepositionedAttention
+
+    def __post_init__(self) -> None:
+        layers = self.context.layers
+        for layer in layers.values():
+            _make_room(layer, self.context)
+        self._held = [(layer.k, layer.v, layer.plain) for layer in layers.values()]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._runs = 0
+        device = self.reader.device
+        # the token, and where it goes: among everything, and in the local text
+        self._ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        self._at, self._local = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
+        self._next = -1  # what stands in _at, as far as this knows
+        self._grid = torch.arange(min(k.shape[2] for k, _, _ in self._held), device=device)
+        self._pass = _Pass(Positions(self._at, 0))
+        self._state = torch.empty(0)
+
+    def fits(self, context: RepositionedAttention) -> bool:
+        """Does it still belong to a context, and has it room for a token?"""
+        layers = context.layers.values()
+        return len(layers) == len(self._held) and all(
+            (layer.k is k and layer.v is v and layer.plain is plain)
+            and layer.length < len(self._grid)
+            and context.local < plain.shape[2]
+            for layer, (k, v, plain) in zip(layers, self._held)
+        )
+
+    @torch.no_grad()
+    def __call__(self, token: int) -> Tensor:
+        """Read a token -> the state [hidden_size] behind it. Raises RuntimeError where a step
+        cannot be recorded.
+        """
+        context = self.context
+        length = next(iter(context.layers.values())).length
+        self._ids.fill_(token)
+        if length != self._next:
+            self._at.fill_(length)
+            self._local.fill_(context.local)
+        if self._runs == 0 or self.reader.device.type != "cuda":
+            self._run()
+        elif self._graph is None:
+            self._graph = self._record()
+        if self._graph is not None:
+            self._graph.replay()
+        self._runs += 1
+        self._next = length + 1
+        for layer in context.layers.values():
+            layer.length += 1
+        if context.observe is not None:
+            for layer_idx, masses in self._pass.masses.items():
+                context.observe(layer_idx, masses)
+        return self._state.clone()
+
+    def _run(self) -> None:
+        self._pass = _Pass(Positions(self._at, len(self._grid)))
+        self._state = self.reader.hidden(self._ids, self._attend, quantized=True)[0, -1]
+        self._at.add_(1)
+        self._local.add_(1)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.reader.device)
+        stream = torch.cuda.Stream(self.reader.device)
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            # others' threads may allocate meanwhile
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._run()
+            finally:
+                graph.capture_end()
+        here.wait_stream(stream)
+        return graph
+
+    def _attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As RepositionedAttention.attend, of one row, at a position that nobody looks at."""
+        context, layer, dim = self.context, self.context.layers[layer_idx], q.shape[3]
+        layer.plain.index_copy_(2, self._local, k)
+        turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), self._pass.positions)
+        wider = layer.k.shape[3] - dim
+        if wider:
+            turned, v = pad(turned, (0, wider)), pad(v, (0, wider))
+        q, k = turned.split((q.shape[1], k.shape[1]), 1)
+        layer.k.index_copy_(2, self._at, k)
+        layer.v.index_copy_(2, self._at, v)
+        spec, room = self.reader.forms[layer_idx], len(self._grid)
+        output = attention(
+            q, layer.k[:, :, :room], layer.v[:, :, :room], spec, self._seen(spec.window)
+        )
+        if not wider:
+            return output
+        self._pass.masses[layer_idx] = output[0, :, -1, dim : dim + len(context.parts)]
+        return output[..., :dim]
+
+    def _seen(self, window: int | None) -> Tensor:
+        """bool [1, room]: what the row sees."""
+        if window not in self._pass.seen:
+            seen = self._grid <= self._at
+            if window is not None:
+                seen &= self._grid > self._at - window
+            self._pass.seen[window] = seen[None]
+        return self._pass.seen[window]
+
+
+@dataclass
+class _Pass:
+    """What the layers of one pass share, or leave behind."""
+
+    positions: Positions
+    seen: dict[int | None, Tensor] = field(default_factory=dict)  # by window
+    masses: dict[int, Tensor] = field(default_factory=dict)  # by layer, [H, parts]
+
+
+def _make_room(layer: LayerContext, context: RepositionedAttention) -> None:
+    """Have keys and values in tensors of their own, with room."""
+    room = -(-(layer.length + _ROOM) // _WHOLE) * _WHOLE
+    if layer.k.shape[2] - layer.length < _ROOM or layer.k.shape[2] % _WHOLE:
+        layer.k, layer.v = (
+            pad(x[:, :, : layer.length], (0, 0, 0, room - layer.length)) for x in (layer.k, layer.v)
+        )
+    missing = context.local + _ROOM - layer.plain.shape[2]
+    if missing > 0:
+        layer.plain = pad(layer.plain, (0, 0, 0, missing))
