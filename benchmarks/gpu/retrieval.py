@@ -6,8 +6,8 @@ search     The best 4 (and 64) of 64K and 1M landmark keys of 8 KV heads, 128 ch
            over them, timed the same way), and against the reference in torch.
 attention  One decoding step (32 heads reading 4 blocks each from a slab) and a chunk of 256 tokens,
            whose rows choose each for themselves or all alike.
-gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory: a
-           copy a run of slots, a copy a unit; against one copy of as many bytes.
+gather     8, 64 and 8192 units of 32 KB from page-locked slots, scattered, in runs of 16 and all in
+           one (which is one copy): by a copy a run, by the kernel, and as `load_units` chooses.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,10 +42,11 @@ class Sizes:
     chunk: int = 256
     best: tuple[int, int] = (4, 64)
     slots: int = 16384
-    units: int = 64  # gathered from 64 times as many
+    units: tuple[int, ...] = (8, 64, 8192)  # gathered from twice as many
+    run: int = 16
 
 
-TINY = Sizes(1, 2, 16, 7, (70,), 3, (2, 4), 32, 4)  # for Triton's interpreter
+TINY = Sizes(1, 2, 16, 7, (70,), 3, (2, 4), 32, (4, 8), 2)  # for Triton's interpreter
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -54,9 +56,8 @@ def cases(setting: Setting) -> list[Case]:
         for dtype in (torch.float16, torch.float32):
             name = f"search of {n} keys, {str(dtype)[6:]}"
             found.append((name, partial(searched, setting, sizes, n, dtype)))
-    for name, part in (("attention", attention_part), ("gather", gather_part)):
-        found.append((name, partial(measured, setting, partial(part, sizes=sizes))))
-    return found
+    attention = partial(measured, setting, partial(attention_part, sizes=sizes))
+    return [*found, ("attention", attention), ("gather", partial(gather, setting, sizes))]
 
 
 def searched(setting: Setting, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[Row]:
@@ -67,15 +68,17 @@ def measured(setting: Setting, part: Callable[[Any], Iterator[dict[str, Any]]]) 
     """The rows of a part, each of its implementations on a line."""
     for found in part(setting.meter):
         needs = (found["operations"], found["bytes"])
-        up = "one by one" in found
-        called = found.get("called")
-        note = "" if called is None else f"{called * 1e6:,.0f} µs a call from Python"
-        yield Row(found["what"], "ours", found["seconds"], *needs, up=up, note=note)
-        for name in ("torch", "streamed once", "one by one"):
+        note = from_python(found["called"])
+        yield Row(found["what"], "ours", found["seconds"], *needs, note=note)
+        for name in ("torch", "streamed once"):
             if name in found:
                 operations = 0.0 if name == "streamed once" else needs[0]
                 ratio = f"{found[name] / found['seconds']:.2f} of ours"
-                yield Row(found["what"], name, found[name], operations, needs[1], up, note=ratio)
+                yield Row(found["what"], name, found[name], operations, needs[1], note=ratio)
+
+
+def from_python(called: float) -> str:
+    return f"{called * 1e6:,.0f} µs a call from Python"
 
 
 def searches(device: Device, sizes: Sizes, n: int, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
@@ -133,35 +136,37 @@ def attention_part(device: Device, sizes: Sizes) -> Iterator[dict[str, Any]]:
         }
 
 
-def gather_part(device: Device, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    count, room = sizes.units, 64 * sizes.units
-    for size in (52, 63):  # K and V of a unit in float16: 26 KB and 32 KB
-        shape = (room, 2, size, sizes.dim)
-        host = device.host(*shape, dtype=torch.float16).normal_()
-        slab = torch.zeros(shape, dtype=torch.float16, device=device.place)
-        unit = host[0].nbytes
-        for name, places in (
-            ("scattered", list(range(0, room, 64))),
-            ("in a row", list(range(count, 2 * count))),
-        ):
+def gather(setting: Setting, sizes: Sizes) -> Iterator[Row]:
+    from memstore.kernels.triton_slab_copy import PROGRAMS, copy_units
 
-            def one_by_one(
-                host: Tensor = host, slab: Tensor = slab, places: list[int] = places
-            ) -> None:
-                for slot in places:
-                    slab[slot].copy_(host[slot], non_blocking=True)
+    meter, room = setting.meter, 2 * sizes.units[-1]
+    host = meter.host(room, 2, sizes.block, sizes.dim, dtype=torch.float16).normal_()
+    slab = torch.zeros_like(host, device=setting.place)
+    unit = host[0].nbytes
 
-            def in_runs(
-                host: Tensor = host, slab: Tensor = slab, places: list[int] = places
-            ) -> None:
-                event = load_units(host, slab, places, places).event
-                if event is not None:
-                    torch.cuda.current_stream().wait_event(event)
+    def loaded(slots: list[int], triton: bool | None) -> None:
+        event = load_units(host, slab, slots, slots, triton=triton).event
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
 
-            yield {
-                "what": f"{count} units of {unit / 1000:.0f} KB {name}",
-                "bytes": count * unit,
-                "operations": 0.0,
-                "seconds": device.seconds(in_runs),
-                "one by one": device.seconds(one_by_one),
+    for count in sizes.units:
+        runs = {"scattered": 1, f"in runs of {sizes.run}": sizes.run, "in a row": count}
+        for name, run in runs.items():
+            if run > count or (run == count and name != "in a row"):
+                continue
+            slots = [slot for slot in range(2 * count) if slot // run % 2 == 0]
+            ways: dict[str, Callable[[], None]] = {
+                "as chosen": partial(loaded, slots, None),
+                "a copy a run": partial(loaded, slots, False),
+                "the kernel": partial(loaded, slots, True),
             }
+            if run == 1:
+                places = np.array([slots, slots])
+                for programs in (PROGRAMS // 4, PROGRAMS // 2, PROGRAMS, 2 * PROGRAMS):
+                    by = f"the kernel alone, {programs} programs"
+                    ways[by] = partial(copy_units, host, slab, places, programs=programs)
+            calls = 1 if setting.tiny else 5 if count > 1000 else 50
+            for by, way in ways.items():
+                note = from_python(meter.called(way, calls))
+                what = f"{count:,} units of {unit / 1000:.0f} KB {name}"
+                yield Row(what, by, meter.seconds(way), 0, count * unit, up=True, note=note)

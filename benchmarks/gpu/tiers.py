@@ -5,7 +5,7 @@ lies, and how much of a copy the device's own work hides.
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,10 @@ def cases(setting: Setting) -> list[Case]:
     return [
         ("hits and misses", partial(leases, setting, shape)),
         ("from disk", partial(from_disk, setting, shape)),
-        ("overlap", partial(overlap, setting)),
+        *(
+            (f"overlap, {units} units", partial(overlap, setting, units, side))
+            for units, side in (((8, 32), (16, 32)) if setting.tiny else ((64, 2048), (8192, 8192)))
+        ),
     ]
 
 
@@ -113,45 +116,47 @@ def from_disk(setting: Setting, shape: Shape) -> Iterator[Row]:
         yield Row(what, by, taken, 0, BATCH * shape.unit, up=True, note=note)
 
 
-def overlap(setting: Setting) -> Iterator[Row]:
+def overlap(setting: Setting, units: int, side: int) -> Iterator[Row]:
     """Copies up beside matrix products: each alone, both at once."""
-    units, side = (64, 32) if setting.tiny else (8192, 8192)
-    shape = (units, 2, 7, 16) if setting.tiny else (units, 2, 63, 128)
+    shape = (2 * units, 2, 7, 16) if setting.tiny else (2 * units, 2, 63, 128)
     host = setting.meter.host(*shape, dtype=torch.float16).normal_()
     there = torch.empty_like(host, device=setting.place)
     a, b = (torch.randn(side, side, device=setting.place) for _ in range(2))
     if setting.cuda:
         a, b = a.bfloat16(), b.bfloat16()
-    places = list(range(0, units, 2)) + list(range(1, units, 2))  # no two in a row
-
-    def copies(first: bool, then: bool) -> Callable[[], None]:
-        """Copies, and products after them or not; or products before them: copies wait for what
-        the device was given before.
-        """
-
-        def work() -> None:
-            if not first:
-                compute()
-            event = load_units(host, there, places, places).event
-            if then:
-                compute()
-            if event is not None:
-                torch.cuda.current_stream().wait_event(event)
-
-        return work
 
     def compute() -> None:
         for _ in range(8):
             torch.mm(a, b)
 
+    def copies(slots: list[int], triton: bool, first: bool, then: bool) -> None:
+        """Copies, and products after them or not; or products before them: copies wait for what
+        the device was given before.
+        """
+        if not first:
+            compute()
+        event = load_units(host, there, slots, slots, triton=triton).event
+        if then:
+            compute()
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
+
     # no flush: the copies would wait for it
-    seconds = partial(setting.meter.called, calls=1 if setting.tiny else 5)
-    alone, work = seconds(copies(True, False)), seconds(compute)
-    after, beside = seconds(copies(False, False)), seconds(copies(True, True))
-    size = units * host[0].nbytes
-    what = f"{units} units of {host[0].nbytes / 1000:.3g} KB up"
-    yield Row(what, "alone", alone, 0, size, up=True)
+    seconds = partial(setting.meter.called, calls=1 if setting.tiny else 5 if units > 1000 else 50)
+    work = seconds(compute)
+    what = f"{units:,} units of {host[0].nbytes / 1000:.3g} KB up"
     yield Row(what, "products alone", work)
-    yield Row(what, "products, then copies", after)
-    hidden = (alone + work - beside) / min(alone, work)
-    yield Row(what, "copies beside products", beside, note=f"{hidden:.2f} of the shorter hidden")
+    scattered, in_a_row = list(range(0, 2 * units, 2)), list(range(units))
+    for name, slots, triton in (
+        ("by the kernel", scattered, True),
+        ("a copy each", scattered, False),
+        ("as one copy", in_a_row, False),
+    ):
+        up = partial(copies, slots, triton)
+        alone = seconds(partial(up, True, False))
+        yield Row(what, f"{name}, alone", alone, 0, units * host[0].nbytes, up=True)
+        yield Row(what, f"products, then {name}", seconds(partial(up, False, False)))
+        beside = seconds(partial(up, True, True))
+        hidden = (alone + work - beside) / min(alone, work)
+        note = f"{hidden:.2f} of the shorter hidden"
+        yield Row(what, f"{name}, beside products", beside, note=note)

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.common.options import add, plain_parser
@@ -21,6 +22,7 @@ from benchmarks.kernels.windows import Windows
 from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
 from memstore.kernels.triton_landmark_topk import landmark_topk
 from memstore.kernels.triton_memory_attention import memory_attention
+from memstore.kernels.triton_slab_copy import copy_units
 from memstore.kernels.types import LocalAttention
 
 KV_HEADS, HEADS, BLOCK = 8, 32, 63
@@ -64,6 +66,9 @@ def inference() -> Iterator[dict[str, Any]]:
             what = f"{rows} tokens, best {k}, {str(dtype)[6:]}"
             work = partial(landmark_topk, q, keys, [(0, keys.shape[1])], k, return_lse=True)
             yield from described(work, what, dim)
+        units = torch.zeros(64, 2, BLOCK, dim, dtype=torch.float16)
+        copy = partial(copy_units, units, units, np.zeros((2, 32), dtype=np.int64))
+        yield from described(copy, "32 units, float16", dim)
 
 
 def training(blocks: Sequence[int], dims: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -56,18 +56,17 @@ class Slots:
         else:
             self.lengths = torch.full((count,), block_size, dtype=torch.int64, device=device)
             self.lengths_here = torch.full((count,), block_size, dtype=torch.int64)
+        self._lengths = self.lengths_here.numpy()
 
     def note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Write down the lengths of the units that came into slots. All blocks but a document's
         last are full, so a device is seldom told anything.
         """
-        where, new = (
-            torch.tensor(slots, dtype=torch.int64),
-            torch.tensor(lengths, dtype=torch.int64),
-        )
-        changed = self.lengths_here[where] != new
+        where, new = np.array(slots, dtype=np.int64), np.array(lengths, dtype=np.int64)
+        changed = self._lengths[where] != new
         if changed.any():
             where, new = where[changed], new[changed]
-            self.lengths_here[where] = new
+            self._lengths[where] = new
             if self.lengths is not self.lengths_here:
-                self.lengths[where.to(self.lengths.device)] = new.to(self.lengths.device)
+                there = self.lengths.device
+                self.lengths[torch.from_numpy(where).to(there)] = torch.from_numpy(new).to(there)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ from memstore.kernels import (
     triton_landmark_topk,
     triton_memory_attention,
 )
-from memstore.kernels.slab_copy import load_units, runs
+from memstore.kernels.slab_copy import by_kernel, load_units, run_ends
 from memstore.kernels.types import NEG, LocalAttention, TopK
 from support import triton_interpreter  # noqa: F401 (before anything imports Triton)
 from support.paths import ROOT, TESTS
@@ -421,24 +422,83 @@ def test_landmark_topk_of_a_slice_of_keys_in_another_dtype() -> None:
 
 # Moving units
 
+SLOTS = 9
 
+
+def check_load(host: Tensor, taken: list[int], given_to: list[int], triton: bool | None) -> None:
+    """host: [SLOTS, ...]. Units are where they should be, bit by bit, and nothing else changed."""
+    host = host.pin_memory() if CUDA else host
+    slab = torch.randint(0, 256, (host.nbytes,)).to(DEVICE, torch.uint8)
+    slab = slab.view(host.dtype).view(host.shape)
+    kept = slab.view(torch.uint8).cpu().view(SLOTS, -1)
+    kept[given_to] = host.view(torch.uint8).view(SLOTS, -1)[taken]
+    load_units(host, slab, taken, given_to, triton=triton).finish()
+    assert torch.equal(slab.view(torch.uint8).cpu().view(SLOTS, -1), kept)
+
+
+@pytest.mark.parametrize("triton", [False, True, None])
 @pytest.mark.parametrize(
-    "dtype,size,dim", [(torch.float16, 50, 40), (torch.float32, 63, 32), (torch.float16, 3, 5)]
+    "dtype,shape",
+    [
+        (torch.float16, (2, 50, 40)),
+        (torch.float32, (2, 63, 32)),  # one chunk, and a part of another
+        (torch.bfloat16, (2, 63, 128)),
+        (torch.float16, (3, 5)),  # 30 bytes: words of two
+        (torch.int8, (2, 3, 5, 1)),
+        (torch.float64, (3,)),
+        (torch.uint8, (17000,)),
+        (torch.uint8, (16401,)),
+        (torch.bool, (1,)),
+    ],
 )
 def test_units_arrive_in_their_slots_and_no_other_slot_changes(
-    dtype: torch.dtype, size: int, dim: int
+    dtype: torch.dtype, shape: tuple[int, ...], triton: bool | None
 ) -> None:
-    host = torch.randn(9, 2, size, dim).to(dtype)
-    host = host.pin_memory() if CUDA else host
-    taken, given_to, rest = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0], [2, 3, 4, 5]
-    slab = torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE)
-    load_units(host, slab, taken, given_to).finish()
-    assert torch.equal(slab[given_to].cpu(), host[taken]) and (slab[rest] == 7.0).all()
+    size = int(torch.empty(SLOTS, *shape, dtype=dtype).nbytes)
+    host = torch.randint(0, 2 if dtype == torch.bool else 256, (size,), dtype=torch.uint8)
+    host = host.view(dtype).view(SLOTS, *shape)
+    for taken, given_to in (
+        ([3, 4, 5, 0, 8], [6, 7, 8, 1, 0]),
+        ([8, 6, 4, 2, 0, 1, 3], [0, 2, 4, 6, 8, 7, 3]),  # no two in a row
+        ([4] * 7, [8, 1, 0, 3, 5, 2, 6]),
+        (list(range(SLOTS)), list(range(SLOTS))),
+        ([2], [7]),
+        ([], []),
+    ):
+        check_load(host, taken, given_to, triton)
 
 
-def test_consecutive_slots_are_one_copy() -> None:
-    assert runs([3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]) == [(3, 6, 0), (6, 7, 9), (0, 2, 10)]
-    assert runs([], []) == []
+@pytest.mark.parametrize("skipped", [1, 2, 4, 8])
+def test_units_of_slabs_that_begin_anywhere_arrive(skipped: int) -> None:
+    """Of a view into a slab whose address fewer bytes divide than its slots' size."""
+    bits = torch.randint(0, 256, (16 + 2 * 64 * SLOTS,), dtype=torch.uint8)
+    bits = bits.pin_memory() if CUDA else bits
+    host = bits[skipped : skipped + 64 * SLOTS].view(SLOTS, 64)
+    slab = torch.zeros(skipped + 64 * SLOTS, dtype=torch.uint8, device=DEVICE)[skipped:]
+    slab = slab.view(SLOTS, 64)
+    taken = [8, 6, 4, 2, 0, 1, 3]
+    load_units(host, slab, taken, taken, triton=True).finish()
+    expected = torch.zeros_like(host).index_copy_(0, torch.tensor(taken), host[taken])
+    assert torch.equal(slab.cpu(), expected)
+
+
+@pytest.mark.skipif(CUDA, reason="takes 4 GB that are page-locked")
+def test_slots_past_what_32_bits_count_are_found() -> None:
+    slots, size = 1 << 18, 16401  # bytes, and so are the words
+    # not there until written
+    host, slab = (torch.from_numpy(np.zeros((slots, size), dtype=np.uint8)) for _ in range(2))
+    host[slots - 1, -3:] = torch.tensor([1, 2, 3])
+    load_units(host, slab, [slots - 1], [slots - 2], triton=True).finish()
+    assert torch.equal(slab[slots - 2], host[slots - 1]) and not slab[slots - 1].any()
+
+
+def test_a_kernel_copies_many_short_runs_and_the_copy_engine_the_others() -> None:
+    unit = 2 * 63 * 128 * 2
+    assert run_ends(np.array([[3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]])) == [3, 4]
+    assert run_ends(np.array([[7], [0]])) == []
+    assert by_kernel(8192, 8192 * unit) and by_kernel(32, 32 * unit)
+    assert not by_kernel(1, 8192 * unit) and not by_kernel(3, 3 * unit)
+    assert not by_kernel(16, 16 * 64 * unit)
 
 
 # Which implementation runs
