@@ -96,7 +96,7 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     ids = reader.tokenizer.encode(text)[:tokens]
     text = reader.tokenizer.decode(ids)
     question = " ".join(text.split()[len(text.split()) // 2 :][:12])
-    repeats, decoded = (1, 2) if setting.tiny else (5, 32)
+    repeats, decoded = (1, 2) if setting.tiny else (5, 64)
     weights = sum(p.nbytes for p in model.parameters())
     layers = model.get_decoder().layers  # logits are of one token
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
@@ -159,9 +159,10 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
         }
         yield Row(what, f"memory, {TOP_K} blocks", ours, note=f"{tiers}")
         asked = reader.tokenizer.encode(question)
+        blocks = [*ids[: TOP_K * 64], *asked]
         for name, prompt in (
             ("stock, the text in its prompt", [*ids, *asked]),
-            (f"stock, {TOP_K} blocks as text", [*ids[: TOP_K * 64], *asked]),
+            (f"stock, {TOP_K} blocks as text", blocks),
         ):
             taken = timed(partial(stock.read, prompt), 2 if len(prompt) > CHUNK else repeats)
             note = f"{taken / ours:.2f} of the memory's"
@@ -170,13 +171,19 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
         runs: dict[str, Callable[[], float]] = {
             f"memory, {TOP_K} blocks": partial(answered, True, decoded),
             "the reader without memory": partial(answered, False, decoded),
-            "stock, no text": partial(stock.decode, asked, decoded),
+            f"stock, {TOP_K} blocks as text": partial(stock.decode, blocks, decoded),
             "stock, the text in its cache": partial(stock.decode, [*ids, *asked], decoded),
         }
         for name, run in runs.items():
             times = [run() for _ in range(1 if setting.tiny else 3)]
             moved = weights + (_cached(model, tokens) if "in its cache" in name else 0)
             yield Row(what, name, median(times), 0, moved)
+    if shape != "8B":  # it compiles for a minute
+        fresh, _ = made(setting, SHAPES[shape], tokens)
+        compiled = Stock(fresh, CHUNK).compiled_decode(blocks, decoded)
+        yield Row(
+            what, f"stock, {TOP_K} blocks as text, static cache, compiled", compiled, 0, weights
+        )
 
 
 def _cached(model: Any, tokens: int) -> int:

