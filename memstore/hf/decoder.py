@@ -3,6 +3,7 @@ its sizes, and how each layer attends.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
+from memstore.hf.generation.fresh_shapes import without_plans
 from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
@@ -63,7 +65,8 @@ class AttachedDecoder:
         quantized: bool = False,
     ) -> Tensor:
         """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        with self.weights.used() if quantized else as_loaded() as made:
+        plans = nullcontext() if self.device.type == "cpu" else without_plans
+        with plans, self.weights.used() if quantized else as_loaded() as made:
             if quantized and layers is None and given.shape[1] == 1:
                 few = len(given) <= MOST_ROWS
                 states = self._step(given, attend, enter, made if few else 0)

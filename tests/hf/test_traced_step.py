@@ -4,11 +4,18 @@ import threading
 
 import pytest
 import torch
+from torch.func import functional_call
+from torch.nn.functional import rms_norm
 
 pytest.importorskip("transformers")
 
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.generation.fresh_shapes import without_plans
+from memstore.hf.generation.traced_graph import Graph
 from support.tiny_decoder import KINDS, decoder, of_kind
 
 UNTRACED = {"mixtral"}  # which experts compute depends on the token
@@ -37,6 +44,28 @@ def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
     with torch.no_grad():
         hidden = model.hidden(ids, attend, quantized=True)
     torch.testing.assert_close(hidden, by_modules(model, ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_rms_norm_becomes_one_operation_for_a_gpu(dtype):
+    norm = LlamaRMSNorm(16).to(dtype)
+    norm.weight.data.uniform_(0.5, 2)
+
+    def normed(x, weight):
+        return functional_call(norm, {"weight": weight}, (x,)) + x
+
+    x = torch.randn(1, 3, 16, dtype=dtype)
+    with torch.no_grad():
+        graph = Graph(normed, x, norm.weight.data)
+        graph.fuse_norms()
+        fused = graph.compiled()
+        operations = [node.target for node in fused.__self__.graph.nodes]
+        assert rms_norm in operations and "rsqrt" not in operations and "mean" not in operations
+        torch.testing.assert_close(fused(x, norm.weight), normed(x, norm.weight))
+        # of another norm, whose weight is no factor, nothing changes
+        other = Graph(lambda x, weight: Gemma2RMSNorm(16)(x) * weight[0], x, norm.weight.data)
+        other.fuse_norms()
+        assert rms_norm not in [node.target for node in other.compiled().__self__.graph.nodes]
 
 
 def test_embeddings_go_through_graphs_and_layers_are_entered_in_order():
@@ -97,3 +126,27 @@ def test_a_model_is_traced_while_another_thread_generates_with_it():
     expected = by_modules(model, torch.tensor([[11]]))[0]
     for states in found:
         torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_while_any_thread_is_inside_attention_makes_no_plans_and_then_as_before():
+    allowed = torch.backends.cuda.cudnn_sdp_enabled
+    before, inside, leave = allowed(), threading.Event(), threading.Event()
+
+    def other():
+        with without_plans:
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        with without_plans:
+            thread.start()
+            assert inside.wait(60) and not allowed()
+        assert not allowed()
+        leave.set()
+        thread.join()
+        assert allowed()
+    finally:
+        leave.set()
+        torch.backends.cuda.enable_cudnn_sdp(before)

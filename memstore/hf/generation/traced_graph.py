@@ -3,11 +3,12 @@ inputs; traced_layers.py makes one of a decoder's layer.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import rms_norm
 from torch.utils import _pytree as pytree
 
 from memstore.hf.generation.quantized_products import multiply
@@ -49,6 +50,19 @@ class Graph:
                 x, few, *bias = node.args
                 node.target, node.args = multiply, (few, x, *bias)
 
+    def fuse_norms(self) -> None:
+        """One operation in the place of the seven or eight of an RMS norm, which a GPU has as one;
+        it rounds once, where they round twice.
+        """
+        for node in list(self._graph.nodes):
+            norm = _norm_at(node) if node.target is _aten.rsqrt.default else None
+            if norm is not None:
+                with self._graph.inserting_before(norm.end):
+                    width = norm.x.meta["val"].shape[-1:]
+                    arguments = (norm.x, tuple(width), norm.weight, norm.eps)
+                    fused = self._graph.call_function(rms_norm, arguments)
+                norm.end.replace_all_uses_with(fused)
+
     def products(self) -> Iterable[list[fx.Node]]:
         """Products by quantized weights, those of one factor together."""
         of: dict[Any, list[fx.Node]] = {}
@@ -79,6 +93,45 @@ class Graph:
         self._graph.lint()
         self._module.recompile()
         return cast(Callable[..., Tensor], self._module.forward)
+
+
+class _Norm(NamedTuple):
+    """An RMS norm: of x, times a weight, its last operation."""
+
+    x: fx.Node
+    weight: fx.Node
+    eps: float
+    end: fx.Node
+
+
+def _norm_at(root: Any) -> _Norm | None:
+    """The norm whose inverse root this is, where it is made of nothing else."""
+    shifted = _made_by(root.args[0], _aten.add.Tensor)
+    mean = shifted and _made_by(shifted.args[0], _aten.mean.dim)
+    square = mean and _made_by(mean.args[0], _aten.pow.Tensor_Scalar)
+    if not (square and square.args[1] == 2 and mean.args[1] == [-1] and len(root.users) == 1):
+        return None
+    wide = square.args[0]
+    before = _made_by(wide, _aten.to.dtype)
+    x = before.args[0] if before else wide
+    (end,) = root.users
+    if end.target is not _aten.mul.Tensor or set(end.args) != {wide, root}:
+        return None
+    while len(end.users) == 1 and next(iter(end.users)).target is _aten.to.dtype:
+        (end,) = end.users
+    (user, *others), product = end.users, end
+    if others or user.target is not _aten.mul.Tensor:
+        return None
+    weight = next((arg for arg in user.args if arg is not product), None)
+    if not isinstance(weight, fx.Node) or weight.op != "placeholder":
+        return None
+    same = user.meta["val"].dtype == x.meta["val"].dtype
+    return _Norm(x, weight, shifted.args[1], user) if same else None
+
+
+def _made_by(node: Any, op: object) -> Any:
+    """The node, if this operation makes it."""
+    return node if isinstance(node, fx.Node) and node.target is op else None
 
 
 def _fold(module: fx.GraphModule) -> None:

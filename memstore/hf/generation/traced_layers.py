@@ -145,6 +145,8 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
 
     graph = Graph(computed, call.states, list(values.values()))
     few = _few(layer, quantized)
+    if call.states.device.type != "cpu":
+        graph.fuse_norms()
     names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
     graph.multiply_by(names)
     together = []

@@ -236,7 +236,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
         # the heads of a group as rows: on a CPU a single row of bfloat16 is slow by itself
         rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
         output = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=spec.scale)
-        return output.view(q.shape)
+        return output.reshape(q.shape)
     if q.device.type != "cpu":  # no fused kernel there takes a mask and groups
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
