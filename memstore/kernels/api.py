@@ -11,6 +11,9 @@ twice). Training reads whole windows by `grouped_softmax_attention`. Queries arr
 1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from memstore.kernels import (
@@ -27,6 +30,9 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_IN_REGISTERS = 64  # of top_k, that the search kernel keeps
+# The kernel multiplies float32 without tensor cores: of 256 rows and 64K keys torch takes .29 of
+# its time (H200), where all scores may be written.
+_ROWS, _SCORES = 16, 4 << 30  # rows of float32; bytes of their scores
 
 local_attention = reference_grouped_softmax.local_attention
 
@@ -34,10 +40,19 @@ memory_attention = by_triton(
     reference_memory_attention.memory_attention, "memstore.kernels.triton_memory_attention"
 )
 
+
+def _searched_by_kernel(
+    q: Tensor, landmarks: Tensor, ranges: Sequence[tuple[int, int]], top_k: int, **_: object
+) -> bool:
+    wide = q.is_cuda and q.dtype == torch.float32 and q.shape[-2] > _ROWS
+    keys = sum(end - start for start, end in ranges)
+    return top_k <= _MOST_IN_REGISTERS and not (wide and q[..., 0].numel() * keys * 4 <= _SCORES)
+
+
 landmark_topk = by_triton(
     reference_landmark_topk.landmark_topk,
     "memstore.kernels.triton_landmark_topk",
-    fits=lambda q, landmarks, ranges, top_k, **_: top_k <= _MOST_IN_REGISTERS,
+    fits=_searched_by_kernel,
 )
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from memstore.kernels.dispatch import use_triton
 
-# A copy takes 8 µs of the CPU (H200), in which the bus carries 440 KB: shorter ones leave it idle.
-_SHORT = 440_000  # bytes of a run
-_FEW = 5  # runs, whose copies take what a launch is assumed to, 40 µs: not measured yet
+# What an H200 takes (docs/appendix/kernels.md): 8 µs of the CPU a copy, 100 µs a launch with its
+# list, as much as some 7 copies; runs of 516 KB come up by copies at .83 of the kernel's rate.
+_SHORT = 1_000_000  # bytes of a run
+_FEW = 7  # runs
 
 
 @dataclass(frozen=True)
