@@ -7,6 +7,7 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.passages import step_graph
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.step_graph import RecordedStep
 from support.tiny_decoder import of_kind, tokenizer
@@ -29,13 +30,16 @@ def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> Repos
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])  # a window; a cap of the scores
 @pytest.mark.parametrize("observed", [False, True])
-def test_it_gives_what_an_ordinary_step_gives(kind: str, observed: bool) -> None:
+def test_it_gives_what_an_ordinary_step_gives(
+    kind: str, observed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_graph, "_ROOM", 20)
     reader = HuggingFacePassageModel(of_kind(kind), tokenizer(), generating="full")
     told: tuple[list[Tensor], list[Tensor]] = ([], [])
     plain, other = (reading(reader, masses if observed else None) for masses in told)
     step = RecordedStep(reader, other)
     recorded = 1
-    for number, token in enumerate(range(310, 310 + 345)):
+    for number, token in enumerate(range(310, 310 + 90)):
         if number in (20, 23):  # other text is read between two tokens
             for context in (plain, other):
                 reader.hidden(torch.tensor([[400, 401]]), context.attend)
