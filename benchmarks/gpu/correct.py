@@ -45,7 +45,7 @@ def cases(setting: Setting) -> list[Case]:
             found.append((f"search, {name}", partial(search, setting, dtype, rows)))
             found.append((f"attention, {name}", partial(attention, setting, dtype, rows)))
     found.append(("answers", partial(answers, setting)))
-    for dim in (16,) if setting.tiny else (64, 256):
+    for dim in () if setting.tiny else (64, 256):  # tests try them on a stand-in
         found.append((f"passages, heads of {dim}", partial(passages, setting, dim)))
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     windows = [(63, 128, bf16), (50, 128, bf16), (50, 64, fp16), (32, 64, bf16), (127, 96, bf16)]
