@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ class ModelRotary:
         self._half_split = _is_half_split(self._apply)
         self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._outgrown: list[tuple[Tensor, Tensor]] = []  # which a CUDA graph may still read
+        self._growing = threading.Lock()
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:
         """x [.., T, D] to positions [T] (0 and above)."""
@@ -89,15 +91,20 @@ class ModelRotary:
         key = (kind, x.dtype, x.device)
         table = self._tables.get(key)
         if table is None or table[0].shape[1] < reach:
-            self._outgrown += [] if table is None else [table]
-            size = max(_TABLE, 1 << (reach - 1).bit_length())
-            positions = torch.arange(size, device=x.device)[None]
-            given = (
-                (x.new_zeros(1), positions) if kind is None else (x.new_zeros(1), positions, kind)
-            )
-            with torch.no_grad():
-                table = self._tables[key] = self._rotary(*given)
+            with self._growing:
+                table = self._tables.get(key)
+                if table is None or table[0].shape[1] < reach:
+                    self._outgrown += [] if table is None else [table]
+                    table = self._tables[key] = self._grown(kind, reach, x)
         return table
+
+    def _grown(self, kind: str | None, reach: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        size = max(_TABLE, 1 << (reach - 1).bit_length())
+        positions = torch.arange(size, device=x.device)[None]
+        given = (x.new_zeros(1), positions) if kind is None else (x.new_zeros(1), positions, kind)
+        with torch.no_grad():
+            cos, sin = self._rotary(*given)
+        return cos, sin
 
     def rope(self, head_dim: int) -> "ModelRope":
         """The same of every layer and every position, negative ones too.

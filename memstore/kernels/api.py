@@ -32,7 +32,7 @@ __all__ = [
 _MOST_IN_REGISTERS = 64  # of top_k, that the search kernel keeps
 # The kernel multiplies float32 without tensor cores: of 256 rows and 64K keys torch takes .29 of
 # its time (H200), where all scores may be written.
-_ROWS, _SCORES = 16, 4 << 30  # rows of float32; bytes of their scores
+_ROWS, _SCORES = 16, 1 << 30  # rows of float32; bytes of their scores, of which torch has a few
 
 local_attention = reference_grouped_softmax.local_attention
 

@@ -1,5 +1,5 @@
 """Which implementation runs: Triton for tensors on a CUDA device where Triton is installed, torch
-otherwise.
+otherwise, and where a kernel cannot take what it is given or is known to be slower (`fits`).
 
 The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses Triton;
 `triton` always does, which for tensors on the CPU needs Triton's interpreter (TRITON_INTERPRET=1)

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.generation import traced_layers
 from memstore.hf.generation.fresh_shapes import without_plans
 from memstore.hf.generation.traced_graph import Graph
 from support.tiny_decoder import KINDS, decoder, of_kind
@@ -31,10 +32,14 @@ def by_modules(model: AttachedDecoder, given, enter=None):
         return run_layers(attach(model.model), given, ForwardCache(attend), enter=enter)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "exaone4"])  # of the last a norm is turned at once
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
-    model = AttachedDecoder(of_kind(kind), "full")
+def test_a_token_goes_through_graphs_as_through_modules(kind, rows, monkeypatch):
+    """One row as on a GPU, whose norms are one operation."""
+    monkeypatch.setattr(traced_layers, "_has_norms", lambda device: rows == 1)
+    model = AttachedDecoder(
+        of_kind(kind) if kind in KINDS else decoder(kind, sliding_window=50), "full"
+    )
     ids = torch.arange(rows)[:, None] + 7
     with torch.no_grad():
         states = model._step(ids, attend, None, 0)
@@ -44,6 +49,10 @@ def test_a_token_goes_through_graphs_as_through_modules(kind, rows):
     with torch.no_grad():
         hidden = model.hidden(ids, attend, quantized=True)
     torch.testing.assert_close(hidden, by_modules(model, ids), rtol=1e-5, atol=1e-5)
+
+
+def scaled(x):
+    return x.float() * (x.float().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,10 +71,17 @@ def test_an_rms_norm_becomes_one_operation_for_a_gpu(dtype):
         operations = [node.target for node in fused.__self__.graph.nodes]
         assert rms_norm in operations and "rsqrt" not in operations and "mean" not in operations
         torch.testing.assert_close(fused(x, norm.weight), normed(x, norm.weight))
-        # of another norm, whose weight is no factor, nothing changes
-        other = Graph(lambda x, weight: Gemma2RMSNorm(16)(x) * weight[0], x, norm.weight.data)
-        other.fuse_norms()
-        assert rms_norm not in [node.target for node in other.compiled().__self__.graph.nodes]
+        # of what is another norm nothing changes
+        for other in (
+            lambda x, weight: Gemma2RMSNorm(16)(x) * weight[0],  # its weight is no factor
+            lambda x, weight: norm(x) * x,
+            lambda x, weight: scaled(x).to(torch.float16).to(dtype) * weight,  # rounded between
+            lambda x, weight: scaled(x).to(dtype) * weight[:1],
+            lambda x, weight: scaled(x).to(dtype),
+        ):
+            graph = Graph(other, x, norm.weight.data)
+            graph.fuse_norms()
+            assert rms_norm not in [node.target for node in graph.compiled().__self__.graph.nodes]
 
 
 def test_embeddings_go_through_graphs_and_layers_are_entered_in_order():

@@ -76,6 +76,15 @@ def test_as_far_as_the_selector_looks_and_no_further():
         torch.testing.assert_close(part.captured.k[2], whole.captured.k[2])
 
 
+def test_what_is_only_looked_at_may_be_longer_than_what_is_stored():
+    ids = sum(passages(3), [])
+    assert 128 < len(ids) <= 256
+    (here,) = encode(reader_of(), [ids], layers=3)
+    with FakeDevice():
+        (there,) = encode(reader_of(device="cuda"), [ids], layers=3)
+    torch.testing.assert_close(here.captured.k[2], there.captured.k[2].cpu())
+
+
 def test_what_the_stored_dtype_cannot_hold_is_refused():
     reader = reader_of(kv_dtype=torch.float16)
     with torch.no_grad():

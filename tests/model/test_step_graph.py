@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import step_graph
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
-from memstore.model.passages.step_graph import RecordedStep
+from memstore.model.passages.step_graph import RecordedStep, StepGraph
 from support.tiny_decoder import of_kind, tokenizer
 
 PARTS = [5, 7]
@@ -47,11 +47,12 @@ def test_it_gives_what_an_ordinary_step_gives(
             for context in (plain, other):
                 for layer in range(reader.shape.num_layers):
                     context.remember(layer, *context.nothing)
-            assert not step.fits(other)
-        if not step.fits(other):
+            assert not step.fits()
+        if not step.fits():
             step, recorded = RecordedStep(reader, other), recorded + 1
         expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
-        torch.testing.assert_close(step(token), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(step.read(token), expected, rtol=1e-4, atol=1e-4)
+        step.note()
         assert other.local == plain.local
     assert recorded == 3  # at first, for other passages, and when the room is full
     assert len(told[0]) == len(told[1]) > 0 or not observed
@@ -62,3 +63,96 @@ def test_it_gives_what_an_ordinary_step_gives(
         torch.testing.assert_close(
             here.k[:, :, : here.length], there.k[:, :, : here.length], rtol=1e-3, atol=1e-4
         )
+
+
+@torch.no_grad()
+def test_an_answer_begins_without_and_other_text_begins_another_answer() -> None:
+    reader = HuggingFacePassageModel(of_kind("llama"), tokenizer(), generating="full")
+    plain, other = reading(reader, None), reading(reader, None)
+    graph, used = StepGraph(reader, other, possible=True), []
+    for number, token in enumerate(range(310, 330)):
+        if number in (3, 12):
+            for context in (plain, other):
+                reader.hidden(torch.tensor([[400, 401]]), context.attend)
+        if number == 12:  # of other passages
+            for context in (plain, other):
+                for layer in range(reader.shape.num_layers):
+                    context.remember(layer, *context.nothing)
+        expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
+        state = graph(token)
+        used.append(state is not None)
+        if state is None:
+            state = reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)[0, -1]
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+    assert used == [False] * 7 + [True] * 5 + [False] * 4 + [True] * 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_a_step_that_fails_has_read_nothing(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = HuggingFacePassageModel(of_kind("llama"), tokenizer(), generating="full")
+    plain, other = reading(reader, None), reading(reader, None)
+    graph = StepGraph(reader, other, possible=True)
+
+    def failing(*args: object, **kwargs: object) -> None:
+        hidden(*args, **kwargs)
+        raise error
+
+    hidden = reader.hidden
+    for number, token in enumerate(range(310, 320)):
+        expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
+        if number == 7:
+            monkeypatch.setattr(reader, "hidden", failing)
+        state = graph(token)
+        monkeypatch.setattr(reader, "hidden", hidden)
+        assert (state is not None) == (4 <= number < 7)
+        if state is None:
+            state = reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)[0, -1]
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+    # what cannot be recorded is not tried in another session; a lack of memory may be over there
+    context = reading(reader, None)
+    elsewhere = StepGraph(reader, context, possible=True)
+    for token in range(4):
+        assert elsewhere(token) is None
+        reader.hidden(torch.tensor([[token]]), context.attend, quantized=True)
+    assert (elsewhere(4) is None) == (error is RuntimeError)
+
+
+@torch.no_grad()
+def test_an_error_of_a_listener_is_its_own_and_an_interrupt_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = HuggingFacePassageModel(of_kind("llama"), tokenizer(), generating="full")
+    told: list[Tensor] = []
+    plain, other = reading(reader, None), reading(reader, told)
+    graph, hidden = StepGraph(reader, other, possible=True), reader.hidden
+    for token in range(4):
+        assert graph(token) is None
+        reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)
+    reader.hidden(torch.tensor([[0, 1, 2, 3]]), plain.attend)
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        hidden(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reader, "hidden", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        graph(310)
+    monkeypatch.setattr(reader, "hidden", hidden)
+    found = []
+    for token in (310, 311):
+        state = graph(token)
+        assert state is not None
+        found.append(state)
+        expected = reader.hidden(torch.tensor([[token]]), plain.attend)[0, -1]
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
+
+    def broken(layer: int, masses: Tensor) -> None:
+        raise RuntimeError("the listener's")
+
+    other.observe = broken
+    with pytest.raises(RuntimeError, match="the listener's"):
+        graph(312)
+    assert other.length == plain.length + 1  # the token was read

@@ -8,7 +8,8 @@ import torch
 
 class _WithoutPlans:
     """While any thread is in it, torch attends on a GPU without cuDNN, which it prefers on Hopper:
-    that plans for every new shape, which took 30 ms where the attention itself takes .03.
+    that plans for every new shape, which took 30 ms where the attention itself takes .03. Torch
+    has one such choice for a process: others' threads attend without it meanwhile, too.
     """
 
     def __init__(self) -> None:

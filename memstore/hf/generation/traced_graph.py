@@ -61,6 +61,7 @@ class Graph:
                     width = norm.x.meta["val"].shape[-1:]
                     arguments = (norm.x, tuple(width), norm.weight, norm.eps)
                     fused = self._graph.call_function(rms_norm, arguments)
+                fused.meta = dict(norm.end.meta)
                 norm.end.replace_all_uses_with(fused)
 
     def products(self) -> Iterable[list[fx.Node]]:
@@ -111,22 +112,28 @@ def _norm_at(root: Any) -> _Norm | None:
     square = mean and _made_by(mean.args[0], _aten.pow.Tensor_Scalar)
     if not (square and square.args[1] == 2 and mean.args[1] == [-1] and len(root.users) == 1):
         return None
-    wide = square.args[0]
+    wide, eps = square.args[0], shifted.args[1]
     before = _made_by(wide, _aten.to.dtype)
     x = before.args[0] if before else wide
-    (end,) = root.users
-    if end.target is not _aten.mul.Tensor or set(end.args) != {wide, root}:
+    (product,) = root.users
+    if product.target is not _aten.mul.Tensor or set(product.args) != {wide, root}:
         return None
-    while len(end.users) == 1 and next(iter(end.users)).target is _aten.to.dtype:
-        (end,) = end.users
-    (user, *others), product = end.users, end
-    if others or user.target is not _aten.mul.Tensor:
+    of = x.meta["val"]
+    if len(product.users) == 1:
+        (rounded,) = product.users
+        if rounded.target is _aten.to.dtype and rounded.meta["val"].dtype == of.dtype:
+            product = rounded
+    if len(product.users) != 1:
         return None
-    weight = next((arg for arg in user.args if arg is not product), None)
-    if not isinstance(weight, fx.Node) or weight.op != "placeholder":
+    (end,) = product.users
+    others = [arg for arg in end.args if isinstance(arg, fx.Node) and arg is not product]
+    if end.target is not _aten.mul.Tensor or len(others) != 1 or not isinstance(eps, float):
         return None
-    same = user.meta["val"].dtype == x.meta["val"].dtype
-    return _Norm(x, weight, shifted.args[1], user) if same else None
+    weight = others[0].meta["val"]
+    same = (weight.shape, weight.dtype) == (of.shape[-1:], of.dtype) and (
+        end.meta["val"].dtype == of.dtype
+    )
+    return _Norm(x, others[0], eps, end) if same and others[0].op == "placeholder" else None
 
 
 def _made_by(node: Any, op: object) -> Any:

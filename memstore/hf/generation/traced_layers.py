@@ -145,7 +145,7 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
 
     graph = Graph(computed, call.states, list(values.values()))
     few = _few(layer, quantized)
-    if call.states.device.type != "cpu":
+    if _has_norms(call.states.device):
         graph.fuse_norms()
     names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
     graph.multiply_by(names)
@@ -158,6 +158,11 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
     attend, number = graph.input("attend"), graph.input("layer_idx")
     graph.call(torch.ops.memstore.attend.default, _attend, (attend, number))
     return LayerGraph(graph.compiled(), together)
+
+
+def _has_norms(device: torch.device) -> bool:
+    """Has a device an RMS norm as one operation?"""
+    return device.type != "cpu"
 
 
 def whole_graph(decoder: nn.Module, given: Tensor, calls: Sequence[Call]) -> Callable[..., Tensor]:

@@ -179,7 +179,9 @@ class _Together:
 
     def __init__(self, reader: PassageModel, first: int, spans: Sequence[slice]) -> None:
         """As _Apart."""
-        self._first, self._longest = first, reader.shape.block_size
+        self._first, size = first, reader.shape.block_size
+        fit = all(span.stop - span.start <= size for span in spans)
+        self._longest = size if fit else pass_tokens(reader)  # what is only looked at may be longer
         rows = torch.arange(self._longest)
         starts = torch.tensor([span.start for span in spans])
         ends = torch.tensor([span.stop for span in spans])

@@ -66,7 +66,8 @@ class PassageSession(GeneratingSession, Closing):
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
         self._retrieve = retrieve
-        self._told = on_read and StepMasses(reader.shape.memory_layers, on_read)
+        layers = reader.shape.memory_layers
+        self._told = None if on_read is None else StepMasses(layers, on_read)
         self._begin()
         self._local = DialogueBuffer(reader, settings.local_tokens)
         self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)

@@ -126,6 +126,11 @@ class RepositionedAttention:
         return none, none
 
     @property
+    def length(self) -> int:
+        """Tokens in all."""
+        return next((layer.length for layer in self.layers.values()), self.first)
+
+    @property
     def local(self) -> int:
         """Tokens of local text."""
         for layer in self.layers.values():

@@ -6,7 +6,9 @@ position that stands in a tensor, and attends to all the room that there is, mas
 """
 
 import logging
+import threading
 from dataclasses import dataclass, field
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -20,111 +22,139 @@ from memstore.model.passages.repositioned_attention import (
 )
 from memstore.model.rotary import Positions
 
-_BEFORE = 4  # tokens that a turn generates without: to record takes as long as some of them
+_BEFORE = 4  # tokens that an answer begins with without: to record takes as long as some of them
+_LATER = 64  # tokens after which it is tried again where memory was short
 _ROOM = 256  # tokens that a recorded step has room for, at least
 _WHOLE = 64  # the room is a multiple of it, as fused attention wants it
 
 _log = logging.getLogger("memstore")
+_unrecorded: WeakSet[PassageModel] = WeakSet()  # whose own code looks at what it computes
 
 
 class StepGraph:
     """Tokens of one session, read by one thread."""
 
-    def __init__(self, reader: PassageModel, context: RepositionedAttention) -> None:
+    def __init__(
+        self, reader: PassageModel, context: RepositionedAttention, *, possible: bool | None = None
+    ) -> None:
+        """possible: None where the reader computes on a CUDA device; True without one records
+        nothing, and runs what would be recorded.
+        """
         self._reader, self._context = reader, context
         self._step: RecordedStep | None = None
-        self._before = 0  # tokens that were read without a graph since there was none to use
-        self._possible = reader.device.type == "cuda" and torch.cuda.is_available()
+        self._before = 0  # tokens of this answer that were read without a graph
+        self._next = -1  # where the next token of this answer goes
+        on_cuda = reader.device.type == "cuda" and torch.cuda.is_available()
+        self._possible = on_cuda if possible is None else possible
 
     def __call__(self, token: int) -> Tensor | None:
         """Read a token that was generated -> the state [hidden_size] behind it; None where it is to
         be read kernel by kernel: nothing was read then.
         """
-        if not self._possible:
+        if not self._possible or self._reader in _unrecorded:
             return None
-        if self._step is None or not self._step.fits(self._context):
+        length = self._context.length
+        if length != self._next:  # other text was read: another answer
+            self._before = 0
+        self._next = length + 1
+        if self._step is None or not self._step.fits():
             self._step, self._before = None, self._before + 1
             if self._before <= _BEFORE:
                 return None
-            self._step, self._before = RecordedStep(self._reader, self._context), 0
         try:
-            return self._step(token)
-        except RuntimeError:  # of a model whose own code looks at what it computes
-            _log.debug("a step of %s is no CUDA graph", type(self._reader).__name__, exc_info=True)
-            self._possible, self._step = False, None
+            self._step = self._step or RecordedStep(self._reader, self._context)
+            state = self._step.read(token)
+        except torch.OutOfMemoryError:
+            self._step, self._before = None, -_LATER
             return None
+        except RuntimeError:
+            _log.debug("a step of %s is no CUDA graph", type(self._reader).__name__, exc_info=True)
+            _unrecorded.add(self._reader)
+            self._step = None
+            return None
+        self._step.note()
+        return state
 
 
-@dataclass(eq=False)
 class RecordedStep:
     """A step with the tensors that a context has now: the first token runs, the second is recorded,
     and from then on the graph runs. On a CPU every token runs.
     """
 
-    reader: PassageModel
-    context: RepositionedAttention
-
-    def __post_init__(self) -> None:
-        layers = self.context.layers
-        for layer in layers.values():
-            _make_room(layer, self.context)
-        self._held = [(layer.k, layer.v, layer.plain) for layer in layers.values()]
+    def __init__(self, reader: PassageModel, context: RepositionedAttention) -> None:
+        self._reader, self._context = reader, context
+        layers = context.layers.values()
+        for layer in layers:
+            _make_room(layer, context)
+        # weakly: what is read next may stand where these stood
+        self._held = [tuple(map(ref, (layer.k, layer.v, layer.plain))) for layer in layers]
+        self._rows = min(layer.k.shape[2] for layer in layers)
+        self._local_rows = min(layer.plain.shape[2] for layer in layers)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._runs = 0
-        device = self.reader.device
+        self._ran = False
+        device = reader.device
         # the token, and where it goes: among everything, and in the local text
         self._ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
         self._at, self._local = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
-        self._next = -1  # what stands in _at, as far as this knows
-        self._grid = torch.arange(min(k.shape[2] for k, _, _ in self._held), device=device)
+        self._next = -1  # what stands in _at; -1 where nobody knows
+        self._grid = torch.arange(self._rows, device=device)
         self._pass = _Pass(Positions(self._at, 0))
         self._state = torch.empty(0)
 
-    def fits(self, context: RepositionedAttention) -> bool:
-        """Does it still belong to a context, and has it room for a token?"""
+    def fits(self) -> bool:
+        """Has the context still these tensors, and room for a token?"""
+        context = self._context
         layers = context.layers.values()
-        return len(layers) == len(self._held) and all(
-            (layer.k is k and layer.v is v and layer.plain is plain)
-            and layer.length < len(self._grid)
-            and context.local < plain.shape[2]
-            for layer, (k, v, plain) in zip(layers, self._held)
+        return (
+            len(layers) == len(self._held)
+            and context.length < self._rows
+            and context.local < self._local_rows
+            and all(
+                (k() is layer.k and v() is layer.v and plain() is layer.plain)
+                for layer, (k, v, plain) in zip(layers, self._held)
+            )
         )
 
     @torch.no_grad()
-    def __call__(self, token: int) -> Tensor:
-        """Read a token -> the state [hidden_size] behind it. Raises RuntimeError where a step
-        cannot be recorded.
+    def read(self, token: int) -> Tensor:
+        """Compute a token -> the state [hidden_size] behind it; without `note` it is as if it had
+        not been. Raises RuntimeError where a step cannot be recorded.
         """
-        context = self.context
-        length = next(iter(context.layers.values())).length
-        self._ids.fill_(token)
+        context, self._ids[:] = self._context, token
+        length = context.length
         if length != self._next:
             self._at.fill_(length)
             self._local.fill_(context.local)
-        if self._runs == 0 or self.reader.device.type != "cuda":
+        self._next = -1
+        if not self._ran or self._reader.device.type != "cuda":
             self._run()
+            self._ran = True
         elif self._graph is None:
             self._graph = self._record()
         if self._graph is not None:
             self._graph.replay()
-        self._runs += 1
+        state = self._state.clone()
         self._next = length + 1
+        return state
+
+    def note(self) -> None:
+        """The token that was computed belongs to the context, and its listener is told of it."""
+        context = self._context
         for layer in context.layers.values():
             layer.length += 1
         if context.observe is not None:
             for layer_idx, masses in self._pass.masses.items():
                 context.observe(layer_idx, masses)
-        return self._state.clone()
 
     def _run(self) -> None:
-        self._pass = _Pass(Positions(self._at, len(self._grid)))
-        self._state = self.reader.hidden(self._ids, self._attend, quantized=True)[0, -1]
+        self._pass = _Pass(Positions(self._at, self._rows))
+        self._state = self._reader.hidden(self._ids, self._attend, quantized=True)[0, -1]
         self._at.add_(1)
         self._local.add_(1)
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.reader.device)
-        stream = torch.cuda.Stream(self.reader.device)
+        graph, device = torch.cuda.CUDAGraph(), self._reader.device
+        here, stream = torch.cuda.current_stream(device), _stream(device)
         stream.wait_stream(here)
         with torch.cuda.stream(stream):
             # others' threads may allocate meanwhile
@@ -138,16 +168,16 @@ class RecordedStep:
 
     def _attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As RepositionedAttention.attend, of one row, at a position that nobody looks at."""
-        context, layer, dim = self.context, self.context.layers[layer_idx], q.shape[3]
+        context, layer, dim = self._context, self._context.layers[layer_idx], q.shape[3]
         layer.plain.index_copy_(2, self._local, k)
-        turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), self._pass.positions)
+        turned = self._reader.rotate(layer_idx, torch.cat((q, k), 1), self._pass.positions)
         wider = layer.k.shape[3] - dim
         if wider:
             turned, v = pad(turned, (0, wider)), pad(v, (0, wider))
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         layer.k.index_copy_(2, self._at, k)
         layer.v.index_copy_(2, self._at, v)
-        spec, room = self.reader.forms[layer_idx], len(self._grid)
+        spec, room = self._reader.forms[layer_idx], self._rows
         output = attention(
             q, layer.k[:, :, :room], layer.v[:, :, :room], spec, self._seen(spec.window)
         )
@@ -173,6 +203,17 @@ class _Pass:
     positions: Positions
     seen: dict[int | None, Tensor] = field(default_factory=dict)  # by window
     masses: dict[int, Tensor] = field(default_factory=dict)  # by layer, [H, parts]
+
+
+_recording = threading.local()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """That this thread records on: one, since cuBLAS keeps a workspace for each."""
+    streams: dict[torch.device, torch.cuda.Stream] = _recording.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
 
 
 def _make_room(layer: LayerContext, context: RepositionedAttention) -> None:

@@ -24,9 +24,10 @@ class StepMasses:
     def __call__(self, layer_idx: int, masses: Tensor) -> None:
         """masses: [H, passages], of a layer."""
         if layer_idx == self._layers[0]:
-            self._masses.clear()
+            self._masses.clear()  # of a step that failed
         if layer_idx in self._reading:
             self._masses.append(masses)
         if layer_idx == self._layers[-1]:
             read = torch.stack(self._masses).double().flatten()
+            self._masses.clear()
             self._on_read(StepReads(self._units, read.cpu().numpy()))
