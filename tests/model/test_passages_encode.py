@@ -77,7 +77,7 @@ def test_as_far_as_the_selector_looks_and_no_further():
 
 
 def test_what_is_only_looked_at_may_be_longer_than_what_is_stored():
-    ids = sum(passages(3), [])
+    ids = [token for one in passages(3) for token in one]
     assert 128 < len(ids) <= 256
     (here,) = encode(reader_of(), [ids], layers=3)
     with FakeDevice():
