@@ -145,15 +145,15 @@ def _no_file(path: Path) -> InvalidInput:
     )
 
 
-def _new_file(directory: Path) -> tuple[BinaryIO, Path]:
-    """A new file of a random name, locked."""
+def _new_file(directory: Path, names: list[Path]) -> BinaryIO:
+    """A new file of a random name, locked; the last of `names`, which has it before there is one."""
     while True:
-        part = directory / f"memstore-{secrets.token_hex(8)}.partial"
-        out = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        names.append(directory / f"memstore-{secrets.token_hex(8)}.partial")
+        out = open(names[-1], "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
         with suppress(OSError):  # an export may lie where there are no locks
             fcntl.flock(out, fcntl.LOCK_EX)
-        if part.exists():  # not swept before it was locked
-            return out, part
+        if names[-1].exists():  # not swept before it was locked
+            return out
         out.close()
 
 
@@ -167,21 +167,22 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
     `mode`.
     """
     sweep(path.parent, _BEGUN)
-    out, part = _new_file(path.parent)
-    with out:
-        try:
+    names: list[Path] = []
+    try:
+        with _new_file(path.parent, names) as out:
             with suppress(PermissionError):  # where files have no modes
                 os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
             yield out
             out.flush()
             os.fsync(out.fileno())
-            os.replace(part, path)
-        except BaseException as error:
-            with suppress(FileNotFoundError):
-                part.unlink()
-            if isinstance(error, OSError):
-                error.filename = str(path)
-            raise
+            os.replace(names[-1], path)
+    except BaseException as error:
+        for name in names:
+            with suppress(OSError):
+                name.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise
 
 
 def share(data: Path, *, create: bool) -> int:

@@ -2,6 +2,7 @@
 run, and nothing outside the memory is written, removed or shown.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgpack
 import numpy as np
@@ -383,6 +385,17 @@ def test_what_a_killed_export_left_goes_with_the_next_one_to_that_place(
         assert live != left
         store.export_document("a", place / "a.memory")
         assert {*place.iterdir()} == kept | {live}
+
+
+@pytest.mark.parametrize("call", ["flock", "fchmod", "fsync"])
+def test_an_interrupt_between_any_two_steps_of_a_replacement_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    of = fcntl if call == "flock" else os
+    monkeypatch.setattr(of, call, Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), replacement(tmp_path / "file") as file:
+        file.write(b"half")
+    assert not list(tmp_path.iterdir())
 
 
 KILLED = """

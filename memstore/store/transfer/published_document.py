@@ -54,8 +54,8 @@ def pulled(url: str, name: str, path: Path) -> Iterator[Path]:
     """
     published = Published.open(open_object_store(url))
     file = path / f"memstore-{secrets.token_hex(8)}.partial"  # which is swept if this is killed
-    write_published(published, name, file)
     try:
+        write_published(published, name, file)
         with open(file, "rb") as held:
             fcntl.flock(held, fcntl.LOCK_SH)  # not as long as it is in use
             yield file
