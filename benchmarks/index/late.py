@@ -59,7 +59,7 @@ def write_random_memory(memory: Path, tokens: int, documents: int, width: int, s
                         Passage(np.arange(at, at + BLOCK) + (number << 24), 0, "", at, BLOCK)
                         for at in range(first, first + some, BLOCK)
                     ]
-                    writer.add_passages(passages, {}, given=[], landmarks=landmarks, words=words)
+                    writer.add_passages(passages, [], given=[], landmarks=landmarks, words=words)
                 writer.finish()
 
 

@@ -74,7 +74,7 @@ def write_document(store: MemoryStore, name: str, read: Read) -> None:
             ]
             landmarks = torch.from_numpy(read.landmarks[begin : ends[last - 1], None].copy())
             words = read.words[first:last]
-            writer.add_passages(some, {}, given=[], landmarks=landmarks, words=words)
+            writer.add_passages(some, [], given=[], landmarks=landmarks, words=words)
         writer.finish()
 
 

@@ -156,7 +156,7 @@ class Passages:
         assert writer is not None
         with writer:
             kept = torch.from_numpy(landmarks)
-            writer.add_passages([passage], {}, given=[], landmarks=kept, words=[words])
+            writer.add_passages([passage], [], given=[], landmarks=kept, words=[words])
             writer.finish()
 
     def name(self, number: int) -> str:

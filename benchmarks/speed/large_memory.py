@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,11 +35,8 @@ class Pool:
         self._payloads: list[bytes] = []
         while len(self._payloads) < units:
             some = torch.randn(min(512, units - len(self._payloads)), *shape, generator=generator)
-            encoded = self._codec.encode(
-                raw_view(some.to(torch_dtype(self._dtype))),
-                self._dtype,
-                np.full(len(some), self._size),
-            )
+            bits = raw_view(some.to(torch_dtype(self._dtype)))
+            encoded = self._codec.encode(bits, self._dtype)
             self._payloads += [bytes(payload) for payload in encoded]
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:

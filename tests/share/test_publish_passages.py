@@ -32,16 +32,8 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
 from memstore.store.verify.verify_published import verify_published
 from support.damaged_bytes import damaged
-from support.passage_documents import (
-    LAYERS,
-    SETTINGS,
-    content,
-    ingest,
-    keys_values,
-    landmarks,
-    passage,
-    tail_of,
-)
+from support.passage_documents import LAYERS, SETTINGS, content, ingest, landmarks, passage, tail_of
+from support.passage_documents import kept as kept_of
 from support.places import Killed, WatchedPlace, in_memory
 from support.published import open_at
 from support.publishing import names, same_as, send, spoil
@@ -76,13 +68,7 @@ def write(
     with writer:
         writer.add_passages(
             some,
-            {
-                layer: tuple(
-                    torch.cat(halves)
-                    for halves in zip(*(keys_values(t, layer, b, b + 1) for t, b in made_of))
-                )
-                for layer in (LAYERS if given else ())
-            },
+            [one for t, b in made_of for one in kept_of(t, b, b + 1)] if given else [],
             given=given,
             landmarks=torch.cat([landmarks(t, b, b + 1) for t, b in made_of]),
             words=[word for t, b in made_of for word in words(t, b, b + 1)],

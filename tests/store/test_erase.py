@@ -160,11 +160,8 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
         writer = store.write_document(SECRET, source_hash="hash", settings=settings)
         assert writer is not None
         with writer:
-            layers = {
-                layer: passage_documents.keys_values(TEXT, layer, 0, 40)
-                for layer in passage_documents.LAYERS
-            }
-            writer.add_passages(made, layers, landmarks=landmarks, words=words)
+            kv = passage_documents.kept(TEXT, 0, 40)
+            writer.add_passages(made, kv, landmarks=landmarks, words=words)
             writer.finish("a tail that is to be erased")
         passage_documents.ingest(store, "after", 30, text=3)
     pieces = {

@@ -25,7 +25,7 @@ from support.passage_documents import (
     add,
     check_content,
     ingest,
-    keys_values,
+    kept,
     landmarks,
     passage,
     passages,
@@ -115,21 +115,18 @@ def test_old_text_is_not_taken_away_before_it_is_read_again(store) -> None:
     ingest(store, "a", 7)
     end = passage(1, 6).end + len(store.tail("a"))
     short = passage(1, 6)._replace(characters=passage(1, 6).characters - 1)
-    given = {layer: keys_values(1, layer, 6, 7) for layer in LAYERS}
-    kept = {"landmarks": landmarks(1, 6, 7), "words": words(1, 6, 7)}
+    given = kept(1, 6, 7)
+    beside = {"landmarks": landmarks(1, 6, 7), "words": words(1, 6, 7)}
     with store.write_document("a", mode="append", commit_bytes=1, **OF_PASSAGES) as writer:
-        writer.add_passages([short], given, **kept)
+        writer.add_passages([short], given, **beside)
         writer.store_staged()
     assert store.document("a").state == "ready"
     check_content(store, store.document("a"), 1)
     with store.write_document("a", mode="append", commit_bytes=1, **OF_PASSAGES) as writer:
-        writer.add_passages([short], given, **kept)
+        writer.add_passages([short], given, **beside)
         following = passage(1, 7)._replace(gap=" " * 9, start=short.end + 9)
         writer.add_passages(
-            [following],
-            {layer: keys_values(1, layer, 7, 8) for layer in LAYERS},
-            landmarks=landmarks(1, 7, 8),
-            words=words(1, 7, 8),
+            [following], kept(1, 7, 8), landmarks=landmarks(1, 7, 8), words=words(1, 7, 8)
         )
     assert store.document("a").state == "ingesting"
     with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
@@ -191,9 +188,12 @@ def test_another_selector_takes_the_place_of_the_old(store) -> None:
         {"passages": [passage(1, 0)._replace(lead=BLOCK)]},
         {"passages": [passage(1, 0)._replace(ids=np.full(len(passage(1, 0).ids), -1))]},
         {"passages": passages(1, 0, 2)},
-        {"layers": {}},
-        {"layers": {layer: keys_values(1, layer, 0, 2) for layer in LAYERS}},
-        {"layers": {1: keys_values(1, 1, 0, 1)}},
+        {"kv": []},
+        {"kv": kept(1, 0, 2)},
+        {"kv": kept(1, 1, 2)},
+        {"kv": [tuple(half[:1] for half in kept(1, 0, 1)[0])]},
+        {"kv": [tuple(half.float() for half in kept(1, 0, 1)[0])]},
+        {"kv": [tuple(half / 0 for half in kept(1, 0, 1)[0])]},
         {"landmarks": None},
         {"landmarks": landmarks(1, 0, 2)},
         {"words": words(1, 0, 2)},
@@ -202,7 +202,7 @@ def test_another_selector_takes_the_place_of_the_old(store) -> None:
 def test_what_is_no_batch_of_passages_is_refused(store, change) -> None:
     given = {
         "passages": passages(1, 0, 1),
-        "layers": {layer: keys_values(1, layer, 0, 1) for layer in LAYERS},
+        "kv": kept(1, 0, 1),
         "landmarks": landmarks(1, 0, 1),
         "words": words(1, 0, 1),
     }

@@ -46,15 +46,7 @@ from support.selected_documents import (
     selected,
     words,
 )
-from support.synthetic_documents import (
-    BLOCK,
-    CHUNK,
-    CHUNK_BLOCKS,
-    SIGNATURE,
-    blocks,
-    is_whole,
-    stored,
-)
+from support.synthetic_documents import BLOCK, CHUNK, CHUNK_BLOCKS, SIGNATURE, is_whole, stored
 from support.synthetic_documents import ingest as ingest_chunks
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
@@ -211,7 +203,7 @@ def begin(store: MemoryStore) -> DocumentWriter:
         {"landmarks": landmarks(1, 0, CHUNK)[:, :1]},
         {"words": words(1, 0, CHUNK_BLOCKS - 1)},
         {"words": [[(1 << 40, 1)]] * CHUNK_BLOCKS},
-        {"layers": {layer: blocks(1, layer, 0, CHUNK) for layer in SIGNATURE.memory_layers}},
+        {"kv": given(1, 0, CHUNK)["kv"][1:]},
     ],
 )
 def test_passages_without_what_the_selector_keeps_are_refused(

@@ -101,7 +101,7 @@ def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
         assert None not in writer.known(some)
         store.forget("a")
         kept = {"landmarks": landmarks(1, 0, COUNT), "words": words(1, 0, COUNT)}
-        writer.add_passages(some, {}, given=[], **kept)
+        writer.add_passages(some, [], given=[], **kept)
         writer.finish(tail_of(1, COUNT))
     check_content(store, store.document("b"), 1)
     with store.write_document("c", source_hash="c", settings=SETTINGS) as writer:
@@ -116,8 +116,8 @@ def test_passages_may_be_text_alone(store) -> None:
     kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
     with store.write_document("a", source_hash="a", settings=SETTINGS) as writer:
         with pytest.raises(InvalidInput, match="keys and values of 1"):
-            writer.add_passages(passages(1, 0, 2), {}, given=[0], **kept)
-        writer.add_passages(passages(1, 0, 2), {}, given=[], **kept)
+            writer.add_passages(passages(1, 0, 2), [], given=[0], **kept)
+        writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
         document = writer.finish(tail_of(1, 2))
     assert store.stored_at([(document.id, 0)]) == [None] and not records(store)
     check_content(store, ingest(store, "b", 2), 1)

@@ -66,7 +66,7 @@ def add(
         flat = torch.from_numpy(landmarks(text, passages)[first:]).view(-1, 1, WIDTH)
         if alike is not None:
             flat = flat[torch.arange(len(flat)) % alike]
-        writer.add_passages(some, {}, given=[], landmarks=flat, words=words(text, passages)[first:])
+        writer.add_passages(some, [], given=[], landmarks=flat, words=words(text, passages)[first:])
         return writer.finish()
 
 

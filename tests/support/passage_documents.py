@@ -59,6 +59,14 @@ def keys_values(text: int, layer: int, first: int, end: int) -> tuple[Tensor, Te
     return k, v
 
 
+def kept(text: int, first: int, end: int) -> list[tuple[Tensor, Tensor]]:
+    """K, V [layers, Hkv, tokens, D] of each passage, as a writer takes them."""
+    halves = zip(*(keys_values(text, layer, first, end) for layer in LAYERS))
+    k, v = (torch.stack(half, 1) for half in halves)
+    lengths = [len(one.ids) for one in passages(text, first, end)]
+    return [(k[at, :, :, :n], v[at, :, :, :n]) for at, n in enumerate(lengths)]
+
+
 @lru_cache(4096)
 def content(text: int, layer: int, block: int) -> tuple[Tensor, Tensor]:
     """K, V [Hkv, block_size, D] of a passage as they are read, which nobody changes."""
@@ -90,7 +98,7 @@ def add(writer: object, text: int, first: int, end: int, form: IndexSpec = FORM)
     """Give a writer the passages first .. end."""
     writer.add_passages(  # type: ignore[attr-defined]
         passages(text, first, end),
-        {layer: keys_values(text, layer, first, end) for layer in LAYERS},
+        kept(text, first, end),
         landmarks=landmarks(text, first, end, form) if form.heads else None,
         words=words(text, first, end) if form.words else None,
     )
@@ -151,15 +159,10 @@ def ingest_known(
                 if one is not None:
                     expected = landmarks(text, first + at, first + at + 1)
                     assert (one.landmarks == expected.numpy()).all()
-            layers = {
-                layer: tuple(
-                    half[given] for half in keys_values(text, layer, first, first + len(some))
-                )
-                for layer in (LAYERS if given else ())
-            }
+            made = kept(text, first, first + len(some))
             writer.add_passages(
                 some,
-                layers,
+                [made[at] for at in given],
                 given=given,
                 landmarks=landmarks(text, first, first + len(some)),
                 words=words(text, first, first + len(some)),

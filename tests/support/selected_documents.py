@@ -84,11 +84,12 @@ def ingest(
 def given(text: int, first: int, end: int, form: IndexSpec = FORM) -> dict[str, Any]:
     """What a writer is given of tokens first .. end, where first begins a passage."""
     at, stop = first // BLOCK, -(-end // BLOCK)
+    halves = zip(*(blocks(text, layer, at, end - first)[:2] for layer in SIGNATURE.memory_layers))
+    k, v = (torch.stack(half, 1) for half in halves)
+    lengths = [len(one.ids) for one in passages(text, first, end)]
     return {
         "passages": passages(text, first, end),
-        "layers": {
-            layer: blocks(text, layer, at, end - first)[:2] for layer in SIGNATURE.memory_layers
-        },
+        "kv": [(k[n, :, :, :rows], v[n, :, :, :rows]) for n, rows in enumerate(lengths)],
         "landmarks": landmarks(text, first, end, form) if form.heads else None,
         "words": words(text, at, stop) if form.words else None,
     }

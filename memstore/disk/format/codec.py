@@ -17,21 +17,17 @@ from memstore.errors import InvalidConfig
 class Codec(Protocol):
     """How the units of a record are stored.
 
-    A codec sees a head's K and V together and apart, the KV dtype's name, how many rows are
-    content, and through the arrays the shape. The same bits in are the same bytes out on every run,
+    A codec sees a head's K and V together and apart, the KV dtype's name, and through the arrays
+    the shape, content alone. The same bits in are the same bytes out on every run,
     and decode to the same bits.
     """
 
     name: str
     lossless: bool
 
-    def encode(
-        self, units: np.ndarray, dtype: str, lengths: np.ndarray
-    ) -> Sequence[bytes | memoryview]:
-        """Encode units [n, 2, block_size, head_dim] of raw bits (K is [:, 0], V is [:, 1]), each by
+    def encode(self, units: np.ndarray, dtype: str) -> Sequence[bytes | memoryview]:
+        """Encode units [n, 2, length, head_dim] of raw bits (K is [:, 0], V is [:, 1]), each by
         itself.
-
-        lengths: [n], rows of each that are content; the rows after them are not stored.
         """
         ...
 
@@ -62,13 +58,11 @@ class Zstd:
         self._inner = inner
         self._local = threading.local()  # neither object may be used by two threads at once
 
-    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[bytes]:
+    def encode(self, units: np.ndarray, dtype: str) -> list[bytes]:
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
             compressor = self._local.compressor = zstandard.ZstdCompressor(level=self.level)
-        return [
-            compressor.compress(payload) for payload in self._inner.encode(units, dtype, lengths)
-        ]
+        return [compressor.compress(payload) for payload in self._inner.encode(units, dtype)]
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int

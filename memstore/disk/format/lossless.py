@@ -9,10 +9,8 @@ class Raw:
     name = "raw"
     lossless = True
 
-    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
-        if (lengths == units.shape[2]).all():
-            return rows_of(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
-        return [flat(unit[:, :length]) for unit, length in zip(units, lengths.tolist())]
+    def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
+        return rows_of(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
@@ -34,16 +32,13 @@ class Shuffled(Raw):
 
     name = "shuffled"
 
-    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
-        count, _, rows, dim = units.shape
+    def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
+        count = len(units)
         values = np.ascontiguousarray(units).view(np.uint8).reshape(count, -1, units.itemsize)
         planes = np.empty((count, units.itemsize, values.shape[1]), np.uint8)
         for place in range(units.itemsize):  # a plane at a time: four times faster
             planes[:, place] = values[:, :, place]
-        if (lengths == rows).all():
-            return rows_of(planes.reshape(count, -1))
-        each = planes.reshape(count, 2 * units.itemsize, rows, dim)
-        return [flat(some[:, :length]) for some, length in zip(each, lengths.tolist())]
+        return rows_of(planes.reshape(count, -1))
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
@@ -61,11 +56,6 @@ class Shuffled(Raw):
 def rows_of(data: np.ndarray) -> list[memoryview]:
     """The bytes of each row of a contiguous uint8 array."""
     return [memoryview(row) for row in data]
-
-
-def flat(data: np.ndarray) -> memoryview:
-    """The bytes of an array."""
-    return np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
 
 
 def content_of(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ channels, because a few channels of K are large for every token (KIVI, arXiv 240
 A last group may be smaller.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,12 +41,8 @@ class Quantised:
         self._bits = bits
         self._below, self._above = 1 << bits - 1, (1 << bits - 1) - 1  # codes on either side of 0
 
-    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
-        whole = Raw().encode(units, dtype, lengths)
-        rows = int(lengths.max())
-        units = units[:, :, :rows].copy()
-        for unit in np.flatnonzero(lengths < rows):  # its last row again, which changes no step
-            units[unit, :, lengths[unit] :] = units[unit, :, lengths[unit] - 1, None]
+    def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
+        whole = Raw().encode(units, dtype)
         x = _floats(units, dtype)
         with np.errstate(all="ignore"):  # of heads that are stored as they are
             keys, values = (
@@ -59,11 +54,13 @@ class Quantised:
         else:
             codes = [keys.codes, values.codes]
         parts = [keys.steps, keys.zeros, values.steps, values.zeros, *codes]
-        coded = _cut(parts, lengths)
+        coded = rows_of(
+            np.concatenate([part.view(np.uint8).reshape(len(units), -1) for part in parts], 1)
+        )
         # not so if it is NaN
         small = np.maximum(keys.largest, values.largest) <= _MOST[dtype] / 2
         # where codes take as much room, a group of a token or so, the values are as good
-        small &= [len(as_codes) < len(as_is) for as_codes, as_is in zip(coded, whole)]
+        small &= len(coded[0]) < len(whole[0])
         return [coded[unit] if small[unit] else whole[unit] for unit in range(len(units))]
 
     def _quantise(self, x: np.ndarray, axis: int, dtype: str) -> "_Groups":
@@ -121,23 +118,6 @@ class _Groups(NamedTuple):
     steps: np.ndarray  # raw bits [num_kv_heads, groups, head_dim] or [num_kv_heads, length, groups]
     zeros: np.ndarray  # likewise
     largest: np.ndarray  # [num_kv_heads], of all magnitudes
-
-
-def _cut(parts: Sequence[np.ndarray], lengths: np.ndarray) -> list[memoryview]:
-    """Of each unit, the bytes of its content in every part, one part after the other. A part has a
-    row a token, or a group of them.
-    """
-    units, rows = len(lengths), int(lengths.max())
-    if (lengths == rows).all():
-        return rows_of(
-            np.concatenate([part.view(np.uint8).reshape(units, -1) for part in parts], 1)
-        )
-    found = []
-    for unit, length in enumerate(lengths.tolist()):
-        groups = -(-length // GROUP)
-        some = [part[unit, : length if part.shape[1] == rows else groups] for part in parts]
-        found.append(memoryview(b"".join(part.tobytes() for part in some)))
-    return found
 
 
 # Numbers behind raw bits

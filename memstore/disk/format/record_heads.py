@@ -14,41 +14,31 @@ def encode_records(
     known_as: Sequence[tuple[RecordKey, WriteId]],
     k: np.ndarray,
     v: np.ndarray,
-    lengths: Sequence[int],
     codec: str,
     form: RecordForm,
 ) -> list[bytes]:
-    """Encode blocks of one layer with all their KV heads; one record a block.
+    """Encode blocks of one length with all their KV heads; one record a block.
 
     known_as: the key of each record, and by what it is known; k, v: raw bits [n, num_kv_heads,
-    block_size, head_dim]; K is rotated by the offset inside the block only. lengths: valid content
-    tokens of each block, 1 to block_size; its rows from there on are not stored.
+    length, head_dim]; K is rotated by the offset inside the block only. length: valid content
+    tokens, 1 to block_size.
     """
     geometry = form.geometry
-    heads, block_size, dim = geometry.shape
-    n = len(k)
-    assert k.shape == v.shape == (n, *geometry.shape) and k.itemsize == geometry.itemsize, (
-        k.shape,
-        v.shape,
-        k.dtype,
-        geometry,
-    )
-    assert len(lengths) == n and 1 <= min(lengths) <= max(lengths) <= block_size, lengths
-    units = np.empty((n, heads, 2, block_size, dim), dtype=k.dtype)
+    n, heads, length, dim = k.shape
+    assert (
+        k.shape == v.shape == (len(known_as), geometry.num_kv_heads, length, geometry.head_dim)
+        and k.itemsize == geometry.itemsize
+        and 1 <= length <= geometry.block_size
+    ), (k.shape, v.shape, k.dtype, geometry)
+    units = np.empty((n, heads, 2, length, dim), dtype=k.dtype)
     units[:, :, 0] = k
     units[:, :, 1] = v
-    payloads = CODECS[codec].encode(
-        units.reshape(n * heads, 2, block_size, dim), geometry.dtype, np.repeat(lengths, heads)
-    )
+    payloads = CODECS[codec].encode(units.reshape(n * heads, 2, length, dim), geometry.dtype)
     records = []
     for at in range(n):
         parts = payloads[at * heads : (at + 1) * heads]
         header = form.pack_header(
-            *known_as[at],
-            codec,
-            lengths[at],
-            list(map(len, parts)),
-            list(map(xxh3_64_digest, parts)),
+            *known_as[at], codec, length, list(map(len, parts)), list(map(xxh3_64_digest, parts))
         )
         records.append(b"".join((header, *parts)))
     return records

@@ -1,6 +1,7 @@
 """The table of records: the blocks of a memory's documents, encoded."""
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -57,38 +58,21 @@ class BlockTable:
         block only; lengths: valid content tokens of each, whose rows alone are stored.
         """
         keys = [(first._replace(block=first.block + at), write) for at in range(len(k))]
-        return encode_records(keys, k, v, lengths, self.codec, self.form)
-
-    def encode_passages(
-        self,
-        layer: int,
-        k: np.ndarray,
-        v: np.ndarray,
-        lengths: Sequence[int],
-        digests: Sequence[bytes],
-        codec: str,
-    ) -> list[bytes]:
-        """The records of passages in one layer, whatever their numbers will be. digests: of each,
-        which are of this codec; the rest as for `encode`.
-        """
-        keys = [(RecordKey(0, 0, layer), digest) for digest in digests]
-        return encode_records(keys, k, v, lengths, codec, self.form)
+        records = list[bytes]()
+        for length, alike in groupby(lengths):
+            at = slice(len(records), len(records) + len(list(alike)))
+            halves = k[at, :, :length], v[at, :, :length]
+            records += encode_records(keys[at], *halves, self.codec, self.form)
+        return records
 
     def encode_passage(
         self, layers: Sequence[int], k: np.ndarray, v: np.ndarray, digest: bytes, codec: str
     ) -> dict[int, bytes]:
-        """The records of one passage by layer. k, v: raw bits [layers, num_kv_heads, tokens,
-        head_dim]; the rest as for `encode_passages`.
+        """The records of one passage by layer, whatever its number will be. k, v: raw bits [layers,
+        num_kv_heads, tokens, head_dim]; digest: its own, which is of this codec.
         """
-        heads, size, dim = self.geometry.shape
-        length = k.shape[2]
-        whole = np.zeros((2, len(layers), heads, size, dim), k.dtype)
-        whole[:, :, :, :length] = k, v
-        records = {}
-        for at, layer in enumerate(layers):
-            keys, values = whole[:, at : at + 1]
-            (records[layer],) = self.encode_passages(layer, keys, values, [length], [digest], codec)
-        return records
+        keys = [(RecordKey(0, 0, layer), digest) for layer in layers]
+        return dict(zip(layers, encode_records(keys, k, v, codec, self.form)))
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or

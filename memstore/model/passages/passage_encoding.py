@@ -275,9 +275,9 @@ class _Pass:
     def stored(self) -> KeysValues:
         """K and V [stored layers, Hkv, T, D] in the KV dtype. Raises InvalidWeights."""
         end = self.spans[-1].stop
-        k, v = (half[:, :, :end].cpu() for half in (self._k, self._v))
+        k, v = self._k[:, :, :end], self._v[:, :, :end]
         check_storable([k, v])
-        return k, v
+        return k.cpu(), v.cpu()
 
     def captured(self, ids: Sequence[int], at: slice) -> Captured:
         """What the passage of these ids shows."""

@@ -23,13 +23,7 @@ from memstore.model.document_ingest import (
 from memstore.model.passages.cutting.passage_cutting import Passages
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.passage_records import (
-    Computed,
-    compute,
-    landmarks_of,
-    padded,
-    words_of,
-)
+from memstore.model.passages.passage_records import Computed, compute, landmarks_of, words_of
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -38,6 +32,7 @@ from memstore.store.write.known_passages import Known
 from memstore.store.write.writer import DocumentWriter
 
 _AT_ONCE = 16  # passages that are stored together
+_FREED_EVERY = 4  # times: what was returned is mapped anew, which takes as long as storing
 _LOOKED_UP = 64  # passages that are looked up together
 
 
@@ -88,9 +83,11 @@ def ingest_passages(
         else:
             lacking = partial(_lacking, reader, store, keep)
             computed = workers.compute(missing, text, layers=through, lacking=lacking)
-        while pairs := list(islice(coming, _AT_ONCE)):
+        batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
+        for number, pairs in enumerate(batches):
             _add(writer, reader, pairs, computed, keep)
-            return_freed_memory()
+            if number % _FREED_EVERY == 0:
+                return_freed_memory()
             size.look_again(writer.document.tokens > resumed)
             seconds = time.perf_counter() - began
             done, total = pairs[-1][0].end, before + text.characters
@@ -112,11 +109,10 @@ def _add(
     some = [one for one, _ in pairs]
     new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
     found = list(islice(computed, len(new)))
-    given = new if keep == "kv" else []
     writer.add_passages(
         some,
-        padded(reader, found) if given else {},
-        given=given,
+        [(one.k, one.v) for one in found] if keep == "kv" else [],
+        given=new if keep == "kv" else [],
         landmarks=_landmarks(pairs, new, found),
         words=words_of(reader, some),
     )

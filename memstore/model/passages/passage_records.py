@@ -29,9 +29,7 @@ def compute(
         yield Computed(one.k, one.v, landmarks_of(reader, [one]))
 
 
-def padded(
-    reader: PassageModel, encoded: Sequence[Encoded | Computed]
-) -> dict[int, tuple[Tensor, Tensor]]:
+def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> dict[int, tuple[Tensor, Tensor]]:
     """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
     layers = reader.shape.memory_layers
     size = (reader.shape.num_kv_heads, reader.shape.block_size, reader.shape.head_dim)

@@ -13,7 +13,7 @@ from memstore.disk.format.token_parts import encode_tokens
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.index_entries import IndexEntries
-from memstore.store.write.chunk import Chunk, LayerBlocks, Position, finite
+from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, Position, finite
 from memstore.tiers.raw_bits import raw_view, torch_dtype
 
 
@@ -36,7 +36,7 @@ class CheckedChunks:
         """
         size = self._signature.block_size
         chunk_blocks = self._document.settings.chunk_blocks
-        n = self._check_layers(layers, first_block, landmarks=True)
+        n = self._check_layers(layers, first_block)
         last = size if length_of_last is None else length_of_last
         in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
         if not in_bounds or len(ids) != (n - 1) * size + last:
@@ -63,7 +63,7 @@ class CheckedChunks:
         self,
         at: Position,
         passages: Sequence[Passage],
-        layers: Mapping[int, tuple[Tensor, Tensor]],
+        kv: Sequence[KeysValues],
         given: Sequence[int],
         landmarks: Tensor | None,
         words: Sequence[Words] | None,
@@ -72,15 +72,13 @@ class CheckedChunks:
         DocumentWriter.add_passages. Raises InvalidInput for what are no passages of this memory.
         """
         lengths = _check_passages(at, passages, self._signature.block_size)
-        n = 0
-        if layers:
-            n = self._check_layers(layers, at.block, landmarks=False)
+        if len(kv) != len(given):
+            raise InvalidInput(f"expected keys and values of {len(given)} passages, got {len(kv)}")
+        self._check_passages(kv, [lengths[number] for number in given], at.block)
         table = self._catalog.runs
         if table.spec is None:
             raise InvalidInput("this memory has no selector, which finds passages")
         entries = IndexEntries.of(landmarks, words, table.spec, lengths)
-        if n != len(given):
-            raise InvalidInput(f"expected keys and values of {len(given)} passages, got {n}")
         return Chunk(
             first_block=at.block,
             first_token=at.token,
@@ -88,40 +86,59 @@ class CheckedChunks:
             part=(at.block, encode_part(at.character, passages)),
             end=passages[-1].end,
             whole=True,
-            blocks={layer: (k, v) for layer, (k, v) in layers.items()},
+            blocks={},
             runs={table.part(kind): run for kind, run in entries.runs(at.block).items()},
             digests=self._catalog.digests(self._document, passages),
             given=given,
+            kv=kv,
         )
 
-    def _check_layers(
-        self, layers: Mapping[int, tuple[Tensor, ...]], first_block: int, *, landmarks: bool
-    ) -> int:
+    def _check_layers(self, layers: Mapping[int, LayerBlocks], first_block: int) -> int:
         """How many blocks are given of every layer that is stored. Raises InvalidInput where it is
         not the same of each, or not what the memory keeps.
         """
         signature, document = self._signature, self._document
         heads, size, dim = signature.geometry.shape
-        dtype, stored = torch_dtype(signature.kv_dtype), document.layers_of(signature)
+        stored = document.layers_of(signature)
         if sorted(layers) != stored:
             raise InvalidInput(f"a chunk needs blocks of layers {stored}, not of {sorted(layers)}")
         n = layers[stored[0]][0].shape[0]
         blocks, keys = (n, heads, size, dim), (n, heads, dim)
-        expected = (blocks, blocks, keys) if landmarks else (blocks, blocks)
         for layer, parts in layers.items():
-            shapes = tuple(tuple(part.shape) for part in parts)
-            if shapes != expected or {part.dtype for part in parts} != {dtype}:
-                raise InvalidInput(
-                    f"layer {layer}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}"
-                )
+            self._check_parts(f"layer {layer}", parts, (blocks, blocks, keys))
         for layer, parts in layers.items():
-            if not finite(parts):
-                raise InvalidInput(
-                    f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
-                    f"{first_block + n} are not finite; the model cannot read this text in "
-                    f"{signature.kv_dtype}, use one that can"
-                )
+            what = f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
+            self._check_finite(what + f"{first_block + n}", parts)
         return n
+
+    def _check_passages(
+        self, kv: Sequence[KeysValues], lengths: Sequence[int], first_block: int
+    ) -> None:
+        """Raises InvalidInput for what the memory does not keep of passages of these lengths."""
+        signature = self._signature
+        layers, heads = len(self._document.layers_of(signature)), signature.num_kv_heads
+        for both, length in zip(kv, lengths):
+            shape = (layers, heads, length, signature.head_dim)
+            self._check_parts("a passage", both, (shape, shape))
+        what = f"keys or values of passages from {first_block} on"
+        self._check_finite(what, [half for both in kv for half in both])
+
+    def _check_parts(
+        self, what: str, parts: Sequence[Tensor], expected: Sequence[tuple[int, ...]]
+    ) -> None:
+        dtype = torch_dtype(self._signature.kv_dtype)
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if shapes != expected or {part.dtype for part in parts} != {dtype}:
+            raise InvalidInput(
+                f"{what}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}"
+            )
+
+    def _check_finite(self, what: str, parts: Sequence[Tensor]) -> None:
+        if not finite(parts):
+            raise InvalidInput(
+                f"{what} are not finite; the model cannot read this text in "
+                f"{self._signature.kv_dtype}, use one that can"
+            )
 
 
 def _check_passages(at: Position, passages: Sequence[Passage], block_size: int) -> list[int]:

@@ -17,6 +17,9 @@ LayerBlocks = tuple[Tensor, Tensor, Tensor]
 layer, in the KV dtype.
 """
 
+KeysValues = tuple[Tensor, Tensor]
+"""K, V [memory layers, Hkv, tokens, D] of a passage, in the KV dtype."""
+
 
 class Position(NamedTuple):
     """Where in a document something begins."""
@@ -49,8 +52,9 @@ class Chunk:
     blocks: dict[int, tuple[Tensor, Tensor]]
     runs: dict[int, Run]  # what its blocks are found by, by part
     digests: Sequence[Digest] = ()  # of passages
-    # of these, those with K and V here; the records of the others are stored already
+    # of these, those with K and V; the records of the others are stored already
     given: Sequence[int] = ()
+    kv: Sequence[KeysValues] = ()  # of the given, until they are encoded
     units: list[BlockKey] = field(default_factory=list)  # pinned ones that hold it
     # (block, or number of the passage in `digests`, and layer) -> record, once encoded
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -74,7 +78,6 @@ class Chunk:
 
 def finite(parts: Sequence[Tensor]) -> bool:
     """Are all numbers of these tensors finite?"""
-    # A sum is finite only of numbers that are; it may overflow of some that are, too.
-    if torch.stack([part.sum(dtype=torch.float32) for part in parts]).isfinite().all():
-        return True
-    return all(bool(part.isfinite().all()) for part in parts)
+    # where a number is none, the least and the largest are none
+    ends = [end for part in parts if part.numel() for end in part.aminmax()]
+    return not ends or bool(torch.stack(ends).isfinite().all())

@@ -38,7 +38,13 @@ class Encoder:
         )
 
     def memory_layers(self, chunk: Chunk) -> None:
-        """Have the chunk hold records in the place of its memory layers' blocks."""
+        """Have the chunk hold records in the place of its memory layers' blocks, or passages."""
+        for number, (k, v) in zip(chunk.given, chunk.kv):
+            bits, digest = (raw_view(k), raw_view(v)), chunk.digests[number]
+            layers = self._memory_layers
+            found = self._blocks.encode_passage(layers, *bits, digest, self._codec)
+            chunk.records.update(((number, layer), record) for layer, record in found.items())
+        chunk.kv = ()
         layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
         self.add_records(chunk, layers, chunk.first_block)
         for layer in layers:
@@ -46,9 +52,6 @@ class Encoder:
 
     def add_records(self, chunk: Chunk, layers: Iterable[int], first: int) -> None:
         """Encode the chunk's blocks from `first` on where that has not been done."""
-        if chunk.digests:
-            self._add_passages(chunk, layers)
-            return
         first = max(first, chunk.first_block)
         for layer in layers:
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
@@ -58,17 +61,6 @@ class Encoder:
                 records = self._blocks.encode(key, k, v, lengths, self._write)
                 chunk.records.update(
                     ((block, layer), record) for block, record in enumerate(records, first)
-                )
-
-    def _add_passages(self, chunk: Chunk, layers: Iterable[int]) -> None:
-        digests = [chunk.digests[number] for number in chunk.given]
-        lengths = [chunk.lengths[number] for number in chunk.given]
-        for layer in layers:
-            if digests and (chunk.given[-1], layer) not in chunk.records:
-                k, v = map(raw_view, chunk.blocks[layer])
-                records = self._blocks.encode_passages(layer, k, v, lengths, digests, self._codec)
-                chunk.records.update(
-                    ((number, layer), record) for number, record in zip(chunk.given, records)
                 )
 
     def replace_by_stored(self, chunk: Chunk) -> None:

@@ -23,7 +23,7 @@ from memstore.errors import InvalidInput
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_passages import Continued
 from memstore.store.write.checked_chunks import CheckedChunks
-from memstore.store.write.chunk import Chunk, LayerBlocks, Position, RecentBlocks
+from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, Position, RecentBlocks
 from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
 from memstore.store.write.progress import Progress
@@ -167,7 +167,7 @@ class DocumentWriter(Progress):
     def add_passages(
         self,
         passages: Sequence[Passage],
-        layers: Mapping[int, tuple[Tensor, Tensor]],
+        kv: Sequence[KeysValues],
         *,
         given: Sequence[int] | None = None,
         landmarks: Tensor | None = None,
@@ -175,12 +175,12 @@ class DocumentWriter(Progress):
     ) -> None:
         """Take the next n passages, a block each; any n of at least 1.
 
-        layers: for every memory layer K, V [m, Hkv, block_size, D] in the KV dtype (K rotated by
-        the offset in the block), of which the rows behind a passage's tokens are anything finite,
-        and are not stored. given: which m of the n these are of, in order (None: all of them); of
-        the others none are stored, but those that are already (`known`). landmarks: [tokens of all
-        n, heads, width] in the dtype of the index spec; words: of each passage its distinct
-        words (hash, count). They are found and read once the document is ready.
+        kv: of m of them K, V [memory layers, Hkv, tokens, D] in the KV dtype (K rotated by the
+        offset in the block), the writer's own from here on. given: which m of the n these are of,
+        in order (None: all of them); of the others none are stored, but those that are already
+        (`known`). landmarks: [tokens of all n, heads, width] in the dtype of the index spec; words:
+        of each passage its distinct words (hash, count). They are found and read once the document
+        is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
@@ -190,10 +190,10 @@ class DocumentWriter(Progress):
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
         at = Position(self._blocks, self._tokens, self._characters)
         given = range(len(passages)) if given is None else given
-        chunk = self._chunks.of_passages(at, passages, layers, given, landmarks, words)
+        chunk = self._chunks.of_passages(at, passages, kv, given, landmarks, words)
         done = self.document.blocks
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
-        size = sum(k.nbytes + v.nbytes for k, v in layers.values())
+        size = sum(k.nbytes + v.nbytes for k, v in kv)
         self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
         self._stage(chunk, size)
         self._characters = chunk.end
