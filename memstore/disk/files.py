@@ -146,7 +146,7 @@ def _no_file(path: Path) -> InvalidInput:
 
 
 def _new_file(directory: Path, names: list[Path]) -> BinaryIO:
-    """A new file of a random name, locked; the last of `names`, which has it before there is one."""
+    """A new file of a random name, locked. It is the last of `names` before there is a file."""
     while True:
         names.append(directory / f"memstore-{secrets.token_hex(8)}.partial")
         out = open(names[-1], "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
