@@ -339,12 +339,13 @@ def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
     reader: HuggingFacePassageModel, tmp_path: Path, number: signal.Signals
 ) -> None:
     before = set(children_of(os.getpid()))
+    book = prose(700)  # more than all of them are given at once
     with create(reader, tmp_path / "m") as store:
         with reader.workers(3) as crew:
             crew.start()
             begun = set(children_of(os.getpid())) - before
             assert len(begun) == 2
-            steps = reader.ingesting(BOOK, store, name="book", workers=crew)
+            steps = reader.ingesting(book, store, name="book", workers=crew)
             next(steps)
             os.kill(min(begun), number)
             with pytest.raises(MemstoreError, match=f"ended by signal {number:d}; what was read"):
@@ -353,9 +354,9 @@ def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
         assert not any(map(runs, begun))
         kept = store.document("book")
         assert kept.state == "ingesting" and kept.blocks > 0
-        reader.ingest(BOOK, store, name="book")
+        reader.ingest(book, store, name="book")
         with create(reader, tmp_path / "other") as other:
-            reader.ingest(BOOK, other, name="book")
+            reader.ingest(book, other, name="book")
             assert content(store)["blocks"] == content(other)["blocks"]
     assert whole(tmp_path / "m")
 
