@@ -120,8 +120,9 @@ class RecordedStep:
         """Compute a token -> the state [hidden_size] behind it; without `note` it is as if it had
         not been. Raises RuntimeError where a step cannot be recorded.
         """
-        context, self._ids[:] = self._context, token
+        context = self._context
         length = context.length
+        self._ids.fill_(token)
         if length != self._next:
             self._at.fill_(length)
             self._local.fill_(context.local)
