@@ -1,7 +1,6 @@
 """Attention of shapes that a GPU has not seen: here lengths are always new."""
 
 import threading
-from types import TracebackType
 
 import torch
 
@@ -23,12 +22,7 @@ class _WithoutPlans:
                 torch.backends.cuda.enable_cudnn_sdp(False)
             self._inside += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:

@@ -219,7 +219,7 @@ def _compare(
             continue
         with lease:
             # (block_size, n, D)
-            keys = F.normalize(lease.contents()[0].to(placed), dim=-1).transpose(0, 1)
+            keys = F.normalize(lease.k[lease.slots].to(placed), dim=-1).transpose(0, 1)
             tiers += lease.tiers
         likest = (keys @ placed.transpose(1, 2)).amax(0)  # (n, T)
         weights.append((_SHARPNESS * (likest - 1)).exp().mean(1))

@@ -19,7 +19,12 @@ from memstore.errors import InvalidWeights
 from memstore.model.adapter import AttentionSpec, Enough
 from memstore.model.passages.cpu_products import fast_products
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.repositioned_attention import KeysValues, attention, read_prefix
+from memstore.model.passages.repositioned_attention import (
+    KeysValues,
+    attention,
+    read_prefix,
+    seen_by,
+)
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.rotary import Positions
 from memstore.store.write.chunk import finite
@@ -170,7 +175,7 @@ class _Apart:
     def _mask(self, rows: int, window: int | None) -> Tensor:
         asked = rows, window
         if asked not in self._masks:
-            self._masks[asked] = _seen(self._first, rows, window, self._device)
+            self._masks[asked] = seen_by(rows, self._first + rows, window, self._device)
         return self._masks[asked]
 
 
@@ -196,7 +201,8 @@ class _Together:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """As _Apart; behind the last passage stands what is of no use."""
         if spec.window not in self._masks:
-            self._masks[spec.window] = _seen(self._first, self._longest, spec.window, q.device)
+            length = self._first + self._longest
+            self._masks[spec.window] = seen_by(self._longest, length, spec.window, q.device)
         q = q[0][:, self._take].transpose(0, 1)
         k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
         attended = attention(q, k, v, spec, self._masks[spec.window])
@@ -205,14 +211,6 @@ class _Together:
 
 def _at(span: slice, first: int) -> Tensor:
     return torch.arange(first + span.start, first + span.stop)
-
-
-def _seen(first: int, rows: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [rows, first + rows]: what each row of a passage sees of the prefix and of itself."""
-    at = torch.arange(first + rows, device=device)
-    distance = at[first:, None] - at
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
 
 
 class _Pass:

@@ -200,10 +200,7 @@ class RepositionedAttention:
             return None
         asked = rows, length, window
         if self._seen is None or self._seen[0] != asked:
-            at = torch.arange(length, device=device)
-            distance = at[-rows:, None] - at
-            seen = distance >= 0
-            self._seen = asked, seen if window is None else seen & (distance < window)
+            self._seen = asked, seen_by(rows, length, window, device)
         return self._seen[1]
 
 
@@ -229,6 +226,14 @@ def _weights(q: Tensor, k: Tensor, spec: AttentionSpec, mask: Tensor | None) -> 
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.float().softmax(-1).to(q.dtype)
+
+
+def seen_by(rows: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [rows, length]: what each of the last rows sees of what is before it, and of itself."""
+    at = torch.arange(length, device=device)
+    distance = at[length - rows :, None] - at
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
