@@ -25,9 +25,12 @@ _HEADERS = _any(
     "from, to, cc, sent, date, subject, von, an, gesendet, datum, betreff, de, à, objet"
 )
 _MAIL_HEADER = re.compile(
-    rf"^(?:{_HEADERS} ?:[^\n]*|on [^\n]*wrote:|am [^\n]*schrieb[^\n]*:|le [^\n]*a écrit ?:"
-    r"|-{2,} ?(?:original message|forwarded message|ursprüngliche nachricht)[^\n]*)$",
+    rf"^(?:{_HEADERS} ?:[^\n]*|on [^\n]*wrote:|am [^\n]*schrieb[^\n]*:|le [^\n]*a écrit ?:)$",
     re.I | re.M,
+)
+_FORWARDED = re.compile(
+    r"^-{2,} ?(?:original message|forwarded message|ursprüngliche nachricht|message d'origine).*",
+    re.I | re.M | re.S,
 )
 _CLOSING_WORDS = """
     thanks, many thanks, thanks a lot, thanks in advance, thank you, thank you very much,
@@ -54,34 +57,45 @@ _NAME = re.compile(r"[A-ZÄÖÜÉ][\w-]*(?: [A-ZÄÖÜÉ][\w-]*)?[.!]*")  # what
 
 # Nothing is asked: greetings, thanks, questions about the assistant
 
-_PHATIC = re.compile(
-    _any(rf"""
-    {_GREETINGS}(?: (?:there|all|team|everyone|again|zusammen|alle|à tous|madame|monsieur))?,
-    {_CLOSING_WORDS}, thank(?:s| you) (?:so much|again|for [^.!?\n]+), thx, ty,
-    great, perfect, excellent, awesome, cool, nice, good, super, wonderful, ok, okay, alright, fine,
-    got it, i see, understood, sure, yes, no, yep, nope, right, correct, well done, never ?mind,
-    sorry, please, test, testing, ping, lol, haha, wow, hm+, that helps, you'?(?: a)?re welcome,
-    that(?:'s| is| was) (?:very |really )?(?:helpful|great|perfect|all|fine|good|nice|it),
-    bye, goodbye, see you, see you later, good ?night, nice to meet you,
-    have a (?:nice|good) (?:day|weekend|evening),
-    danke (?:schön|sehr), bitte, gut, prima, toll, ja, nein, alles klar, verstanden, tschüss,
-    auf wiedersehen, parfait, d'accord, oui, non, au revoir,
+_ABOUT_ASSISTANT = re.compile(
+    _any(r"""
     how(?:'s| is) it going, how are you(?: doing)?(?: today)?, what'?s up, who are you,
-    what are you,
-    who (?:made|built) you, what(?:'s| is) your name, what (?:can|do) you do, how do you work,
-    are you (?:there|ready|real|awake|online), do you speak \w+, can you hear me,
-    are you an? (?:ai|bot|robot|human|machine|person),
-    (?:can|could) (?:you|anyone|someone|anybody) (?:please )?help(?: me| us)?(?: out)?,
-    with (?:this|that|something|a question), help, any (?:idea|ideas|thoughts|help)( appreciated)?,
-    (?:may|can) i ask (?:you )?(?:something|a question), i have a (?:quick )?question,
-    (?:quick|just a) question, do you have a (?:minute|moment|second), is that ok(?:ay)?,
-    wie geht(?:'s| es)(?: dir| ihnen)?, wer bist du, was kannst du, eine frage,
-    (?:kannst du|können sie) (?:mir|uns)(?: bitte)? helfen, ich habe eine (?:kurze )?frage,
+    what are you, who (?:made|built) you, what(?:'s| is) your name, what (?:can|do) you do,
+    how do you work, are you (?:still |really )?(?:there|ready|real|awake|online), can you hear me,
+    are you an? (?:ai|bot|robot|human|machine|person), do you speak \w+, is that ok(?:ay)?,
+    (?:can|could) (?:you|anyone|someone) (?:please )?help(?: me| us)?(?: out)?(?: please)?,
+    (?:can|could) (?:you|anyone|someone) (?:please )?help(?: me| us)? with (?:this|that|something),
+    (?:may|can) i ask (?:you )?(?:something|a question), do you have a (?:minute|moment|second),
+    any (?:idea|ideas|thoughts|help), wie geht(?:'s| es)(?: dir| ihnen)?, wer bist du,
+    was kannst du, (?:kannst du|können sie) (?:mir|uns)(?: bitte)? helfen,
     comment (?:ça|ca) va, comment allez[- ]vous, ça va, qui (?:es[- ]tu|êtes[- ]vous),
-    (?:peux-tu|pouvez-vous) m'aider, j'ai une question
+    (?:peux-tu|pouvez-vous) m'aider
     """),
     re.I,
 )
+_SMALL_TALK_WORDS = """
+    a ah all am amazing an and answer are awesome back be been best better bot bye can care cheers
+    cool correct day dear done enough enjoy evening everyone everybody excellent fine for friend
+    funny get glad go good goodbye got great greetings guys haha happy have he hello help helped
+    helpful helping helps here hey hi hiya hm hmm hope howdy i i'd i'll i'm i've idea interesting
+    is it
+    it's job just know later like lol lot love makes man mate me mind moment morning much my need
+    never nice night no nope not now of oh ok okay on one perfect ping please pleased problem
+    question
+    quick quickly ready really right see seems sense so sorry sounds soon super sure take team test
+    testing thank thanks that that's the then there think this thx to today tomorrow too try ty
+    understand understood us very wait was we weekend welcome well wonderful work works worries wow
+    yeah yep yes you you're your
+    alle alles auf aber bis bitte danke dank das dir du eine einen frage gern gerne gut gute guten
+    hallo hab habe herzlichen ich ist ja jetzt kein klar kurze liebe machs macht mir moin morgen
+    nein
+    nett nichts noch passt prima schade schön schönen sehr servus sie so super supi tag toll tschüss
+    und verstanden viele vielen vielmals von wiedersehen wochenende zusammen
+    ai au beaucoup bien bon bonjour bonne bonsoir c'est ça coucou d'accord de j'ai journée merci non
+    oui parfait plaisir pour question revoir salut soir tout très une vous
+"""
+_SMALL_TALK = frozenset(_SMALL_TALK_WORDS.split())
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 _BETWEEN = re.compile(r"[\s,.;:!?…\-–—()\U0001f000-\U0001faff\u2600-\u27bf\ufe0f]+")
 
 # Nothing is asked: changes of the answer before, invented texts, chat programs' own requests
@@ -98,7 +112,8 @@ _CHANGE = _any("""
     raccourcis, traduis, traduisez, reformule[rz]?, résume[rz]?, répète[rz]?, mets, mettez
 """)
 _THE_ANSWER = _any(r"""
-    that, this, it, the above, (?:the|your) (?:last |previous )?(?:answer|reply|response|message),
+    that, this, it, the above,
+    (?:the|your)(?: last| previous| first)? (?:answer|reply|response|message),
     (?:the|your) (?:last|previous) (?:one|part|sentence|paragraph), das, es,
     (?:die|deine|ihre)(?: letzte)? antwort, ça, cela, (?:la|ta|votre) réponse
 """)
@@ -109,16 +124,19 @@ _FORM = _any(r"""
 """)
 _SHAPE = _any("""
     english, german, french, spanish, italian, words, sentences?, bullets, bullet ?points, table,
-    list,
-    paragraphs?, e?-?mail, haiku, poem, markdown, json, deutsch, englisch, französisch, sätzen,
+    list, lines?, paragraphs?, e?-?mail, haiku, poem, markdown, json, deutsch, englisch,
+    französisch, sätzen,
     stichpunkten, tabelle, liste, anglais, allemand, français, phrases?
 """)
 _FORM = rf"(?:{_FORM}|(?:in|into|to|as|auf|als|en|dans)(?: \w+)*? {_SHAPE})"
 _EDITS = re.compile(
     rf"{_PLEASE}(?:"
-    rf"{_CHANGE} {_THE_ANSWER}(?: (?:again|up|out|bitte|nochmal|zusammen|please|{_FORM}))*"
+    rf"{_CHANGE} (?:to me )?{_THE_ANSWER}"
+    rf"(?: (?:again|up|out|bitte|nochmal|zusammen|please|{_FORM}))*"
+    rf"|(?:das|es) {_FORM} (?:sagen|schreiben|erklären|formulieren|machen)"
     rf"|{_FORM}|more|more details?|go on|continue|keep going|carry on|elaborate|try again|again"
-    r"|repeat|once more|start over|weiter|mach weiter|nochmal|noch einmal|continue[rz]|encore)"
+    r"|repeat|once more|(?:once|one) more time|once again|start over|weiter|mach weiter|nochmal"
+    r"|noch einmal|continue[rz]|encore)"
     r"(?:,? (?:please|bitte|again|now|instead|s'il (?:te|vous) plaît))*[.!?…\s]*",
     re.I,
 )
@@ -137,7 +155,7 @@ _CLIENT_TASK = re.compile(
     r"\b(?:conversation|chat|dialog(?:ue)?|thread|messages?|exchange|history|discussion)\b"
     r"|(?:summari[sz]e|name|title|classify|label) (?:this|the|our)(?: \w+)?"
     r" (?:conversation|chat|dialog(?:ue)?|thread|messages)\b"
-    r"|(?:suggest|generate|propose)\b[^.\n]{0,40}\bfollow[- ]?up (?:questions?|prompts?)\b)",
+    r")|\b(?:suggest|generate|propose)\b[^.\n]{0,40}\bfollow[- ]?up (?:questions?|prompts?)\b",
     re.I,
 )
 
@@ -214,7 +232,8 @@ def _without_frame(message: str) -> str:
     """A message without code blocks, quoted mail, signature and greeting."""
     if len(message) > _MOST:
         message = message[: _MOST // 2] + "\n\n" + message[-_MOST // 2 :]
-    text = _MAIL_HEADER.sub("", _QUOTED_LINE.sub("", _CODE_BLOCK.sub("", message))).strip()
+    text = _FORWARDED.split(_CODE_BLOCK.sub("", message).strip(), maxsplit=1)[0] or message
+    text = _MAIL_HEADER.sub("", _QUOTED_LINE.sub("", text)).strip()
     signed = [found.start() for found in _SIGNATURE.finditer(text)]
     for start in signed:
         # what stands after a line of thanks is a signature if it is short
@@ -237,14 +256,9 @@ def _is_phatic(text: str) -> bool:
     """Whether nothing is said but greetings, thanks and questions about the assistant."""
     if len(text) > 200:
         return False
-    at = 0
-    while at < len(text):
-        found = _BETWEEN.match(text, at)
-        if found:
-            at = found.end()
-            continue
-        found = _PHATIC.match(text, at)
-        if not found or (found.end() < len(text) and text[found.end()].isalnum()):
-            return False
-        at = found.end()
-    return True
+    rest = _ABOUT_ASSISTANT.sub(" ", text)
+    words = _WORD.findall(rest)
+    unknown = [word for word in words if word.lower().replace("’", "'") not in _SMALL_TALK]
+    # "Thanks, Anna!", "I'm Tom."
+    named = len(unknown) == 1 < len(words) and unknown[0][0].isupper() and words[0] != unknown[0]
+    return not unknown or named
