@@ -47,6 +47,7 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
         again = memory.add([str(notes / "one.txt"), notes / "two.txt"])
         assert [row.name for row in again] == ["one", "two"]
         assert memory.add(notes / "one.txt") == again[:1]
+        assert memory.add(notes / f"{name}.txt" for name in ("one", "two")) == again
         memory.add(text="Another text stands here now.", name="one", replace=True)
         with pytest.raises(memstore.MemstoreError, match="one"):
             memory.add(text="And another one.", name="one")
@@ -109,6 +110,11 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
         (lambda memory: memory.ask_many("Who?"), "in a list"),
         (lambda memory: memory.add(None), "give a path"),
+        (lambda memory: memory.add(b"The gate is open."), r"text=data\.decode\(\)"),
+        (lambda memory: memory.add([b"diary.txt"]), r"not b'diary.txt'; .*data\.decode"),
+        (lambda memory: memory.add(text=b"Open.", name="x"), r"not bytes: .*data\.decode"),
+        (lambda memory: memory.add(path for path in [100]), "not 100$"),
+        (lambda memory: memory.add(100), "not 100$"),
         (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
         (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
         (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
@@ -150,6 +156,7 @@ def test_questions_side_by_side_are_answered_as_one_by_one(path: Path) -> None:
     with memstore.open(path, device="cpu") as memory:
         alone = [memory.ask(question).text for question in asked]
         assert [answer.text for answer in memory.ask_many(asked, together=2)] == alone
+        assert [answer.text for answer in memory.ask_many(iter(asked), together=2)] == alone
         assert memory.ask_many([]) == []
         with pytest.raises(InvalidInput, match="together"):
             memory.ask_many(asked, together=0)
