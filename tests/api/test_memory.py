@@ -8,6 +8,7 @@ import pytest
 
 import memstore
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from memstore.store.open_options import OpenOptions
 from support.diary import DIARY
 from support.fake_device import FakeDevice
 
@@ -58,6 +59,32 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
             memory.remove("one", "nobody")
         assert len(memory.remove("one", "two")) == 2
         assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
+
+
+def test_a_tilde_is_the_home_directory(
+    tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "diary.txt").write_text(DIARY)
+    (home / "model").symlink_to(model_path)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    with memstore.open("~/memory", "~/model", device="cpu") as memory:
+        (document,) = memory.add("~/diary.txt")
+        memory.store.export_document("diary", "~/diary.memstore")
+        memory.remove("diary")
+        assert memory.store.import_document("~/diary.memstore").name == document.name == "diary"
+        memory.publish("file://~/published")
+    monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
+    with memstore.open("~/new", device="cpu") as memory:
+        memory.store.pull("diary", "file://~/published")
+        memory.reader.ingest(Path("~/diary.txt"), memory.store, name="again")
+    cached: OpenOptions = {"local_cache": "~/cache"}
+    with memstore.open("file://~/published", "~/model", device="cpu", options=cached) as memory:
+        assert [row.name for row in memory.documents()] == ["diary"]
+    assert memstore.MemoryStore.open(Path("~/new"), read_only=True).path == home / "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
