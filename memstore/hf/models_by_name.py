@@ -13,6 +13,7 @@ from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.hf.needed import PACKAGED, check_transformers
+from memstore.paths import expanded
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
@@ -41,7 +42,7 @@ def reader_named(
 
     number_format = dtype_named(compute.dtype)
     # what is packaged is meant whatever the working directory holds
-    if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
+    if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(expanded(name))):
         from memstore.model.landmark.landmark_model import load_model, load_model_for_command
 
         _check_weights(compute)
@@ -91,7 +92,7 @@ def default_name() -> str:
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
     if os.environ.get(MODEL_VARIABLE):
-        return os.environ[MODEL_VARIABLE]
+        return os.path.expanduser(os.environ[MODEL_VARIABLE])
     if find_spec("transformers") is not None:
         for name, package in PACKAGED.items():
             if find_spec(package) is not None:

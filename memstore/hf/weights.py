@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from memstore.paths import expanded
+
 _REMEMBERED = "weights.json"
 _MOST = 256  # entries
 
@@ -21,7 +23,7 @@ def cache_directory() -> Path:
     """
     named = os.environ.get("MEMSTORE_CACHE")
     if named:
-        return Path(named)
+        return expanded(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memstore"
 
 

@@ -15,6 +15,7 @@ from memstore.hf.directories.gguf_conversion import converted, converted_at
 from memstore.hf.needed import PACKAGED
 from memstore.hf.weights import cache_directory
 from memstore.model.landmark.checkpoint import SHIPPED_NAME
+from memstore.paths import expanded
 
 _NOT = ["*/*", "consolidated*", "original*"]  # on the hub: the same weights in other forms
 _FORMAT = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
@@ -22,7 +23,7 @@ _FORMAT = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 
 def model_name(name: str | Path) -> ModelName:
     """What a model is called that `load_reader` takes by this name, and what has it again."""
-    path = Path(name)
+    path = expanded(name)
     if str(name) in PACKAGED:
         return ModelName(_without_weights_format(_packaged(str(name)).stem), str(name))
     if path.exists():
@@ -38,7 +39,7 @@ def _without_weights_format(stem: str) -> str:
 
 def directory_of(name: str | Path) -> Path | str:
     """Where a model's files are; a hub name as it is. Raises InvalidInput, InvalidConfig."""
-    path = Path(name)
+    path = expanded(name)
     if str(name) in PACKAGED:
         return converted(_packaged(str(name)))
     if path.is_dir():
@@ -87,8 +88,8 @@ def first_use(name: str) -> str | None:
     """What loading will spend this once on a model of this name, in a sentence; None where it
     is at hand. Raises InvalidInput.
     """
-    if name in PACKAGED or Path(name).is_file():
-        file = _packaged(name) if name in PACKAGED else Path(name)
+    if name in PACKAGED or expanded(name).is_file():
+        file = _packaged(name) if name in PACKAGED else expanded(name)
         if (converted_at(file) / "model.safetensors").is_file():
             return None
         size, _ = check_gguf(file)
