@@ -73,7 +73,7 @@ def _loaded(
         read = LandmarkDecoder(model, spec, rows, generating)
     digest = remembered(files)
     if digest is None:
-        digest = digest_of(read)
+        digest = digest_of(read, name)
         remember(files, digest)
     read.to(place, fast_dtype(place) if dtype is None else dtype)
     called = model_name(name)
@@ -152,7 +152,8 @@ def wrap(
     a memory, InvalidConfig for weights that are not for its device.
     """
     generating = weights_named(weights, model.device)
-    digest, named = digest_of(model), str(getattr(model, "name_or_path", ""))
+    named = str(getattr(model, "name_or_path", ""))
+    digest = digest_of(model, named)
     called = model_name(named) if named else None
     return HuggingFacePassageModel(
         model, tokenizer, adaptation, weights=digest, called=called, generating=generating

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from memstore.errors import InvalidWeights
+
 _REMEMBERED = "weights.json"
 _MOST = 256  # entries
 
@@ -26,8 +28,16 @@ def cache_directory() -> Path:
 
 
 @torch.no_grad()
-def digest_of(model: nn.Module) -> str:
-    """Hex digest of a model's weights, as they are in memory."""
+def digest_of(model: nn.Module, name: str | Path = "") -> str:
+    """Hex digest of a model's weights, as they are in memory. name: of the model, in errors. Raises
+    InvalidWeights for weights that are NaN or infinite.
+    """
+    for parameter, tensor in model.named_parameters():
+        if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise InvalidWeights(
+                f"{name or type(model).__name__}: the weights {parameter} hold NaN or infinite "
+                "numbers; get the model's files again"
+            )
     digest = hashlib.blake2b(digest_size=16)
     seen: set[int] = set()
     for name, tensor in sorted(model.state_dict().items()):

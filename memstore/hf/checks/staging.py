@@ -36,6 +36,7 @@ _VOCABULARIES = (
     "tekken.json",
     "added_tokens.json",
 )
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 LOADED = (
     _CONFIG,
     _TOKENIZER_CONFIG,
@@ -90,11 +91,7 @@ def staged(directory: Path, called: str) -> Iterator[Staged]:
     it, else the directory's name. Raises InvalidWeights for what is missing or out of bounds,
     MemstoreError without a temporary directory.
     """
-    if (directory / "adapter_config.json").exists() and not (directory / _CONFIG).exists():
-        raise InvalidWeights(
-            f"{directory} is an adapter and no model; merge it into its model (peft: "
-            "merge_and_unload), save that, and name its directory"
-        )
+    _check_no_adapter(directory)
     with _temporary() as temporary:
         new = temporary / called
         new.mkdir(parents=True)
@@ -114,6 +111,10 @@ def staged(directory: Path, called: str) -> Iterator[Staged]:
         if (directory / _TEMPLATE).exists():
             read_file(directory / _TEMPLATE)
             _link(directory, new, _TEMPLATE)
+        if not any((directory / name).exists() for name in (TOKENIZER, *_VOCABULARIES)):
+            raise InvalidWeights(
+                f"{directory} has no tokenizer ({TOKENIZER}); get all of the model's files"
+            )
         whole = (directory / TOKENIZER).exists()
         for name in (TOKENIZER,) if whole else _VOCABULARIES:
             if (directory / name).exists():
@@ -141,6 +142,16 @@ def _temporary() -> Iterator[Path]:
                 "TMPDIR"
             ) from None
         yield made
+
+
+def _check_no_adapter(directory: Path) -> None:
+    """Raises InvalidWeights for a directory with an adapter, whose weights would be left out."""
+    for name in ADAPTERS:
+        if (directory / name).exists():
+            raise InvalidWeights(
+                f"{directory / name} is an adapter; merge it into its model (peft: "
+                "merge_and_unload), save that, and name its directory"
+            )
 
 
 def _weights(directory: Path) -> list[Path]:

@@ -40,6 +40,17 @@ def converted_at(file: Path) -> Path:
     return cache_directory() / "models" / f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
 
 
+def _is_damaged(file: Path) -> bool:
+    """Is a GGUF file unreadable, because its end is missing, for instance?"""
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(file)
+    except (OSError, ValueError, IndexError, KeyError):
+        return True
+    return False
+
+
 def _convert(file: Path, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,7 +67,9 @@ def _convert(file: Path, directory: Path) -> None:
             raise
         except Exception as error:
             raise InvalidWeights(
-                f"transformers cannot read {file} as a model: {first_line(error)}"
+                f"{file} is cut short or damaged; download it again"
+                if _is_damaged(file)
+                else f"transformers cannot read {file} as a model: {first_line(error)}"
             ) from error
     model = whole(loaded, file)
     if hasattr(model.config, "quantization_config"):

@@ -10,7 +10,7 @@ from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput
 from memstore.hf.checks.gguf_header import check_gguf
 from memstore.hf.checks.loading import first_line
-from memstore.hf.checks.staging import LOADED
+from memstore.hf.checks.staging import ADAPTERS, LOADED
 from memstore.hf.directories.gguf_conversion import converted, converted_at
 from memstore.hf.needed import PACKAGED
 from memstore.hf.weights import cache_directory
@@ -74,7 +74,9 @@ def downloaded(name: str) -> Path:
 
     try:
         return Path(
-            snapshot_download(name, allow_patterns=[*LOADED, "*.safetensors"], ignore_patterns=_NOT)
+            snapshot_download(
+                name, allow_patterns=[*LOADED, *ADAPTERS, "*.safetensors"], ignore_patterns=_NOT
+            )
         )
     except Exception as error:  # of the network, the hub, or the disk
         raise InvalidInput(
