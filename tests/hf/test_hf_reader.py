@@ -17,7 +17,6 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
-from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.model.passages.repositioned_attention import RepositionedAttention
@@ -208,14 +207,6 @@ def test_without_a_chat_template_a_question_is_read_as_typed(tmp_path):
     reader = word_reader(chat=False)
     ids, words = reader.turn_ids("The number is ", first=True)
     assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
-
-
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "always the same", "{{ oops"])
-def test_a_template_that_cannot_be_taken_apart_is_as_none(template):
-    made = tokenizer()
-    made.chat_template = template
-    turns = Turns(made, OffsetTokenizer(made))
-    assert turns.of("The number is ", first=True)[0] == made("The number is").input_ids
 
 
 def test_ids_tell_their_characters_whatever_the_text():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.commands import refused, run
+from support.commands import refused, run, run_apart
 from support.tiny_decoder import decoder, saved_gguf, tokenizer
 
 pytest.importorskip("transformers")
@@ -20,6 +20,7 @@ POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
     "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 269060552\n"
 )
+NFKC = {"type": "NFKC"}
 
 
 def pointer(name: str) -> Callable[[Path], object]:
@@ -92,3 +93,35 @@ def test_a_gguf_file_is_converted_once_and_a_cut_one_is_refused(
         load_reader(file)
     assert "\n" not in str(caught.value)
     assert len(list((tmp_path / "cache" / "models").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('only tools') }}", "only tools"),
+        ("always the same", "does not write every message"),
+        ("{{ oops", "unexpected end"),
+        ({"tool_use": "{{ messages }}"}, "multiple chat templates"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_rendered_is_reported(
+    template: str | dict[str, str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = tokenizer()
+    made.chat_template = template
+    made.bos_token = "<|user|>"
+    reader = wrap(decoder("llama"), made)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "memstore"]
+    assert "chat template cannot be rendered" in said and why in said and "\n" not in said
+    assert "the model reads '<|user|>', the passages and the question as it was typed" in said
+    ids, words = reader.turn_ids("The number is ", first=True)
+    assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
+    assert reader.prefix_ids == [made.bos_token_id]
+
+
+def test_the_command_line_shows_the_report_of_a_chat_template(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ raise_exception('only tools') }}")
+    book = directory.parent / "book.txt"
+    book.write_text("The kettle is red. " * 9)
+    done = run_apart("ingest", book, "--store", directory.parent / "memory", "--model", directory)
+    assert done.status == 0 and done.err.count("only tools") == 1

@@ -10,6 +10,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from memstore.hf.checks.loading import first_line
 from memstore.hf.checks.trial import MOST_RENDERED, Asked, Told
 
 
@@ -32,8 +33,8 @@ def render(asked: Asked) -> Told:
         return Told("".join(parts))
     except MemoryError:
         raise
-    except Exception:  # a template is a program, and raises what it likes
-        return Told()
+    except Exception as error:  # a template is a program, and raises what it likes
+        return Told(raised=first_line(error))
 
 
 class _Generation(jinja2.ext.Extension):

@@ -34,9 +34,12 @@ class Asked(msgspec.Struct):
 
 
 class Told(msgspec.Struct):
-    """What a child says: what a template gives (None: it raises), or why there is nothing."""
+    """What a child says: what a template writes, what it raised instead, or why there is
+    nothing.
+    """
 
-    text: str | None = None
+    text: str = ""
+    raised: str = ""
     refused: str = ""
 
 
@@ -84,9 +87,9 @@ def trying(path: Path | None) -> Iterator[Trial | None]:
 
 def rendered(
     template: str, messages: list[dict[str, str]], tokens: Mapping[str, str], date: str
-) -> str | None:
+) -> str:
     """What a chat template writes for a conversation and the beginning of an answer, on any day
-    `date`; None for one that raises. Raises InvalidWeights for one that takes too much.
+    `date`. Raises ValueError for one that raises, InvalidWeights for one that takes too much.
     """
     if len(template) > MOST_TEMPLATE:
         raise InvalidWeights(f"the chat template has {len(template):,} characters")
@@ -95,13 +98,15 @@ def rendered(
 
 
 @lru_cache(maxsize=16)
-def _rendered(asked: bytes) -> str | None:
+def _rendered(asked: bytes) -> str:
     told = _told(_begin("template"), msgspec.json.decode(asked, type=Asked))
     if told is None or told.refused:
         raise InvalidWeights(
             "the chat template needs too much time or memory, or writes too much; get the "
             "tokenizer's files again, or remove the template"
         )
+    if told.raised:
+        raise ValueError(told.raised)
     return told.text
 
 
