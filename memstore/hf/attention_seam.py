@@ -22,6 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
+# by how much two ways to compute may differ, of the largest number: in float32, in half precision
+_TOLERANCE, _ROUGH = 1e-4, 0.05
 _PREFIX = "memstore_"  # before the name of the attention that a model had
 _active = threading.local()  # .cache: the cache of the forward that this thread is in
 # what an attention function may be told beside q, k, v and the mask, and what becomes of it
@@ -289,3 +291,13 @@ def _cache_name(forward: Callable[..., Any]) -> str:
 def takes_layer_type(rotary: nn.Module) -> bool:
     """Does a rotary embedding turn layers of different types differently?"""
     return "layer_type" in inspect.signature(rotary.forward).parameters
+
+
+def apart(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float | None:
+    """By how much a model's numbers, computed in a dtype, differ from what was expected; None where
+    that is rounding.
+    """
+    exact = dtype in (torch.float32, torch.float64)
+    most = float(expected.abs().max()) * (_TOLERANCE if exact else _ROUGH)
+    difference = float((found - expected).abs().max())
+    return None if difference <= most else difference

@@ -5,14 +5,14 @@ one.
 import logging
 from typing import Any
 
-from memstore.hf.checks.loading import first_line
-from memstore.hf.checks.trial import rendered
+from memstore.hf.checks import first_line
 from memstore.hf.tokenizer import OffsetTokenizer
 
 _log = logging.getLogger("memstore")
 _FIRST, _SAID, _NEXT = "Qfirst0", "Qsaid0", "Qnext0"  # stand for texts in a template
-# which those of Llama write where they know of no clock; what a template begins with is a memory's
-_DATE = "26 Jul 2024"
+# A memory depends on what the template begins with, so today's date would change it: this one
+# instead, which Llama's templates write where they have no clock.
+_SAME_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 _QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different tokens
 
 
@@ -34,7 +34,7 @@ class Turns:
         try:
             before, between, behind = _parts(template)
         except ValueError as error:
-            _report(template, first_line(error))
+            _report(template, str(error))
             return
         self.templated = True
         # what stands before a question may share its first token with it, such as a space
@@ -91,15 +91,22 @@ def _report(template: Any, reason: str) -> None:
 def _parts(template: Any) -> tuple[str, str, str]:
     """What a chat template writes before the first question, between an answer and the next
     question, and behind a question. Raises ValueError for a template that cannot be rendered or
-    taken apart, InvalidWeights for one that takes too much.
+    taken apart.
     """
     said = [
         {"role": "user", "content": _FIRST},
         {"role": "assistant", "content": _SAID},
         {"role": "user", "content": _NEXT},
     ]
-    tokens = {name: str(token) for name, token in template.special_tokens_map.items()}
-    whole = rendered(template.get_chat_template(), said, tokens, _DATE)
+    try:
+        whole = template.apply_chat_template(
+            said,
+            chat_template=_SAME_DATE + template.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    except Exception as error:  # a template is a program, and raises what it likes
+        raise ValueError(first_line(error)) from error
     before, first, rest = whole.partition(_FIRST)
     _, second, rest = rest.partition(_SAID)
     between, third, behind = rest.partition(_NEXT)

@@ -2,6 +2,7 @@
 its sizes, and how each layer attends.
 """
 
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
@@ -10,16 +11,41 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
-from memstore.hf.attention_seam import ForwardCache, attach, run_layers
-from memstore.hf.generation.fresh_shapes import without_plans
+from memstore.hf.attention_seam import ForwardCache, apart, attach, run_layers
 from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
-from memstore.hf.rounding import apart
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12
+
+
+class _WithoutPlans:
+    """While any thread is in it, torch attends on a GPU without cuDNN, which it prefers on Hopper:
+    that plans for every new shape, which took 30 ms where the attention itself takes .03. Torch
+    has one such choice for a process: others' threads attend without it meanwhile, too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._before = 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+without_plans = _WithoutPlans()
 
 
 class AttachedDecoder:

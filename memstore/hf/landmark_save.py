@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.hf.checks.loading import without_bars
-from memstore.hf.directories.new_directory import new_directory
+from memstore.hf.checks import quiet
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_spec import save_landmarks
 from memstore.hf.lora import merged_weights
+from memstore.hf.model_directory import new_directory
 
 _SAVING = ".saving-"
 
@@ -30,7 +30,7 @@ class Saver:
         """Every file is replaced whole. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         with new_directory(directory, _SAVING) as temporary:
-            with without_bars():
+            with quiet():
                 decoder.model.save_pretrained(temporary, state_dict=self._weights(decoder))
             self._tokenizer.save_pretrained(temporary)
             _set_dtype(temporary / "config.json", self._dtype)

@@ -10,16 +10,20 @@ from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidWeights, MemstoreError
-from memstore.hf.checks.configuration import building_within, check_sizes
-from memstore.hf.checks.loading import LOCAL, first_line, whole, without_bars
-from memstore.hf.checks.staging import TOKENIZER, staged
-from memstore.hf.checks.trial import Trial, trying
-from memstore.hf.directories.model_directory import directory_of, downloaded, model_name
+from memstore.hf.checks import (
+    LOCAL,
+    check_directory,
+    checked_configuration,
+    first_line,
+    quiet,
+    whole,
+)
 from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.generation.quantized_weights import weights_named
 from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_spec import FILE, load_landmarks
+from memstore.hf.model_directory import directory_of, downloaded, model_name
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import digest_of, remember, remembered
@@ -95,51 +99,36 @@ def _loaded(
 
 def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
     """A transformers model and tokenizer as they are stored, and the directory they lie in. Raises
-    InvalidInput, InvalidWeights, InvalidConfig.
+    InvalidInput, InvalidWeights.
     """
     found = directory_of(name)
     directory = found if isinstance(found, Path) else downloaded(found)
-    called = directory.resolve().name if isinstance(found, Path) else found
-    with (
-        without_bars(),
-        staged(directory, called) as given,
-        trying(_untried(given.directory)) as trial,
-        without_panics(name),
-    ):
+    weights = check_directory(directory)
+    part = ""
+    with quiet(), without_panics(name):
         try:
-            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoModelForCausalLM, AutoTokenizer
 
-            config = AutoConfig.from_pretrained(given.directory, **LOCAL)
-            check_sizes(name, config, given.weights)
-            with building_within(name, given.weights.numbers, len(given.weights.shapes)):
-                loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    given.directory,
-                    config=config,
-                    dtype="auto",
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **LOCAL,
-                )
-            if trial is not None:
-                trial.check(name)
-                remember([trial.path], trial.passed)
-            tokenizer = AutoTokenizer.from_pretrained(given.directory, **LOCAL)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=checked_configuration(name, directory, weights),
+                dtype="auto",
+                use_safetensors=True,
+                output_loading_info=True,
+                **LOCAL,
+            )
+            part = " (its tokenizer)"
+            tokenizer = AutoTokenizer.from_pretrained(directory, **LOCAL)
         except MemstoreError:
             raise
         except Exception as error:  # transformers raises whatever it meets
             raise InvalidWeights(
-                f"{name} cannot be loaded as a Hugging Face model: {first_line(error)}"
+                f"{name} cannot be loaded as a Hugging Face model{part}: {first_line(error)}"
             ) from error
     model = whole(loaded, name)
     for part in (model, model.config, tokenizer):
         part.name_or_path = str(found)
     return model, tokenizer, directory
-
-
-def _untried(directory: Path) -> Path | None:
-    """Its tokenizer's file, if there is one that did not pass a trial before, or changed since."""
-    file = directory / TOKENIZER
-    return None if not file.exists() or remembered([file]) == Trial.passed else file
 
 
 def wrap(

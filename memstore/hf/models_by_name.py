@@ -5,14 +5,15 @@ none of them before it is asked for.
 
 import json
 import os
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.errors import InvalidConfig, InvalidInput
-from memstore.hf.needed import PACKAGED, check_transformers
+from memstore.errors import InvalidConfig, InvalidInput, install_extra
+from memstore.hf.model_directory import PACKAGED
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MODEL_VARIABLE = "MEMSTORE_MODEL"
 DEFAULT = Compute()
+_OLDEST = (5, 17)  # transformers
+_INSTALL = install_extra("hf")
 
 
 def reader_named(
@@ -97,6 +100,19 @@ def default_name() -> str:
             if find_spec(package) is not None:
                 return name
     return SHIPPED_NAME
+
+
+def check_transformers() -> None:
+    """Raises InvalidConfig where transformers is missing or too old."""
+    if find_spec("transformers") is None:
+        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}")
+    try:
+        version = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return  # out of a source tree
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")
 
 
 def _made_with(model: ModelName | None, where: str) -> str | None:

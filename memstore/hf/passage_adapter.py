@@ -13,11 +13,10 @@ from memstore.disk.format.signature import ModelName, Signature
 from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation.quantized_products import Weights
-from memstore.hf.known_selectors import adaptation_of
 from memstore.hf.model_rotary import rope_of
 from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.hf.weights import digest_of
+from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_api import PassageAPI

@@ -1,30 +1,24 @@
-"""What is found out once of a model's files and remembered: the digest of its weights, and that its
-tokenizer passed its trial.
-"""
+"""What is known of a model by its weights: their digest, and the selector made for them."""
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from memstore.errors import InvalidWeights
+from memstore.hf.model_directory import cache_directory
+from memstore.model.passages.selectors.adaptation import UNADAPTED, Adaptation
+from memstore.model.passages.selectors.pointer_heads import Rotate
+from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, read_made_for
 
+SHIPPED = Path(__file__).parent / "selectors"
+"""The directory of the selectors that ship with the package, a file for each model."""
 _REMEMBERED = "weights.json"
 _MOST = 256  # entries
-
-
-def cache_directory() -> Path:
-    """Where converted models, digests and selectors of this user are kept: $MEMSTORE_CACHE, or
-    memstore in the user's cache directory.
-    """
-    named = os.environ.get("MEMSTORE_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memstore"
 
 
 @torch.no_grad()
@@ -51,13 +45,15 @@ def digest_of(model: nn.Module, name: str | Path = "") -> str:
 
 
 def remembered(files: Sequence[Path]) -> str | None:
-    """What was remembered of these files, if none of them changed since."""
+    """The digest of the weights in these files, if none of them changed since `remember`."""
     return _read().get(_key(files))
 
 
-def remember(files: Sequence[Path], found: str) -> None:
-    """Remember what was found out of these files; where that is not possible, nothing happens."""
-    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): found}
+def remember(files: Sequence[Path], digest: str) -> None:
+    """Remember the digest of the weights in these files; where that is not possible, nothing
+    happens.
+    """
+    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): digest}
     place = cache_directory() / _REMEMBERED
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -86,3 +82,25 @@ def _read() -> dict[str, str]:
     if not isinstance(known, dict):
         return {}
     return {key: value for key, value in known.items() if isinstance(value, str)}
+
+
+def made_here(weights: str) -> Path:
+    """Where the selector that this user made for weights of this digest is kept."""
+    return cache_directory() / "selectors" / f"{weights}.safetensors"
+
+
+def adaptation_of(model: MadeFor, rotate: Rotate) -> Adaptation:
+    """The selector that was made for a model, this user's own before one that ships; words alone
+    where there is none. Raises InvalidWeights for a file that is damaged.
+    """
+    for path in _files(model.weights):
+        if read_made_for(path).weights == model.weights:
+            return load_selector(path, model, rotate)
+    return UNADAPTED
+
+
+def _files(weights: str) -> Iterator[Path]:
+    own = made_here(weights)
+    if own.is_file():
+        yield own
+    yield from sorted(SHIPPED.glob("*.safetensors"))

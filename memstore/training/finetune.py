@@ -74,7 +74,7 @@ class HuggingFaceModel:
         """Raises InvalidInput, InvalidWeights, InvalidConfig for what cannot be loaded, or cannot
         attend by landmarks.
         """
-        from memstore.hf.needed import check_transformers
+        from memstore.hf.models_by_name import check_transformers
 
         check_transformers()
         from memstore.hf.landmark_decoder import LandmarkDecoder

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from memstore.errors import InvalidInput, InvalidWeights, WrongModel
+from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
+from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.model.passages.repositioned_attention import RepositionedAttention
@@ -218,6 +219,23 @@ def test_ids_tell_their_characters_whatever_the_text():
         cut.encode("\ud800")
 
 
+def test_a_template_that_writes_the_date_begins_the_same_on_all_days() -> None:
+    made, plain = tokenizer(), tokenizer()
+    today = "{% if strftime_now is defined %}{{ strftime_now('%d %B %Y') }}{% endif %}. "
+    plain.chat_template = "26 Jul 2024. " + made.chat_template
+    made.chat_template = today + made.chat_template
+    turns, fixed = Turns(made, OffsetTokenizer(made)), Turns(plain, OffsetTokenizer(plain))
+    assert turns.templated and turns.prefix == fixed.prefix
+    assert turns.of("And?", first=False) == fixed.of("And?", first=False)
+
+
+def test_ids_that_fill_up_a_vocabulary_are_no_text() -> None:
+    cut = OffsetTokenizer(tokenizer())
+    ids = [*cut.encode("naïve"), cut.text_ids, cut.text_ids + 900]
+    assert cut.decode(ids) == "naïve" and cut.characters(ids) == 5
+    assert cut.whole_characters(ids[:1], ids[1:]) == cut.whole_characters(ids[:1], ids[1:-2])
+
+
 def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
@@ -253,18 +271,6 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
     with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k"):
         session.read([None, None])
-
-
-def test_what_is_no_model_is_named_in_one_line(tmp_path):
-    with pytest.raises(InvalidInput, match="there is no model"):
-        load_reader(tmp_path / "nowhere")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF and nothing behind it")
-    with pytest.raises(InvalidWeights, match=r"cannot read .*model\.gguf") as caught:
-        load_reader(tmp_path / "model.gguf")
-    assert "\n" not in str(caught.value)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidWeights, match="cannot be loaded"):
-        load_reader(tmp_path / "empty")
 
 
 def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
@@ -305,6 +311,22 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
         assert not pointing.build_index(store)["replaced"]
         with pytest.raises(WrongModel, match="words"):
             plain.ask(QUESTION, store)
+
+
+def test_a_published_memory_of_another_selector_says_where_it_is_changed(reader, tmp_path):
+    pytest.importorskip("obstore")
+    url = f"file://{tmp_path / 'there'}"
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        store.publish(url)
+    other = word_reader(reader.model)
+    other.selector = pointer_heads(other, (2, 1))
+    with (
+        MemoryStore.open(url, reader.signature) as store,
+        pytest.raises(MemstoreError, match="publish it again") as refused,
+    ):
+        other.ask("Which number?", store)
+    assert str(refused.value).startswith(url)
 
 
 def test_what_no_block_answers_is_not_in_the_memory(tmp_path):

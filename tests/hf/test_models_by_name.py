@@ -8,7 +8,8 @@ import memstore
 from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, WrongModel
 from memstore.hf import models_by_name
-from memstore.hf.models_by_name import default_name, name_of
+from memstore.hf.model_directory import directory_of
+from memstore.hf.models_by_name import default_name, name_of, reader_named
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.export_file import read_head
 from support.commands import run, write_model
@@ -126,3 +127,27 @@ def test_commands_compute_on_the_device_that_is_named(tmp_path: Path) -> None:
             assert done.status == 0, done.err
         told = run("ask", "Where is the mill?", "--store", store, "--device", "cuda", "--json").json
     assert told["tiers"]["device"]["hits"] > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "some-one/model"]
+)
+def test_a_name_on_the_hub_may_have_dots(name: str) -> None:
+    assert directory_of(name) == name
+
+
+@pytest.mark.parametrize("name", ["models/a.gguf", "models/a.safetensors", "a", "a/b/c"])
+def test_what_is_no_name_on_the_hub_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="there is no model"):
+        directory_of(name)
+
+
+def test_a_packaged_model_is_meant_whatever_the_working_directory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked: list[object] = []
+    monkeypatch.setattr("memstore.hf.load.load_reader", lambda name, **_: asked.append(name))
+    reader_named("smollm2")
+    assert asked == ["smollm2"]

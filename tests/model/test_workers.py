@@ -29,8 +29,8 @@ from memstore import MemoryStore, load_model, load_reader, wrap
 from memstore.disk.files import DATA
 from memstore.disk.lmdb.transaction import TABLES
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
-from memstore.hf.known_selectors import made_here
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.weights import made_here
 from memstore.model.passages import worker_pool as by_workers
 from memstore.model.passages.passage_records import compute
 from memstore.model.passages.selectors.adaptation import Adaptation
