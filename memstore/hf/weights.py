@@ -16,7 +16,7 @@ from memstore.model.passages.selectors.pointer_heads import Rotate
 from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, read_made_for
 
 SHIPPED = Path(__file__).parent / "selectors"
-"""The directory of the selectors that ship with the package, a file for each model."""
+"""The directory of the selectors that ship with the package, one file a model."""
 _REMEMBERED = "weights.json"
 _MOST = 256  # entries
 
@@ -36,7 +36,7 @@ def digest_of(model: nn.Module, name: str | Path = "") -> str:
     seen: set[int] = set()
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.data_ptr() in seen and tensor.numel():
-            continue  # tied to one before
+            continue  # tied to an earlier one
         seen.add(tensor.data_ptr())
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -50,9 +50,7 @@ def remembered(files: Sequence[Path]) -> str | None:
 
 
 def remember(files: Sequence[Path], digest: str) -> None:
-    """Remember the digest of the weights in these files; where that is not possible, nothing
-    happens.
-    """
+    """Remember the digest of the weights in these files, if the cache can be written."""
     known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): digest}
     place = cache_directory() / _REMEMBERED
     try:
@@ -85,13 +83,13 @@ def _read() -> dict[str, str]:
 
 
 def made_here(weights: str) -> Path:
-    """Where the selector that this user made for weights of this digest is kept."""
+    """The file of the selector that this user made for weights of this digest."""
     return cache_directory() / "selectors" / f"{weights}.safetensors"
 
 
 def adaptation_of(model: MadeFor, rotate: Rotate) -> Adaptation:
-    """The selector that was made for a model, this user's own before one that ships; words alone
-    where there is none. Raises InvalidWeights for a file that is damaged.
+    """The selector made for a model: this user's own, else one that ships, else words alone. Raises
+    InvalidWeights for a damaged file.
     """
     for path in _files(model.weights):
         if read_made_for(path).weights == model.weights:
