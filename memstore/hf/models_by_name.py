@@ -14,6 +14,7 @@ from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidConfig, InvalidInput, install_extra
 from memstore.hf.model_directory import PACKAGED
+from memstore.paths import expanded
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
