@@ -1,50 +1,27 @@
 """The command that serves a memory over HTTP."""
 
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
 
 from memstore.cli.command import command
 from memstore.cli.options.command_options import Json, ReadStore
-from memstore.cli.options.config_file import option_file
 from memstore.cli.options.model_options import ModelOptions
-from memstore.cli.options.option_groups import Away, Opening, Tiers
+from memstore.cli.options.option_groups import Opening
 from memstore.cli.options.serve_options import ServerOptions
 from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra
 
 
-def _check(values: Mapping[str, Any]) -> None:
-    """Raises MemstoreError for what a server, or a memory when it is opened, would refuse."""
-    from memstore.index import make_index
-    from memstore.share.publication_options import take_share_options
-    from memstore.tiers.tier_options import check_options
-
-    def of(kind: type) -> dict[str, Any]:
-        return {f.name: values[f.name] for f in fields(kind) if f.name in values}
-
-    ServerOptions(**of(ServerOptions)).settings()
-    options = Opening(Tiers(**of(Tiers)), Away(**of(Away))).options(str(values.get("store")))
-    check_options(options)
-    take_share_options(dict(options))
-    if "index" in options:
-        make_index(options["index"], num_kv_heads=1, head_dim=1)
-
-
 @command(
     "serve",
     "memstore serve",
     "memstore serve --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
-    "memstore serve --config memory.toml",
     "memstore serve --store s3://team/library --state served --local-cache cache",
     interrupted="stopped in order",
 )
 def serve(
     store: ReadStore,
     *,
-    config: Annotated[Path | None, option_file(_check)] = None,
     by: ModelOptions,
     server: ServerOptions,
     opening: Opening,
