@@ -16,7 +16,6 @@ import typer
 from memstore import __version__
 from memstore.cli import adapt_command as adapt
 from memstore.cli import ask_command as ask
-from memstore.cli import bench_command as bench
 from memstore.cli import demo_command as demo
 from memstore.cli import documents_command as documents
 from memstore.cli import index_command as index
@@ -129,10 +128,6 @@ _add(
         *demo.COMMANDS,
     ),
 )
-for _name, _commands, _help in (
-    ("share", share.COMMANDS, "Publish a memory to an object store, and take from there."),
-    ("bench", bench.COMMANDS, "Measure the tiers on this machine."),
-):
-    _group = typer.Typer(help=_help)
-    _add(_group, _commands)
-    app.add_typer(_group, name=_name)
+_share = typer.Typer(help="Publish a memory to an object store, and take from there.")
+_add(_share, share.COMMANDS)
+app.add_typer(_share, name="share")

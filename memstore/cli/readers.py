@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.terminal import console
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.errors import MemoryNotFound
 from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:
     from memstore.disk.format.signature import Signature
-    from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
@@ -111,24 +110,6 @@ def opened(
             _say_first_use(given.model)
         where, name, compute = str(store), given.model, given.compute
         yield reader_of(memory.signature, where, name, compute=compute, own_process=True), memory
-
-
-def landmark_reader(store: Path | str | None, name: str | None) -> "LandmarkModel":
-    """A model that `memstore train` wrote or that ships: `name`, else that of the memory in
-    `store`, else $MEMSTORE_MODEL, else the one that ships. Raises InvalidInput for any other.
-    """
-    from memstore.hf.models_by_name import MODEL_VARIABLE, name_of, reader_named
-    from memstore.model.landmark.checkpoint import SHIPPED_NAME
-    from memstore.model.landmark.landmark_model import LandmarkModel
-
-    there = None if store is None else stored(store)
-    if there is not None:
-        name = str(name_of(there.signature, str(store), name))
-    name = name or os.environ.get(MODEL_VARIABLE) or SHIPPED_NAME
-    reader = reader_named(name, own_process=True)
-    if not isinstance(reader, LandmarkModel):
-        raise InvalidInput(f"{name} is no landmark model: name a directory of `memstore train`")
-    return reader
 
 
 def _say_which(store: Path | str, name: str) -> None:

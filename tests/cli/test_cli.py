@@ -34,6 +34,7 @@ from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.model.landmark.config import PRESETS, ModelConfig
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.replay import Recorded
 from memstore.training import curriculum
 from support.commands import (
     OTHER,
@@ -112,9 +113,7 @@ def open_directory() -> Iterator[Path]:
 # Help
 
 
-@pytest.mark.parametrize(
-    "name", [*COMMANDS, *(f"share {name}" for name in OF_SHARE), "bench tiers"]
-)
+@pytest.mark.parametrize("name", [*COMMANDS, *(f"share {name}" for name in OF_SHARE)])
 def test_help_of_a_command_has_an_example(name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.status == 0
@@ -124,11 +123,9 @@ def test_help_of_a_command_has_an_example(name: str) -> None:
 
 def test_the_commands_are_those_that_are_tested_here() -> None:
     assert [command.name for command in cli.app.registered_commands] == COMMANDS
-    share, bench = cli.app.registered_groups
-    assert (share.name, bench.name) == ("share", "bench")
-    assert share.typer_instance and bench.typer_instance
+    (share,) = cli.app.registered_groups
+    assert share.name == "share" and share.typer_instance
     assert [command.name for command in share.typer_instance.registered_commands] == OF_SHARE
-    assert [command.name for command in bench.typer_instance.registered_commands] == ["tiers"]
 
 
 def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
@@ -156,12 +153,6 @@ def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
     )
     refused(run("search", "x", "--store", story, "--top-k", "0"), "--top-k", status=2)
     refused(run("search", "x", "--store", story, "--shortlist", "0"), "--shortlist", status=2)
-    refused(run("bench"), "command", status=2)
-    refused(run("bench", "tiers", "--store", tmp_path, "--replay", story), "exclude", status=2)
-    refused(
-        run("bench", "tiers", "--replay", story, "--trace", tmp_path / "t"), "--trace", status=2
-    )
-    refused(run("bench", "tiers", "--budgets", "much"), "2%", status=2)
     assert not (tmp_path / "m").exists()
 
 
@@ -518,46 +509,7 @@ def test_a_trace_of_any_command_can_be_replayed(store: Path, story: Path, tmp_pa
         (("ingest", story, "--store", tmp_path / "new", "--retrieve", "--chunk-blocks", "1"), ""),
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
-        replayed = run(
-            "bench",
-            "tiers",
-            "--replay",
-            trace,
-            "--budgets",
-            "20%,50%",
-            "--policies",
-            "lru",
-            "--json",
-        ).json
-        assert (
-            replayed["lookups"] > 0
-            and len(replayed["runs"]) == 2 * 2
-            and len(replayed["belady"]) == 2
-        )
-    assert "belady" in run("bench", "tiers", "--replay", trace, "--prefetch", "off").out
-
-
-def test_bench_tiers_asks_a_memory_and_leaves_it_as_it_was(store: Path, tmp_path: Path) -> None:
-    before = (store / "data.mdb").read_bytes()
-    trace = tmp_path / "lookups.zst"
-    bench = (
-        "bench",
-        "tiers",
-        "--store",
-        store,
-        "--budgets",
-        "50%",
-        "--questions",
-        "2",
-        "--policies",
-        "arc,lru",
-    )
-    result = run(*bench, "--json", "--trace", trace)
-    assert result.status == 0 and result.json["same_answers"] and len(result.json["runs"]) == 4
-    assert "runs done" in result.err and trace.stat().st_size > 100
-    shown = run(*bench, "--prefetch", "speculative")
-    assert len([line for line in shown.out.splitlines() if "speculative" in line]) == 2
-    assert (store / "data.mdb").read_bytes() == before
+        assert Recorded.load(trace).requests
 
 
 def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
@@ -841,13 +793,6 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ingest", story, "--store", new, "--policy", "fifo"), "lru"),
         (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
         (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
-        (("bench", "tiers", "--store", store, "--policies", "fifo"), "lru"),
-        (("bench", "tiers", "--store", store, "--prefetch", "recorded"), "speculative"),
-        (("bench", "tiers", "--store", store, "--budgets", "0%"), "100%"),
-        (("bench", "tiers", "--store", new), "new"),
-        (("bench", "tiers", "--text", tmp_path / "no.txt"), "no.txt"),
-        (("bench", "tiers", "--replay", tmp_path / "no.zst"), "no.zst"),
-        (("bench", "tiers", "--replay", story), "no trace"),
         (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
         (("ingest", story, "--store", new, "--retrieve", "--score-range", "inf"), "score_range"),

@@ -52,7 +52,7 @@ def test_every_command_of_a_memory_has_the_same_default() -> None:
     commands = typer.main.get_command(app).commands
     of_share = commands["share"].commands
     commands = {**commands, "push": of_share["push"], "pull": of_share["pull"]}
-    without = {"train", "adapt", "calibrate", "demo", "share", "bench"}
+    without = {"train", "adapt", "calibrate", "demo", "share"}
     for name in commands.keys() - without:
         (option,) = (p for p in commands[name].params if "--store" in p.opts)
         assert (option.required, option.envvar) == (False, "MEMSTORE_STORE"), name

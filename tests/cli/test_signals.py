@@ -37,7 +37,6 @@ COMMANDS = [
     "compact --store {memory}",
     "export book {work}/book.memory --store {memory}",
     "import {here}/book.memory --name again --store {memory}",
-    "bench tiers --books 1 --tokens 2000 --questions 1 --budgets 5% --policies lru --prefetch off",
 ]
 
 

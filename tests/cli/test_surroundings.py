@@ -48,12 +48,10 @@ def test_paths_of_any_bytes_can_be_used_and_are_never_sent_as_they_are(
     text.write_text(STORY)
     assert run("ingest", text, "--store", memory).status == 0
     (document,) = run("ls", "--store", memory, "--json").json["documents"]
-    trace, replayed = place / "trace", ["bench", "tiers", "--replay", place / "trace"]
     for words in (
         ["ls", "--store", memory],
-        ["ask", "The code is", "--store", memory, "--trace", trace],
+        ["ask", "The code is", "--store", memory, "--trace", place / "trace"],
         ["search", "fox", "--store", memory],
-        [*replayed, "--policies", "lru", "--budgets", "50%", "--prefetch", "off"],
         ["export", document["name"], file, "--store", memory],
         ["import", file, "--store", place / "other"],
         ["verify", "--repair", "--store", memory],
@@ -152,7 +150,6 @@ def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
         if unwritable.parent == here:
             become_nobody()
 
-    bench = "bench tiers --questions 1 --budgets 50% --policies lru --prefetch off"
     for command in (
         "ls",
         "stats",
@@ -160,7 +157,6 @@ def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
         "ask Who?",
         "search fox",
         f"export story {scratch}/file",
-        bench,
     ):
         if command == "verify" and unwritable.parent == here:
             continue  # it starts Python, which may lie where nobody else may run it
@@ -178,7 +174,6 @@ def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
 @pytest.mark.parametrize(
     "command",
     [
-        "bench tiers --books 1 --tokens 2000 --questions 1",
         "demo --landmarks --tokens 3000 --questions 2",
         "index --index faiss-ivf-sq8 --store {store}",
         "export story {scratch}/file --store {store}",
@@ -203,7 +198,7 @@ def test_without_room_for_temporary_files_a_command_says_so_or_needs_none(
         if disk is not None:
             fill(disk.path)
         done = run_forked(prepare, tmp_path, *words)
-        needs = command.startswith(("bench", "demo"))
+        needs = command.startswith("demo")
         assert done.status == needs and "Traceback" not in done.err, done
         if needs:
             assert str(temporary) in done.err.splitlines()[-1]

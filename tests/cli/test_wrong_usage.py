@@ -18,8 +18,6 @@ from support.commands import refused, run
         ("share push", "share push", "URL"),
         ("share psuh s3://x", "share", "'push'"),
         ("share", "share", "command"),
-        ("bench tiers --budgets much", "bench tiers", "2%"),
-        ("bench tires", "bench", "'tiers'"),
         ("serch x", "", "'search'"),
         ("--verison", "", "--version"),
         ("remember", "", "remember"),

@@ -36,7 +36,7 @@ from memstore.index.index_file import Unusable
 from memstore.model.landmark.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lookup_trace import read_trace
-from memstore.tiers.recorded import Recorded
+from memstore.tiers.replay import Recorded
 from support.crafted import DEEP, NAN, WRONG, Frames, changed, fuzzed, places, write
 from support.index_engines import build, filled, queries
 from support.synthetic_documents import (
@@ -510,7 +510,7 @@ def test_a_crafted_trace_is_refused_or_read(tmp_path, data):
     (tmp_path / "trace").write_bytes(zstandard.compress(packed))
     try:
         found = list(read_trace(tmp_path / "trace"))
-        Recorded.load(tmp_path / "trace").reuse()
+        Recorded.load(tmp_path / "trace")
     except InvalidInput:
         return
     for entry in found:

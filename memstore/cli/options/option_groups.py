@@ -96,7 +96,7 @@ class Tiers:
     ] = None
     trace: Annotated[
         Path | None,
-        option("--trace", "FILE", "Record every lookup here, for `memstore bench tiers --replay`."),
+        option("--trace", "FILE", "Record every lookup here; benchmarks/tiers.py replays them."),
     ] = None
 
     index: IndexKind = None
