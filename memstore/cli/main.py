@@ -16,7 +16,7 @@ import typer
 from memstore import __version__
 from memstore.cli import adapt_command as adapt
 from memstore.cli import ask_command as ask
-from memstore.cli import demo_command as demo
+from memstore.cli import demo
 from memstore.cli import documents_command as documents
 from memstore.cli import index_command as index
 from memstore.cli import ingest_command as ingest

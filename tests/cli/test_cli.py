@@ -25,7 +25,6 @@ import torch
 
 import memstore
 from memstore.cli import main as cli
-from memstore.cli.demo.planted_facts import print_planted
 from memstore.cli.terminal import answers, console
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.disk.lmdb.database import Database
@@ -49,7 +48,6 @@ from support.commands import (
     whole,
     write_model,
 )
-from support.forked_questions import forked_questions
 
 COMMANDS = [
     "ingest",
@@ -618,49 +616,6 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
         run("train", text, "--out", tmp_path / "run9", *larger, "--preset", "test"), "cannot grow"
     )
     refused(run("train", text, "--out", tmp_path / "run9", "--init", tmp_path / "none"), "none")
-
-
-def test_demo_asks_a_new_process_and_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = tmp_path / "plain.txt"
-    plain.write_text(OTHER * 4)
-    result = run(
-        "demo",
-        "--landmarks",
-        "--text",
-        plain,
-        "--seed",
-        "1",
-        "--questions",
-        "3",
-        "--store",
-        tmp_path / "mem",
-        "--json",
-    ).json
-    assert result["of"] == 3 == len(result["questions"]) and 0 <= result["right"] <= 3
-    assert result["questions"][0]["question"] == "What is the pass key? The pass key is"
-    print_planted(result)
-    assert capsys.readouterr().out.splitlines()[-1] == f"facts right: {result['right']} of 3"
-    intact(tmp_path / "mem", "demo")
-    refused(run("demo", "--landmarks", "--text", plain, "--tokens", "5"), "longer")
-
-
-def test_demo_replaces_what_it_wrote_itself_and_nobody_elses_document(
-    tmp_path: Path, story: Path
-) -> None:
-    (tmp_path / "plain.txt").write_text(OTHER * 4)
-    demo = ("demo", "--landmarks", "--text", tmp_path / "plain.txt", "--questions", "1", "--store")
-    with forked_questions():
-        for seed in ("1", "2"):
-            assert run(*demo, tmp_path / "mem", "--seed", seed).status == 0
-    listed = ("ls", "--store", tmp_path / "mem", "--json")
-    for how in ("--append", "--replace"):
-        mine = run("ingest", story, "--name", "demo", "--store", tmp_path / "mem", how)
-        assert mine.status == 0
-        before = run(*listed).json["documents"]
-        refused(run(*demo, tmp_path / "mem", "--seed", "3"), "no demonstration of this")
-        assert run(*listed).json["documents"] == before
 
 
 # What bad input gets

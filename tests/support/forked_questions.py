@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memstore.__main__ import main as command_line
-from memstore.cli.demo import new_process
+from memstore.cli import demo
 from support.forked import forked
 
 
@@ -27,5 +27,5 @@ def forked_questions() -> Iterator[None]:
 
     begun = SimpleNamespace(**{**vars(subprocess), "run": run})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(new_process, "subprocess", begun)
+        patch.setattr(demo, "subprocess", begun)
         yield
