@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -32,7 +33,7 @@ def command(
 
     A parameter that is a dataclass of options (such as Tiers) stands for its fields, and one of
     these for its own. With --json stdout gets {"error": {"name", "message"}} for a failure.
-    interrupted: what Ctrl-C says (exit status 130).
+    interrupted: what Ctrl-C says (exit status 130; SIGTERM 143).
     """
 
     def declare(function: Callable[..., None]) -> Command:
@@ -51,9 +52,9 @@ def command(
                 raise typer.Exit(1) from None
             except (MemstoreError, OSError) as error:
                 _fail(_named(error), as_json)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 console.note(interrupted)
-                raise typer.Exit(130) from None
+                raise typer.Exit(exit_status(interrupt)) from None
 
         context = inspect.Parameter(
             "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
@@ -107,6 +108,11 @@ def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
             what["differences"] = error.differences
         console.emit({"error": what})
     raise typer.Exit(1) from None
+
+
+def exit_status(interrupt: KeyboardInterrupt) -> int:
+    """128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 
 def abandon_stdout() -> None:

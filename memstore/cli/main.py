@@ -1,7 +1,7 @@
 """The command line: one command a verb of the library, each with --json; what needs torch is
 imported by its command.
 
-Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (interrupted).
+Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (Ctrl-C), 143 (SIGTERM).
 """
 
 import errno

@@ -5,6 +5,7 @@ import shutil
 import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -16,7 +17,6 @@ from memstore.cli.options.option_groups import Opening
 from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra
-from memstore.temporary import temporary_directory
 
 
 @command("mcp", "memstore mcp", "memstore mcp --allow-paths ~/notes")
@@ -59,8 +59,9 @@ def mcp(
     with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
         reader, memory = kept_open.enter_context(opened(store, by, options, read_only=read_only))
     asker = Asker(Access(write=not read_only), "local/stdio", paths)
-    with kept_open, temporary_directory() as kept:  # a server may have the memory's own
-        service = Service(reader, memory, directory=kept)
+    temporary = TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True)
+    with kept_open, temporary as kept:  # a server may have the memory's own
+        service = Service(reader, memory, directory=Path(kept))
 
         def end(number: int) -> None:
             try:

@@ -1,1 +1,1 @@
-"""The terminal: what is printed, progress, signals."""
+"""The terminal: what is printed, progress."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import msgspec
@@ -17,7 +18,6 @@ from memstore.decode import from_json
 from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.checks.configuration import checked_configuration, read_settings
 from memstore.model.model_files import TOKENIZER_BYTES, Stored, check_file, read_file, stored
-from memstore.temporary import temporary_directory
 
 TOKENIZER = "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -134,13 +134,14 @@ def staged_alone(file: Path) -> Iterator[Path]:
 def _temporary() -> Iterator[Path]:
     with ExitStack() as stack:
         try:
-            made = stack.enter_context(temporary_directory("memstore-model-"))
+            made = TemporaryDirectory(prefix="memstore-model-", ignore_cleanup_errors=True)
+            path = stack.enter_context(made)
         except OSError as error:
             raise MemstoreError(
                 f"no temporary directory to load a model from: {error.strerror}; make room, or set "
                 "TMPDIR"
             ) from None
-        yield made
+        yield Path(path)
 
 
 def _weights(directory: Path) -> list[Path]:
