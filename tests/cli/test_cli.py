@@ -62,7 +62,6 @@ COMMANDS = [
     "import",
     "compact",
     "index",
-    "reindex",
     "serve",
     "mcp",
     "train",
@@ -759,8 +758,7 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
     intact(store, "story")
 
 
-def test_a_landmark_model_has_no_selector_to_be_found_by(store: Path) -> None:
-    refused(run("reindex", "--store", store), "memstore index")
+def test_a_small_memory_needs_no_index(store: Path) -> None:
     assert "too few landmarks" in run("index", "--store", store).out
 
 

@@ -369,7 +369,7 @@ def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("directory")
-def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path):
+def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 
@@ -384,8 +384,6 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path):
     status, told = command("index")
     assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
     assert command("index", "--recall", "0.9")[0] == 1
-    status, told = command("reindex")
-    assert status == 0 and "was found already by words" in told
     status, told = command("search", "the copper anchor of the orchard")
     assert (
         status == 0 and "text: " in told and "%" not in told
