@@ -226,9 +226,9 @@ def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Pat
         assert run("ls", "--store", memory).out.endswith(f"stored with {codec}\n")
         assert codec in help_text
         intact(memory, "story")
-    assert sizes["int4"] < sizes["int8"] < sizes["zstd"] < sizes["raw"]
-    again = run("ingest", story, "--store", tmp_path / "int4", "--codec", "raw")
-    assert "keeps its codec, int4" in again.err and "already read" in again.out
+    assert sizes["int8"] < sizes["zstd"] < sizes["raw"]
+    again = run("ingest", story, "--store", tmp_path / "int8", "--codec", "raw")
+    assert "keeps its codec, int8" in again.err and "already read" in again.out
 
 
 def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Path) -> None:
@@ -751,8 +751,8 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
         (("ingest", story, "--store", new, "--retrieve", "--score-range", "inf"), "score_range"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
-        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int4"),
-        (("ingest", story, "--store", store, "--codec", "jpeg"), "int4"),
+        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int8"),
+        (("ingest", story, "--store", store, "--codec", "jpeg"), "int8"),
     ]:
         refused(run(*arguments), word)
     intact(store, "story")
