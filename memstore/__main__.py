@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from memstore.cli.terminal.waiting import sleep_where_busy
+from memstore.cli.waiting import sleep_where_busy
 
 
 def main() -> None:

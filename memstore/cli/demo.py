@@ -17,14 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from memstore.child import python_command
+from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.options.command_options import Json
-from memstore.cli.options.model_options import ModelOptions
-from memstore.cli.readers import reader_for_new
-from memstore.cli.terminal import answers, console
+from memstore.cli.opening import new_model
+from memstore.cli.options import Json, ModelOptions, option
 from memstore.errors import InvalidInput, MemoryExists, MemstoreError
 
 if TYPE_CHECKING:
@@ -43,18 +40,15 @@ _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 @command("demo", "memstore demo", "memstore demo --text book.txt")
 def demo(
     *,
-    by: ModelOptions,
+    model_options: ModelOptions,
     text: Annotated[
-        Path | None,
-        typer.Option("--text", metavar="FILE", help="Read your text, and answer your questions."),
+        Path | None, option("--text", "FILE", "Read your text, and answer your questions.")
     ] = None,
     questions: Annotated[
-        int,
-        typer.Option("--questions", metavar="N", min=1, max=30, help="Questions about the book."),
+        int, option("--questions", "N", "Questions about the book.", min=1, max=30)
     ] = QUESTIONS_ASKED,
     store: Annotated[
-        Path | None,
-        typer.Option("--store", metavar="DIR", help="Keep the memory in this new directory."),
+        Path | None, option("--store", "DIR", "Keep the memory in this new directory.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -71,21 +65,21 @@ def demo(
         if store is None:
             temporary = TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True)
             store = Path(stack.enter_context(temporary)) / "memory"
-        model = _passage_model(store, by)
+        model = _passage_model(store, model_options)
         if text is None:
-            result = run_book(model, by, store, questions)
+            result = run_book(model, model_options, store, questions)
         else:
-            result = _run_own_text(model, by, store, text, quiet=as_json)
+            result = _run_own_text(model, model_options, store, text, quiet=as_json)
     if as_json:
         console.emit(result)
     elif text is None:
         print_book(result)
 
 
-def _passage_model(store: Path, by: ModelOptions) -> "PassageAPI":
+def _passage_model(store: Path, options: ModelOptions) -> "PassageAPI":
     from memstore.model.passages.passage_api import PassageAPI
 
-    model = reader_for_new(store, by)
+    model = new_model(store, options)
     if not isinstance(model, PassageAPI):
         raise InvalidInput(
             "the demonstration asks everyday questions, which takes a language model: `make "
@@ -142,15 +136,15 @@ class ReadBook(NamedTuple):
     seconds: float
 
 
-def run_book(model: "PassageAPI", by: ModelOptions, store: Path, most: int) -> dict[str, Any]:
+def run_book(model: "PassageAPI", options: ModelOptions, store: Path, most: int) -> dict[str, Any]:
     """Read the book, ask a new process about it, and the model with BM25's passages; plain values.
 
     most: questions. Raises what creating a memory, ingesting and asking raise.
     """
-    read = _read_book(model, by, store)
+    read = _read_book(model, options, store)
     console.note(f"read {read.tokens:,} tokens in {read.seconds:.1f} s; asking in a new process")
     asked = choose_questions([name for name, _ in read.chapters], most)
-    replies = _ask_in_new_process(store, by, [one.question for one in asked])
+    replies = _ask_in_new_process(store, options, [one.question for one in asked])
     console.note("the same questions to the model with BM25's best passage as text")
     baseline = Bm25Baseline(model, [text for _, text in read.chapters])
     rows = []
@@ -186,13 +180,13 @@ def _totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"right": sum(row["right"] for row in rows), "seconds_per_question": round(seconds, 4)}
 
 
-def _read_book(model: "PassageAPI", by: ModelOptions, store: Path) -> ReadBook:
+def _read_book(model: "PassageAPI", options: ModelOptions, store: Path) -> ReadBook:
     """Ingest chapter by chapter, until the next would exceed the tokens or the seconds."""
     from memstore.model.texts.source_text import Text
 
     read: list[tuple[str, str]] = []
     tokens, began = 0, time.monotonic()
-    with _new_memory(store, model, by) as memory:
+    with _new_memory(store, model, options) as memory:
         for name, text in chapters():
             coming = len(model.tokenizer.encode(text))
             late = time.monotonic() - began > MOST_SECONDS
@@ -205,12 +199,14 @@ def _read_book(model: "PassageAPI", by: ModelOptions, store: Path) -> ReadBook:
         return ReadBook(read, tokens, memory.stats()["file_bytes"], time.monotonic() - began)
 
 
-def _ask_in_new_process(store: Path, by: ModelOptions, questions: Sequence[str]) -> dict[str, Any]:
+def _ask_in_new_process(
+    store: Path, options: ModelOptions, questions: Sequence[str]
+) -> dict[str, Any]:
     """The output of `memstore ask - --json` about these questions. Raises MemstoreError."""
-    options = ["--device", by.device, "--dtype", by.dtype, "--weights", by.weights]
-    options += ["--model", by.model] if by.model else []
+    words = ["--device", options.device, "--dtype", options.dtype, "--weights", options.weights]
+    words += ["--model", options.model] if options.model else []
     done = subprocess.run(
-        python_command("memstore", "ask", "-", "--store", str(store), "--json", *options),
+        python_command("memstore", "ask", "-", "--store", str(store), "--json", *words),
         input="\n".join(questions),
         stdout=subprocess.PIPE,
         text=True,
@@ -306,14 +302,14 @@ def _answer_cells(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _run_own_text(
-    model: "PassageAPI", by: ModelOptions, store: Path, text: Path, *, quiet: bool
+    model: "PassageAPI", options: ModelOptions, store: Path, text: Path, *, quiet: bool
 ) -> dict[str, Any]:
     """Read a text, and answer questions from standard input line by line. Raises what ingesting
     and asking raise.
     """
     from memstore.model.texts.source_text import Text
 
-    with _new_memory(store, model, by) as memory:
+    with _new_memory(store, model, options) as memory:
         began = time.monotonic()
         source = Text(text)
         with console.reading(source.name) as show:
@@ -325,18 +321,18 @@ def _run_own_text(
             answer = model.ask(line, memory, documents=[document.name]).to_dict()
             asked.append({"question": line, **answer})
             if not quiet:
-                answers.print_answer(asked[-1], streamed=False)
+                console.print_answer(asked[-1], streamed=False)
     return {"tokens": document.tokens, "reading_seconds": seconds, "answers": asked}
 
 
 @contextmanager
-def _new_memory(store: Path, model: "PassageAPI", by: ModelOptions) -> Iterator["MemoryStore"]:
+def _new_memory(store: Path, model: "PassageAPI", options: ModelOptions) -> Iterator["MemoryStore"]:
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import on_device
 
-    options = on_device({}, by.device)
+    tiers = on_device({}, options.device)
     with MemoryStore.create(
-        store, model.signature, codec=model.codec, selector=model.keeps, **options
+        store, model.signature, codec=model.codec, selector=model.keeps, **tiers
     ) as memory:
         yield memory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli.terminal import answers
+from memstore.cli import console
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
@@ -45,7 +45,7 @@ def test_a_source_names_its_page_or_heading_and_takes_one_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     passage = "The ferry leaves at noon,\nand again in the evening. " * 9
-    answers.print_sources(
+    console.print_sources(
         [
             {"document": "tides.pdf", "place": "p. 3", "text": passage},
             {"document": "tides.md", "place": "A very long heading " * 9, "text": passage},

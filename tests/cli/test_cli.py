@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
@@ -24,8 +23,8 @@ import pytest
 import torch
 
 import memstore
+from memstore.cli import console
 from memstore.cli import main as cli
-from memstore.cli.terminal import answers, console
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidConfig
@@ -306,7 +305,7 @@ def test_an_empty_answer_says_that_nothing_was_found(
 ) -> None:
     lookups = {"done": 1, "skipped": 0}
     answer = {"text": "", "sources": [], "lookups": lookups, "tiers": {}, "seconds": 1.0}
-    answers.print_answer(answer, streamed=streamed)
+    console.print_answer(answer, streamed=streamed)
     assert capsys.readouterr().out.splitlines()[0] == "(nothing was found)"
 
 
@@ -507,43 +506,6 @@ def test_a_trace_of_any_command_can_be_replayed(store: Path, story: Path, tmp_pa
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
         assert Recorded.load(trace).requests
-
-
-def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
-    pytest.importorskip("prometheus_client")
-    process = start(
-        "chat",
-        "--store",
-        store,
-        "--metrics-port",
-        "0",
-        "--cmt-cutoff",
-        "0",
-        "--stats",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process:
-        assert (
-            process.stdin is not None and process.stdout is not None and process.stderr is not None
-        )
-        url = process.stderr.readline().split()[-1]
-        process.stdin.write("The code of the red fox is\n")
-        process.stdin.flush()
-        assert process.stdout.readline()
-        while "lookups" not in process.stdout.readline():
-            pass
-        with urllib.request.urlopen(url) as answer:
-            page = answer.read().decode()
-        port = url.split(":")[2].split("/")[0]
-        refused(run("chat", "--store", store, "--metrics-port", port), port, "another port")
-        process.stdin.close()
-        assert process.wait() == 0
-    assert (
-        'memstore_tier_misses_total{layer="1",tier="host"}' in page
-        and "memstore_tier_held_bytes" in page
-    )
 
 
 @pytest.fixture

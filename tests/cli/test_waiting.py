@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli.terminal import waiting
+from memstore.cli import waiting
 
 SETTLED = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"]
 

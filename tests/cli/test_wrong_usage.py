@@ -32,20 +32,6 @@ def test_wrong_usage_names_the_help_of_the_command_that_was_meant(
     assert result.err.endswith(help_of)
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        ("docs", "ls"),
-        ("forget", "rm"),
-        ("publish", "share push"),
-        ("pull", "share pull"),
-        ("unpublish", "share rm"),
-    ],
-)
-def test_a_name_of_before_says_what_it_is_now(before: str, now: str) -> None:
-    refused(run(before, "x"), f"memstore {before} is memstore {now} (see", status=2)
-
-
 def test_a_question_of_several_words_is_told_to_be_quoted() -> None:
     for verb in ("ask", "search"):
         said = run(verb, "who", "planted", "it").err

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey
-from memstore.cli.terminal import answers, console
+from memstore.cli import console
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import KeyRun, RunForm
 from memstore.errors import (
@@ -592,7 +592,7 @@ def test_control_characters_are_shown_and_never_sent(capsys):
     console.say(hostile)
     console.note(hostile)
     console.emit({"name": hostile})
-    answers.print_answer(
+    console.print_answer(
         {
             "text": hostile,
             "sources": [

@@ -1,19 +1,14 @@
 """The commands that share a memory through an object store: push, pull, rm, merge, prune."""
 
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 import typer
 
+from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.options.command_options import Json, Store
-from memstore.cli.terminal import console
+from memstore.cli.options import Json, Store, flag, option
 from memstore.errors import MemoryNotFound
-
-_SECONDS_BETWEEN_LINES = 5.0
 
 Url = Annotated[
     str,
@@ -24,38 +19,13 @@ Url = Annotated[
 ]
 Grace = Annotated[
     float | None,
-    typer.Option(
+    option(
         "--grace",
-        metavar="HOURS",
+        "HOURS",
+        "Objects out of use are kept for these hours, by everybody who prunes; default 24.",
         min=0,
-        help="What went out of use is kept for these hours, by whoever prunes; default 24.",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class SendOptions:
-    """How documents are published, and how long what they replace is kept: an option a field."""
-
-    keep: Annotated[
-        str,
-        typer.Option(
-            "--keep",
-            metavar="kv|text",
-            help="text: no keys and values of passages, which readers compute as they need them.",
-        ),
-    ] = "kv"
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Also in place of other content published by these names."),
-    ] = False
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Read what is published of them, and send again what is damaged."
-        ),
-    ] = False
-    grace: Grace = None
 
 
 @command(
@@ -74,22 +44,42 @@ def push(
     ] = None,
     *,
     store: Store,
-    sending: SendOptions,
+    keep: Annotated[
+        Literal["kv", "text"],
+        typer.Option(
+            "--keep",
+            help="text: no keys and values of passages, which readers compute as they need them.",
+        ),
+    ] = "kv",
+    replace: Annotated[
+        bool, flag("--replace", "Also replace other content published by these names.")
+    ] = False,
+    check: Annotated[
+        bool, flag("--check", "Read what is published of them, and send again what is damaged.")
+    ] = False,
+    grace: Grace = None,
     as_json: Json = False,
 ) -> None:
     """Publish documents to an object store.
 
-    Any machine may ask them there. What is there already is not sent again. The credentials are
-    those that the environment has for the object store's own tools.
+    Any machine may ask them there. What is published already is not sent again. The credentials
+    are those that the environment has for the object store's own tools.
     """
     from memstore.store.memory_store import MemoryStore
 
-    how = {**vars(sending), "grace": _seconds(sending.grace)}
     with (
         MemoryStore.open(store, read_only=True) as memory,
         console.working("publishing", "documents") as show,
     ):
-        report = memory.publish(url, names or None, progress=_now_and_then(show), **how)
+        report = memory.publish(
+            url,
+            names or None,
+            progress=show,
+            keep=keep,
+            replace=replace,
+            check=check,
+            grace=_seconds(grace),
+        )
     if as_json:
         console.emit(report._asdict())
         return
@@ -104,29 +94,12 @@ def _seconds(hours: float | None) -> float | None:
     return None if hours is None else 3600 * hours
 
 
-def _now_and_then(show: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Progress that is shown where something has happened since, a line in some seconds at most
-    where there is no bar.
-    """
-    last = time.monotonic()
-
-    def told(done: int, total: int) -> None:
-        nonlocal last
-        if sys.stderr.isatty() or time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            show(done, total)
-
-    return told
-
-
 @command("pull", "memstore share pull s3://team/library diary")
 def pull(
     url: Url,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The document.")],
     store: Store,
-    as_name: Annotated[
-        str | None, typer.Option("--name", metavar="N", help="Another name for the document.")
-    ] = None,
+    as_name: Annotated[str | None, option("--name", "N", "Another name for the document.")] = None,
     as_json: Json = False,
 ) -> None:
     """Copy a published document into a memory.
@@ -163,7 +136,7 @@ def pull(
 
 
 def _codec(name: str) -> str:
-    """The codec of a new memory beside one in this: old ones may have what new ones do not."""
+    """The codec of a new memory for documents of a publication in this one."""
     return name.removesuffix("+zstd")
 
 
@@ -175,8 +148,8 @@ def rm(
 ) -> None:
     """Take documents out of a published memory.
 
-    Their bytes stay until `memstore share prune` removes them; who has the memory open may read
-    them until then.
+    Their bytes stay until `memstore share prune` removes them; a process that has the memory open
+    may read them until then.
     """
     from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.publish import unpublish
@@ -191,13 +164,13 @@ def rm(
 
 @command("merge", "memstore share merge s3://team/library")
 def merge(url: Url, grace: Grace = None, as_json: Json = False) -> None:
-    """Write many small objects into few, and half-used ones anew."""
+    """Merge many small objects into few, and rewrite half-used ones."""
     from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.garbage_collection import GRACE
-    from memstore.share.publish.merge import merge as write_anew
+    from memstore.share.publish.merge import merge as merge_segments
 
     seconds = _seconds(grace)
-    merged = write_anew(open_object_store(url), grace=GRACE if seconds is None else seconds)
+    merged = merge_segments(open_object_store(url), grace=GRACE if seconds is None else seconds)
     if as_json:
         console.emit(merged._asdict())
         return

@@ -1,15 +1,19 @@
-"""What the commands show and are told: sizes, columns, progress; results go to stdout, all else to
-stderr.
+"""Terminal output: sizes, tables, answers with their sources, progress. Results go to stdout, all
+else to stderr.
 """
 
 import io
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memstore.errors import MemstoreError
 
 _UNITS = {
     "": 1,
@@ -24,17 +28,19 @@ _UNITS = {
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 _SECONDS_BETWEEN_LINES = 5.0
-# What a terminal obeys instead of showing it (but line breaks and tabs), turns text around, or is
-# half of a pair and cannot be written.
+_NO_TERMINAL = (100, 24)  # columns and lines if stdout is no terminal
+_SHORTEST = 30  # characters of a passage or a heading, however narrow the terminal
+# Control characters (except line breaks and tabs), which a terminal obeys; marks that turn text
+# around; and lone surrogates, which cannot be written.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Show = Callable[[int, int, int], None]
-"""Takes the characters read, the characters there are, and the tokens so far."""
+"""Takes the characters read, all characters, and the tokens read."""
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62, as counts of
-    bytes are kept. Raises ValueError.
+    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62. Raises
+    ValueError.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -65,12 +71,12 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """A text whose control characters are shown as \\uXXXX, which JSON reads as well."""
+    """A text with its control characters as \\uXXXX, which JSON reads as well."""
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: str) -> str:
-    """A text without its line breaks and runs of spaces, all of it visible."""
+    """A visible text in one line, with single spaces."""
     return visible(" ".join(text.split()))
 
 
@@ -88,6 +94,13 @@ def shorten(text: str, width: int) -> str:
 def note(text: str) -> None:
     """Say something that is not the result, on stderr."""
     print(visible(text), file=sys.stderr, flush=True)
+
+
+def report(error: "MemstoreError") -> dict[str, Any]:
+    """Say an error in one line on stderr; return it as plain values: {"name", "message"}."""
+    message = one_line(str(error))
+    note(f"error: {message}")
+    return {"name": type(error).__name__, "message": message}
 
 
 def emit(value: Mapping[str, Any]) -> None:
@@ -131,11 +144,93 @@ def read_lines(prompt: str = "") -> Iterator[str]:
         yield line.strip()
 
 
+# Answers
+
+
+def print_sources(
+    sources: Sequence[Mapping[str, Any]],
+    *,
+    score: Callable[[Mapping[str, Any]], str] | None = None,
+    stats: bool = False,
+) -> None:
+    """A numbered line a source, as wide as the terminal: its score, document, page or heading, and
+    passage; stats: also its characters and the tiers that had its blocks.
+    """
+    width = shutil.get_terminal_size(_NO_TERMINAL).columns
+    for number, source in enumerate(sources, 1):
+        place = one_line(source["document"])
+        if source["place"] is not None:
+            place += f", {shorten(source['place'], max(_SHORTEST, width // 3))}"
+        if stats:
+            first, end = source["span"]
+            tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
+            place += f" [{first:,}-{end:,}] ({tiers})"
+        head = f"{number:{len(str(len(sources)))}}. {'' if score is None else score(source)}{place}"
+        say(f"{head}: {shorten(source['text'], max(_SHORTEST, width - len(head) - 2))}")
+
+
+def weight(source: Mapping[str, Any]) -> str:
+    """A source's weight in the answer, or its score in a search, as a column of numbers."""
+    return f"{source['weight']:7.2f}  "
+
+
+def share(source: Mapping[str, Any]) -> str:
+    """A similarity between 0 and 1, as a column of percentages."""
+    return f"{source['weight']:4.0%}  "
+
+
+def cost(answer: Mapping[str, Any]) -> str:
+    """The lookups, tiers and seconds of an answer, in one line; the tier "computed" only if blocks
+    were computed.
+    """
+    lookups = answer["lookups"]
+    tiers = "; ".join(
+        f"{name} {_tier(counts)}"
+        for name, counts in answer["tiers"].items()
+        if name != "computed" or counts["hits"]
+    )
+    looked_up = f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped"
+    return f"{looked_up}; {tiers}; {answer['seconds']:.2f} s"
+
+
+def _tier(counts: Mapping[str, Any]) -> str:
+    ahead = counts["prefetched"] + counts["late"]
+    prefetched = f" ({ahead:,} of them read ahead)" if ahead else ""
+    return (
+        f"{counts['hits']:,} hits{prefetched}, {counts['misses']:,} misses, {size(counts['bytes'])}"
+    )
+
+
+def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = False) -> None:
+    """An answer (unless it was streamed) and its sources below an empty line; stats: also their
+    weights, and the cost of the answer.
+    """
+    if not answer.get("answered", True):
+        say("(not in the memory)")
+    elif not answer["text"]:
+        say("(nothing was found)")
+    elif not streamed:
+        say(answer["text"])
+    if answer["sources"] or stats:
+        say("")
+    print_sources(answer["sources"], score=weight if stats else None, stats=stats)
+    print_absent(answer.get("absent", ()))
+    if stats:
+        say(cost(answer))
+
+
+def print_absent(names: Sequence[str]) -> None:
+    """Documents of a published memory that were left out."""
+    if names:
+        note(f"note: could not be read, and was left out: {', '.join(names)}")
+
+
+# Progress: on a terminal a bar or a line that changes, elsewhere a line every few seconds
+
+
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[], None]]:
-    """A sign of life on stderr, if that is a terminal, until the block ends or what is yielded is
-    called.
-    """
+    """A sign of life until the block ends or the yielded function is called; on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -151,8 +246,8 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
-    """Prints an answer's text as it comes, where somebody is watching; None otherwise. Until then
-    a terminal shows that the memory is being read.
+    """Yields a function that prints pieces of an answer as they are generated, if stdout is a
+    terminal; None otherwise. `waiting` until the first piece.
     """
     with waiting("reading the memory") as arrived:
         if not (enabled and sys.stdout.isatty()):
@@ -177,28 +272,22 @@ def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
 
 @contextmanager
 def reading(what: str) -> Iterator[Show]:
-    """Progress of reading a text, on stderr: a bar on a terminal, a line now and then elsewhere."""
+    """Progress of reading a text."""
     if sys.stderr.isatty():
         with _bar(what) as show:
             yield show
         return
-    began = last = time.monotonic()
-
-    def line(done: int, total: int, tokens: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            note(
-                f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
-                f"{last - began:.0f} s"
-            )
-
-    yield line
+    began = time.monotonic()
+    say_line = _now_and_then()
+    yield lambda done, total, tokens: say_line(
+        f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
+        f"{time.monotonic() - began:.0f} s"
+    )
 
 
 @contextmanager
-def working(what: str, parts: str = "layers") -> Iterator[Callable[[int, int], None]]:
-    """Progress of a job of a few parts, on stderr: a bar on a terminal, a line a part elsewhere."""
+def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress of a job: the yielded function takes the parts done and all parts."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import Progress
@@ -207,27 +296,33 @@ def working(what: str, parts: str = "layers") -> Iterator[Callable[[int, int], N
             task = progress.add_task(visible(what), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
         return
-    yield lambda done, total: note(f"{what}: {done} of {total} {parts}")
+    say_line = _now_and_then()
+    yield lambda done, total: say_line(f"{what}: {done:,} of {total:,} {parts}")
 
 
 @contextmanager
 def changing(what: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that is told anew: in its place on a terminal, now and then elsewhere."""
+    """Progress as a line of text: the yielded function replaces it."""
     if sys.stderr.isatty():
         from rich.console import Console
 
         with Console(stderr=True).status(visible(what)) as status:
             yield lambda line: status.update(visible(line))
         return
+    yield _now_and_then()
+
+
+def _now_and_then() -> Callable[[str], None]:
+    """A function that notes a line, if the last is some seconds old."""
     last = time.monotonic()
 
-    def told(line: str) -> None:
+    def note_or_drop(line: str) -> None:
         nonlocal last
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             note(line)
 
-    yield told
+    return note_or_drop
 
 
 @contextmanager

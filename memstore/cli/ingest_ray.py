@@ -1,4 +1,4 @@
-"""Reading documents in by a cluster: progress, what was refused and why, and what came of it."""
+"""Reading documents with a Ray cluster: progress, refused files, and the result."""
 
 import sys
 from contextlib import ExitStack, redirect_stdout
@@ -7,52 +7,62 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memstore.cli.options.ingest_options import HowRead, OnCluster, WhichFiles
-from memstore.cli.terminal import console
+from memstore.cli import console
+from memstore.cli.options import ModelOptions
 
 if TYPE_CHECKING:
+    from memstore.disk.format.passage_parts import Keep
     from memstore.documents.folder import Files
     from memstore.library.batch import Job, Told
     from memstore.library.progress import Progress
 
 
-def ingest_library(
-    paths: list[str], which: WhichFiles, how: HowRead, cluster: OnCluster, *, as_json: bool
+def ingest_with_ray(
+    found: "Files",
+    url: str,
+    model_options: ModelOptions,
+    *,
+    codec: str | None,
+    keep: "Keep",
+    replace: bool,
+    settings: dict[str, Any],
+    address: str | None,
+    metrics_port: int | None,
+    as_json: bool,
 ) -> None:
-    """Have a cluster read files, and publish them. Raises typer.Exit where a file was refused."""
+    """Read files on a Ray cluster, and publish them. settings: of ModelAPI.ingest. Raises
+    typer.Exit if a file was refused.
+    """
     from memstore.documents.folder import STDIN
     from memstore.library import library_ingest
+    from memstore.library.batch import Job
     from memstore.library.ray_engine import RayEngine
 
-    if STDIN in paths:
+    if any(str(file.path) == STDIN for file in found.files):
         raise typer.BadParameter("standard input is read by one process; leave --engine out")
-    found = which.find(paths, None, how.mode)
-    job = _job(how, str(cluster.to))
-    failed: list[dict[str, Any]] = []
-
-    def refuse(name: str, message: str, document: str | None = None) -> None:
-        message = console.one_line(message)
-        console.note(f"error: {message}")
-        told = {} if document is None else {"document": document}
-        failed.append({**told, "name": name, "message": message})
-
-    for error in found.refused:
-        refuse(type(error).__name__, str(error))
-    with ExitStack() as open_here:
-        open_here.enter_context(redirect_stdout(sys.stderr))  # to which Ray tells of its processes
-        engine = open_here.enter_context(RayEngine(cluster.address, gpus=how.by.device != "cpu"))
-        show = open_here.enter_context(console.changing("reading"))
-        served = _Served(open_here, cluster.metrics_port)
+    model, codec = _model_and_codec(url, model_options, codec)
+    compute = model_options.compute
+    job = Job(url, model, compute, codec, keep, replace, tuple(settings.items()))
+    failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
+    with ExitStack() as resources:
+        resources.enter_context(redirect_stdout(sys.stderr))  # where Ray reports its processes
+        engine = RayEngine(address, gpus=model_options.device != "cpu")
+        resources.enter_context(engine)
+        show = resources.enter_context(console.changing("reading"))
+        metrics = _Metrics(resources, metrics_port)
 
         def on_progress(progress: "Progress", documents: "list[Told]") -> None:
-            served.progress = progress
-            for told in documents:
-                if told.error is not None:
-                    refuse(*told.error, told.name)
+            metrics.progress = progress
+            for document in documents:
+                if document.error is not None:
+                    name, message = document.error
+                    message = console.one_line(message)
+                    console.note(f"error: {message}")
+                    failed.append({"document": document.name, "name": name, "message": message})
             show(_line(progress))
 
         progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
-    _tell(progress, number, job, found, failed, as_json=as_json)
+    _print(progress, number, job, found, failed, as_json=as_json)
     if number:
         with console.working("index", "tokens") as indexing:
             library_ingest.index_library(job.url, indexing)
@@ -60,38 +70,38 @@ def ingest_library(
         raise typer.Exit(1)
 
 
-def _job(how: HowRead, url: str) -> "Job":
-    """Raises what `name_of` raises for a published memory's model."""
+def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tuple[str, str | None]:
+    """The model and the codec of what is published at a URL; those of the options if nothing is.
+    Raises what `name_of` raises for a published memory's model.
+    """
     from memstore.hf.models_by_name import default_name, name_of
-    from memstore.library.batch import Job
     from memstore.share.format.published import Published
     from memstore.share.objects.open_object_store import open_object_store
 
-    codec, newest = how.codec, Published.newest(open_object_store(url, make=True))
+    newest = Published.newest(open_object_store(url, make=True))
     if newest is None:
-        model = how.by.model or default_name()
+        model = options.model or default_name()
     else:
         codec = newest.manifest.codec.removesuffix("+zstd")
-        model = str(name_of(newest.manifest.signature, url, how.by.model))
+        model = str(name_of(newest.manifest.signature, url, options.model))
     if Path(model).exists():
-        model = str(Path(model).absolute())  # where it lies on every machine
-    settings = tuple(how.settings.items())
-    return Job(url, model, how.by.compute, codec, how.kept, how.replace, settings)
+        model = str(Path(model).absolute())  # its path on every machine
+    return model, codec
 
 
-class _Served:
-    """Metrics of how far it is, at a port if one is given."""
+class _Metrics:
+    """Prometheus metrics of the progress, at a port if one is given."""
 
-    def __init__(self, open_here: ExitStack, port: int | None) -> None:
+    def __init__(self, resources: ExitStack, port: int | None) -> None:
         self.progress: Progress | None = None
         if port is not None:
             from memstore.serve.metrics import ADDRESS, served
 
-            port = open_here.enter_context(served(self, port))
+            port = resources.enter_context(served(self, port))
             console.note(f"metrics at http://{ADDRESS}:{port}/metrics")
 
     def collect(self) -> Any:
-        """As Progress.collect, once something is done."""
+        """As Progress.collect, once there is progress."""
         return () if self.progress is None else self.progress.collect()
 
 
@@ -104,7 +114,7 @@ def _line(progress: "Progress") -> str:
     )
 
 
-def _tell(
+def _print(
     progress: "Progress",
     number: int,
     job: "Job",

@@ -1,18 +1,33 @@
-"""The commands that look after a memory and need no model: ls, stats, rm, verify, export,
-import, compact.
+"""The commands that maintain a memory: ls, stats, rm, verify, export, import, compact, and index,
+the only one of them that needs the model.
 """
 
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.options.command_options import AtLeast, Json, ReadStore, Store, asked_for
-from memstore.cli.terminal import console
-from memstore.errors import MemoryNotFound
+from memstore.cli.opening import opened
+from memstore.cli.options import (
+    AtLeast,
+    IndexKind,
+    Json,
+    ModelOptions,
+    Published,
+    ReadStore,
+    Store,
+    flag,
+    option,
+)
+from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.share.publication_options import is_url
+
+if TYPE_CHECKING:
+    from memstore.store.open_options import OpenOptions
 
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
@@ -21,7 +36,9 @@ def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> Non
     from memstore.disk.format.document import is_of_prompt
     from memstore.store.memory_store import MemoryStore
 
-    with MemoryStore.open(store, read_only=True, **asked_for(at_least)) as memory:
+    with MemoryStore.open(
+        store, read_only=True, **Published(at_least=at_least).options(store)
+    ) as memory:
         codec, manifest = memory.codec, memory.manifest
         documents = [row for row in memory.documents() if not is_of_prompt(row.name)]
     if as_json:
@@ -42,7 +59,9 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     """Say how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
 
-    with MemoryStore.open(store, read_only=True, **asked_for(at_least)) as memory:
+    with MemoryStore.open(
+        store, read_only=True, **Published(at_least=at_least).options(store)
+    ) as memory:
         figures = memory.stats()
     if as_json:
         console.emit(figures)
@@ -62,7 +81,7 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     passages = figures["passages"]
     if passages["different"]:
         shared = passages["shared_bytes"]
-        more = f"; {console.size(shared)} of them stand in several places" if shared else ""
+        more = f"; {console.size(shared)} of them occur in several places" if shared else ""
         console.say(
             f"{passages['different']:,} different passages, keys and values of "
             f"{passages['stored']:,}, {console.size(passages['bytes'])}{more}"
@@ -81,10 +100,7 @@ def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The documents.")],
     store: Store,
     erase: Annotated[
-        bool,
-        typer.Option(
-            "--erase", help="Rewrite the memory's file without any byte of the documents."
-        ),
+        bool, flag("--erase", "Rewrite the memory's file without any byte of the documents.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -115,9 +131,7 @@ def rm(
 @command("verify", "memstore verify", "memstore verify --repair")
 def verify(
     store: ReadStore,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Drop damaged documents, whole.")
-    ] = False,
+    repair: Annotated[bool, flag("--repair", "Drop damaged documents, whole.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check everything a memory holds; status 1 if damaged."""
@@ -212,4 +226,76 @@ def compact(store: Store, as_json: Json = False) -> None:
         console.say(f"{console.size(before)} before, {console.size(after)} after")
 
 
-COMMANDS = (ls, stats, rm, verify, export, import_, compact)
+@command(
+    "index",
+    "memstore index",
+    "memstore index --store s3://team/library",
+    "memstore index --index faiss-ivf-sq8 --recall 0.99",
+)
+def index(
+    store: ReadStore,
+    kind: IndexKind = None,
+    recall: Annotated[
+        float | None, option("--recall", "R", "Share of the true top blocks to find; default 0.95.")
+    ] = None,
+    *,
+    model_options: ModelOptions,
+    as_json: Json = False,
+) -> None:
+    """Build an approximate index over landmarks.
+
+    For memories too large to search exactly. It is stored with the memory, or published with it,
+    and used by every later command. Documents read later are searched exactly until there are
+    enough of them to join it. Build it again after much has changed. --index and --recall are for
+    models with landmark keys of their own.
+    """
+    options: OpenOptions = {}
+    if kind is not None:
+        options["index"] = kind
+    if recall is not None:
+        options["index_recall"] = recall
+    with opened(store, model_options, options, read_only=is_url(store)) as (model, memory):
+        with_selector = model.keeps is not None
+        if with_selector and options:
+            raise InvalidInput(
+                "--index and --recall are for models with landmark keys; leave them out"
+            )
+        began = time.monotonic()
+        with console.working("index", "tokens" if with_selector else "layers") as show:
+            built = model.build_index(memory, show)
+        built["seconds"] = round(time.monotonic() - began, 3)
+    if as_json:
+        console.emit({"store": str(store), "index": built})
+    elif with_selector:
+        _say_lists(built)
+    else:
+        _say_engines(built)
+
+
+def _say_lists(built: dict[str, Any]) -> None:
+    lists = built["engines"]
+    if not lists:
+        console.say(
+            "lists are made from two million tokens on, for selectors that keep a landmark of "
+            "each; every passage is scored"
+        )
+        return
+    console.say(
+        f"{lists['lists']:,} lists of {lists['landmarks']:,} token landmarks of "
+        f"{lists['passages']:,} passages, {console.size(lists['bytes'])}; {built['seconds']:.1f} s"
+    )
+
+
+def _say_engines(built: dict[str, Any]) -> None:
+    for layer, engine in built["engines"].items():
+        efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
+        held = f"{engine['family']} over {engine['landmarks']:,} landmarks"
+        console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
+    console.say(
+        f"{built['seconds']:.1f} s"
+        if built["engines"]
+        else "too few landmarks to index; they are searched exactly"
+    )
+
+
+COMMANDS = (ls, stats, rm, verify, export, import_, compact, index)
