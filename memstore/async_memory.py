@@ -1,4 +1,4 @@
-"""The same for programs that run in an event loop: every call on one thread of its own, in turn."""
+"""The Python API for event loops: calls run on the memory's own thread, one after the other."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from memstore.api.answer_stream import AnswerStream
-from memstore.api.memory import TOGETHER, Labels, Memory, OnError, Progress
-from memstore.api.opening import open_memory
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput, MemoryClosed
+from memstore.memory import TOGETHER, AnswerStream, Labels, Memory, OnError, Progress, open_memory
 from memstore.model.answer import Answer, Matches, Source
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
@@ -25,8 +23,8 @@ T = TypeVar("T")
 
 
 class AsyncMemory:
-    """A Memory whose methods are awaited; an asynchronous context manager. What is asked while
-    something is computed waits for its turn.
+    """A Memory whose methods are awaited; an asynchronous context manager. Concurrent calls run one
+    after the other.
     """
 
     def __init__(self, memory: Memory, thread: ThreadPoolExecutor) -> None:
@@ -116,7 +114,7 @@ class AsyncMemory:
         return await self._run(partial(self.memory.remove, *names, erase=erase))
 
     async def close(self) -> None:
-        """Close the memory once what is under way has ended; more than once is the same as once."""
+        """Close the memory after the running call; idempotent."""
         if not self._closed:
             await self._run(self.memory.close)
             self._closed = True
@@ -136,7 +134,7 @@ class AsyncMemory:
 
 
 class AsyncAnswerStream:
-    """Pieces of an answer's text, never a part of a character; `answer` is there at the end."""
+    """Pieces of an answer's text, never part of a character; `answer` is complete at the end."""
 
     def __init__(self, begin: Callable[[], AnswerStream], run: Callable[..., Any]) -> None:
         """Use AsyncMemory.stream."""
@@ -145,9 +143,9 @@ class AsyncAnswerStream:
 
     @property
     def answer(self) -> Answer:
-        """The whole of it, with its sources. Raises InvalidInput before the last piece."""
+        """The answer with its sources. Raises InvalidInput before the last piece."""
         if self._stream is None:
-            raise InvalidInput("the answer is not there before its last piece; read them all")
+            raise InvalidInput("the answer is complete after its last piece; read them all")
         return self._stream.answer
 
     def __aiter__(self) -> Self:
@@ -162,7 +160,7 @@ class AsyncAnswerStream:
         return piece
 
     async def close(self) -> None:
-        """End the answer where it is."""
+        """Stop generating."""
         if self._stream is not None:
             await self._run(self._stream.close)
 
