@@ -1,14 +1,33 @@
 """The demonstration with a real book, run with a tiny decoder."""
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from memstore.__main__ import main as command_line
 from memstore.cli import demo
 from memstore.cli.demo import book_questions, chapters, choose_questions, print_book
 from support.commands import refused, run
-from support.forked_questions import forked_questions
+from support.forked import forked
+
+
+@pytest.fixture
+def forked_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that asks is a fork of this one, which has imported everything."""
+
+    def run(
+        command: Sequence[str], *, input: str, check: bool, **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        words = command[command.index("memstore") :]
+        process = forked(command_line, words, stdin=subprocess.PIPE, **options)
+        out, _ = process.communicate(input)
+        return subprocess.CompletedProcess(command, process.returncode, out)
+
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
 
 
 def test_one_passage_of_the_book_answers_each_question() -> None:
@@ -21,6 +40,7 @@ def test_one_passage_of_the_book_answers_each_question() -> None:
         assert not one.is_right(one.question)
 
 
+@pytest.mark.usefixtures("forked_questions")
 def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -30,8 +50,7 @@ def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
     few = [one for one in book_questions() if one.chapter in ("CHAPTER I", "CHAPTER V")][::4]
     monkeypatch.setattr(demo, "book_questions", lambda: few)
     store = tmp_path / "memory"
-    with forked_questions():
-        result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
+    result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
     assert result["chapters"] == 1 and result["of"] == sum(q.chapter == "CHAPTER I" for q in few)
     for row in result["questions"]:
         assert row["seconds"] >= 0 and row["bm25"]["seconds"] > 0 and row["bm25"]["answer"]
