@@ -202,18 +202,21 @@ def _tier(counts: Mapping[str, Any]) -> str:
 
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = False) -> None:
-    """An answer (unless it was streamed) and its sources below an empty line; stats: also their
-    weights, and the cost of the answer.
+    """An answer (unless it was streamed), or that the model refused to answer, and the sources
+    below an empty line; stats: also their weights, and the cost of the answer.
     """
-    if not answer.get("answered", True):
-        say("(not in the memory)")
+    refused = not answer.get("answered", True) and not answer["text"]
+    if refused:
+        needed = answer.get("needed")
+        least = "" if needed is None else f" A passage needs {needed:.2f}."
+        say(f"Not sure.{least} Closest:" if answer["sources"] else "Not sure.")
     elif not answer["text"]:
         say("(nothing was found)")
     elif not streamed:
         say(answer["text"])
     if answer["sources"] or stats:
         say("")
-    print_sources(answer["sources"], score=weight if stats else None, stats=stats)
+    print_sources(answer["sources"], score=weight if stats or refused else None, stats=stats)
     print_absent(answer.get("absent", ()))
     if stats:
         say(cost(answer))

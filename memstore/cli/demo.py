@@ -294,7 +294,7 @@ def print_book(result: dict[str, Any]) -> None:
 
 
 def _answer_cells(row: dict[str, Any]) -> tuple[str, str]:
-    answer = console.shorten(row["answer"] or "(not in the memory)", 30)
+    answer = console.shorten(row["answer"] or "(not sure)", 30)
     return answer, "ok" if row["right"] else "-"
 
 

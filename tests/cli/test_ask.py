@@ -60,6 +60,18 @@ def test_an_empty_answer_is_reported(capsys: pytest.CaptureFixture[str], streame
     assert capsys.readouterr().out.splitlines()[0] == "(nothing was found)"
 
 
+@pytest.mark.parametrize(("needed", "shown"), [(0.66, " A passage needs 0.66."), (None, "")])
+def test_a_refusal_shows_the_closest_passages_and_their_scores(
+    capsys: pytest.CaptureFixture[str], needed: float | None, shown: str
+) -> None:
+    source = {"document": "tides", "place": None, "text": "It leaves at noon.", "weight": 0.54}
+    answer = {"text": "", "answered": False, "needed": needed, "sources": [source]}
+    console.print_answer(answer, streamed=False)
+    first, _, closest = capsys.readouterr().out.splitlines()
+    assert first == f"Not sure.{shown} Closest:"
+    assert closest == "1.    0.54  tides: It leaves at noon."
+
+
 def test_a_source_names_its_page_or_heading_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
