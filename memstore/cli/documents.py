@@ -255,6 +255,11 @@ def index(
     if recall is not None:
         options["index_recall"] = recall
     with opened(store, model_options, options, read_only=is_url(store)) as (model, memory):
+        if model.keeps != memory.selector:
+            raise InvalidInput(
+                "another selector of this model chose the passages; ingest the documents again "
+                "into a new memory"
+            )
         with_selector = model.keeps is not None
         if with_selector and options:
             raise InvalidInput(

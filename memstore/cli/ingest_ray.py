@@ -82,7 +82,7 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
     if newest is None:
         model = options.model or default_name()
     else:
-        codec = newest.manifest.codec.removesuffix("+zstd")
+        codec = newest.manifest.codec
         model = str(name_of(newest.manifest.signature, url, options.model))
     if Path(model).exists():
         model = str(Path(model).absolute())  # its path on every machine

@@ -18,11 +18,11 @@ Url = Annotated[
     ),
 ]
 Grace = Annotated[
-    float | None,
+    float,
     option(
         "--grace",
         "HOURS",
-        "Objects out of use are kept for these hours, by everybody who prunes; default 24.",
+        "Objects out of use are kept for these hours, by everybody who prunes.",
         min=0,
     ),
 ]
@@ -57,7 +57,7 @@ def push(
     check: Annotated[
         bool, flag("--check", "Read what is published of them, and send again what is damaged.")
     ] = False,
-    grace: Grace = None,
+    grace: Grace = 24.0,
     as_json: Json = False,
 ) -> None:
     """Publish documents to an object store.
@@ -78,7 +78,7 @@ def push(
             keep=keep,
             replace=replace,
             check=check,
-            grace=_seconds(grace),
+            grace=3600 * grace,
         )
     if as_json:
         console.emit(report._asdict())
@@ -88,10 +88,6 @@ def push(
         f"{len(report.documents):,} documents published, {len(report.there):,} were there; "
         f"{sent}; manifest {report.number}"
     )
-
-
-def _seconds(hours: float | None) -> float | None:
-    return None if hours is None else 3600 * hours
 
 
 @command("pull", "memstore share pull s3://team/library diary")
@@ -122,7 +118,7 @@ def pull(
             raise no_published(published, name) from None
         manifest = published.manifest
         memory = MemoryStore.create(
-            store, manifest.signature, codec=_codec(manifest.codec), selector=manifest.selector
+            store, manifest.signature, codec=manifest.codec, selector=manifest.selector
         )
     with memory:
         document = memory.pull(name, url, as_name)
@@ -133,11 +129,6 @@ def pull(
             f"{console.one_line(document.name)}: pulled, {document.tokens:,} tokens, "
             f"{console.size(document.bytes)}"
         )
-
-
-def _codec(name: str) -> str:
-    """The codec of a new memory for documents of a publication in this one."""
-    return name.removesuffix("+zstd")
 
 
 @command("rm", "memstore share rm s3://team/library diary letters")
@@ -163,14 +154,12 @@ def rm(
 
 
 @command("merge", "memstore share merge s3://team/library")
-def merge(url: Url, grace: Grace = None, as_json: Json = False) -> None:
+def merge(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     """Merge many small objects into few, and rewrite half-used ones."""
     from memstore.share.objects.open_object_store import open_object_store
-    from memstore.share.publish.garbage_collection import GRACE
     from memstore.share.publish.merge import merge as merge_segments
 
-    seconds = _seconds(grace)
-    merged = merge_segments(open_object_store(url), grace=GRACE if seconds is None else seconds)
+    merged = merge_segments(open_object_store(url), grace=3600 * grace)
     if as_json:
         console.emit(merged._asdict())
         return
@@ -181,14 +170,12 @@ def merge(url: Url, grace: Grace = None, as_json: Json = False) -> None:
 
 
 @command("prune", "memstore share prune s3://team/library")
-def prune(url: Url, grace: Grace = None, as_json: Json = False) -> None:
+def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     """Remove what no longer belongs to a published memory."""
     from memstore.share.objects.open_object_store import open_object_store
-    from memstore.share.publish.garbage_collection import GRACE
     from memstore.share.publish.garbage_collection import prune as remove
 
-    seconds = _seconds(grace)
-    pruned = remove(open_object_store(url), grace=GRACE if seconds is None else seconds)
+    pruned = remove(open_object_store(url), grace=3600 * grace)
     if as_json:
         console.emit(pruned._asdict())
         return
