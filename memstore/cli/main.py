@@ -23,7 +23,7 @@ _ONE_TEXT = ("ask", "search")  # commands whose argument is one text
 
 
 def main() -> None:
-    """Entry point of `memstore`."""
+    """Run the command line. Raises SystemExit, KeyboardInterrupt."""
     occupy_standard_streams()
     # Python has None for a stream that was closed when it began
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for as long as the process lives
