@@ -1,7 +1,7 @@
 """The Python API for event loops: calls run on the memory's own thread, one after the other."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ class AsyncMemory:
 
     async def add(
         self,
-        paths: Path | str | Sequence[Path | str] = (),
+        paths: Path | str | Iterable[Path | str] = (),
         *,
         text: str | None = None,
         name: str | None = None,
@@ -60,7 +60,7 @@ class AsyncMemory:
 
     async def ask_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         *,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,

@@ -2,8 +2,9 @@
 answers from them (`ask`, `stream`, `search`).
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,6 +19,7 @@ from memstore.model.document_ingest import IngestProgress
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
+from memstore.paths import expanded
 from memstore.share.format.manifest import MANIFESTS
 from memstore.share.publication_options import is_url
 from memstore.store.memory_store import MemoryStore
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from memstore.share.publish.publish import Report as Published
 
 TOGETHER = 8  # questions that are decoded together
+
+_BYTES = bytes | bytearray
+_DECODE = "give bytes of a text as text=data.decode(), and write those of a document to a file"
 
 Labels = Mapping[str, Any]
 """A user's labels of a document: plain values by name."""
@@ -73,7 +78,7 @@ def open_memory(
         except MemoryNotFound:
             if not create or is_url(path):
                 raise
-            _check_free(Path(path))  # before a model is loaded
+            _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
             store = MemoryStore.create(
                 path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening
@@ -111,7 +116,7 @@ class Memory(Closing):
 
     def add(
         self,
-        paths: Path | str | Sequence[Path | str] = (),
+        paths: Path | str | Iterable[Path | str] = (),
         *,
         text: str | None = None,
         name: str | None = None,
@@ -120,8 +125,8 @@ class Memory(Closing):
         progress: Progress | None = None,
         on_error: OnError | None = None,
     ) -> list[Document]:
-        """Read documents: files, folders (with all files in them) or patterns, one or many; or a
-        text with a name. A document with the same content is left unchanged.
+        """Read documents: files, folders (with all files in them) or patterns, one or many in any
+        iterable; or a text with a name. A document with the same content is left unchanged.
 
         name: of one document; by default the file's name without its suffix, and in a folder its
         path there with it. labels: for `where`; None leaves those of the document. replace: a
@@ -194,7 +199,7 @@ class Memory(Closing):
 
     def ask_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         *,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,
@@ -205,7 +210,7 @@ class Memory(Closing):
         model's weights once for all. Otherwise as `ask`.
         """
         if isinstance(questions, str):
-            raise InvalidInput("ask_many takes several questions in a list; `ask` takes one")
+            raise InvalidInput("ask_many takes several questions, as in a list; `ask` takes one")
         return self.reader.ask_many(
             questions,
             self.store,
@@ -274,7 +279,7 @@ class Memory(Closing):
 
     def _texts(
         self,
-        paths: Path | str | Sequence[Path | str] | None,
+        paths: Path | str | Iterable[Path | str] | None,
         text: str | None,
         name: str | None,
         on_error: OnError | None,
@@ -282,17 +287,15 @@ class Memory(Closing):
         if text is not None:
             if paths:
                 raise InvalidInput("give paths or a text, not both")
+            if not isinstance(text, str):
+                raise InvalidInput(f"a text is a str, not {type(text).__name__}: {_DECODE}")
             return [Text(text, name)]
-        if paths is None:
-            raise InvalidInput("give a path, or a text with a name")
-        given = [paths] if isinstance(paths, str | Path) else list(paths)
+        given = _listed(paths)
         if not given:
             raise InvalidInput("give a path, or a text with a name")
         from memstore.documents.folder import find
 
-        found = find(
-            [str(path) for path in given], recursive=True, name=name, without=self.store.path
-        )
+        found = find(given, recursive=True, name=name, without=self.store.path)
         for error in found.refused:
             if on_error is None:
                 raise error
@@ -328,6 +331,21 @@ class AnswerStream(Closing, Iterator[str]):
 
     def _run(self, steps: Generator[str, None, Answer]) -> Generator[str, None, None]:
         self._answer = yield from spoken(steps)
+
+
+def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
+    """One path or several as a list of str. Raises InvalidInput for what is no path."""
+    if paths is None:
+        return []
+    if isinstance(paths, str | PathLike | _BYTES) or not isinstance(paths, Iterable):
+        paths = [paths]
+    listed = list[str]()
+    for path in paths:
+        if not isinstance(path, str | PathLike):
+            said = f"a path is a str or a pathlib.Path, not {path!r:.50}"
+            raise InvalidInput(f"{said}; {_DECODE}" if isinstance(path, _BYTES) else said)
+        listed.append(fspath(path))
+    return listed
 
 
 def _check_labels(labels: object) -> None:

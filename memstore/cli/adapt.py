@@ -42,11 +42,11 @@ def adapt(
 
     It chooses the passages that a question reads; later commands find it by the model's weights.
     """
-    from memstore.hf.known_selectors import made_here
     from memstore.hf.load import load_reader
+    from memstore.hf.model_directory import cache_directory
     from memstore.hf.models_by_name import reader_named
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.hf.weights import cache_directory
+    from memstore.hf.weights import made_here
     from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.passages.selectors.adaptation import UNADAPTED
     from memstore.model.passages.selectors.selector_file import save_selector

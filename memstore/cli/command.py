@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from memstore.cli import console
 from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
+from memstore.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def command(
         @wraps(function)
         def run(context: typer.Context, **options: Any) -> None:
             as_json = bool(options.get("as_json"))
+            options = {name: _expanded(value) for name, value in options.items()}
             try:
                 function(**{p.name: _argument(p, options) for p in parameters})
             except typer.BadParameter as error:
@@ -84,6 +87,13 @@ def _argument(parameter: inspect.Parameter, options: dict[str, Any]) -> Any:
     if not is_dataclass(kind):
         return options[parameter.name]
     return cast(Any, kind)(**{field.name: options[field.name] for field in fields(kind)})
+
+
+def _expanded(value: Any) -> Any:
+    """The value of an option, with ~ expanded in paths."""
+    if isinstance(value, list):
+        return [_expanded(one) for one in value]
+    return expanded(value) if isinstance(value, Path) else value
 
 
 def _named(error: MemstoreError | OSError) -> MemstoreError:

@@ -109,13 +109,13 @@ def _stored(store: Path | str) -> "tuple[Signature, bool]":
 
 def _say_first_use(name: str) -> None:
     """Say what the first use of a model costs, before it is loaded."""
-    from memstore.hf.needed import check_transformers
+    from memstore.hf.models_by_name import check_transformers
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
     if name == SHIPPED_NAME or Path(name).is_dir():
         return
     check_transformers()
-    from memstore.hf.directories.model_directory import first_use
+    from memstore.hf.model_directory import first_use
 
     said = first_use(name)
     if said is not None:

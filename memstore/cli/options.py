@@ -116,6 +116,7 @@ class ModelOptions:
             "A model's directory or GGUF file, its name on the Hugging Face hub, smollm2 or "
             "books-1m; default: the one that the memory was made with; of a new one "
             "$MEMSTORE_MODEL, else smollm2 where its package is installed, else books-1m.",
+            parser=os.path.expanduser,
         ),
     ] = None
     device: Annotated[

@@ -129,7 +129,7 @@ def test_a_missing_or_old_transformers_is_reported(
     store: Path, story: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, words: str
 ) -> None:
     if version is None:
-        monkeypatch.setattr("memstore.hf.needed.find_spec", lambda name: None)
+        monkeypatch.setattr("memstore.hf.models_by_name.find_spec", lambda name: None)
     else:
         monkeypatch.setattr(metadata, "version", lambda name: version)
     for command in (
