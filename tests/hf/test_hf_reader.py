@@ -422,7 +422,7 @@ def test_the_pipeline_on_the_models_page_works(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("directory")
-def test_index_and_reindex_commands_of_a_passage_model(tmp_path):
+def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 
@@ -437,8 +437,6 @@ def test_index_and_reindex_commands_of_a_passage_model(tmp_path):
     status, told = command("index")
     assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
     assert command("index", "--recall", "0.9")[0] == 1
-    status, told = command("reindex")
-    assert status == 0 and "was found already by words" in told
     status, told = command("search", "the copper anchor of the orchard")
     assert (
         status == 0 and "text: " in told and "%" not in told
