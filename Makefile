@@ -17,7 +17,7 @@ SHM := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 >
 marked = -m $(1) $$(grep --recursive --files-with-matches --include='test_*.py' 'mark\.$(1)' tests)
 
 # Programs that a memory is called by or kept in, and tried with.
-CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
+CLIENTS := langchain-core llama-index-core openai websockets 'moto[server]'
 SYSTEM := chromium redis-server
 
 .PHONY: demo docs test smollm2 models test-models services test-services ray test-ray soak lint setup clean

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class MemstoreRetriever(BaseRetriever):
-    """The passages of a memory where most of a query is found, best first; a node's score says how
-    much of it, 0..1, its metadata "document", "span" (characters of it), "place" (its page or
-    headings, or None) and "block".
+    """The passages of a memory most like a query, best first.
+
+    A node's score is that likeness, 0..1; its metadata are "document", "span" (its characters),
+    "place" (page or headings, or None) and "block".
     """
 
     def __init__(
@@ -29,9 +30,9 @@ class MemstoreRetriever(BaseRetriever):
         similarity_top_k: int = 4,
         **base: Any,
     ) -> None:
-        """store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or
-        its name (None: the model that ships). documents: to search; None for all. base: of
-        BaseRetriever.
+        """store: the memory's directory or URL, or an open MemoryStore. reader: the model, or
+        its name; None for the one that wrote the memory. documents: names of those to search; None
+        for all. base: passed to BaseRetriever.
         """
         super().__init__(**base)
         self._opened = Opened(store, reader)
