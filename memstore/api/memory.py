@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.api.answer_stream import AnswerStream
 from memstore.closing import Closing
-from memstore.disk.format.document import LABELS, Document, is_of_prompt
+from memstore.disk.format.document import LABELS, Document
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 from memstore.model.answer import Answer, Matches, Source
 from memstore.model.document_ingest import IngestProgress
@@ -100,7 +100,7 @@ class Memory(Closing):
         labels have these values.
         """
         rows = (row for row in self.store.documents() if row.state == "ready")
-        return [row for row in rows if not is_of_prompt(row.name) and _matches(row, where)]
+        return [row for row in rows if _matches(row, where)]
 
     def remove(self, *names: str, erase: bool = False) -> list[Document]:
         """Forget documents: see MemoryStore.forget. Raises DocumentNotFound before any is."""

@@ -18,12 +18,11 @@ from memstore.errors import MemoryNotFound
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
 def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
     """List the documents of a memory."""
-    from memstore.disk.format.document import is_of_prompt
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(store, read_only=True, **asked_for(at_least)) as memory:
         codec, manifest = memory.codec, memory.manifest
-        documents = [row for row in memory.documents() if not is_of_prompt(row.name)]
+        documents = memory.documents()
     if as_json:
         told = [document.told() for document in documents]
         console.emit({"codec": codec, "manifest": manifest, "documents": told})

@@ -1,7 +1,6 @@
 """The command that serves a memory to one agent, by MCP over stdin and stdout."""
 
 import os
-import shutil
 import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
@@ -16,7 +15,6 @@ from memstore.cli.options.option_groups import Opening
 from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra
-from memstore.temporary import temporary_directory
 
 
 @command("mcp", "memstore mcp", "memstore mcp --allow-paths ~/notes")
@@ -47,7 +45,7 @@ def mcp(
 
         from memstore.serve.api_keys import Access
         from memstore.serve.mcp.stdio import serve_stdio
-        from memstore.serve.mcp.tools import Asker
+        from memstore.serve.mcp.tools import Caller
         from memstore.serve.service import Service
     except ImportError as error:
         raise InvalidInput(
@@ -58,21 +56,20 @@ def mcp(
     kept_open = ExitStack()
     with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
         reader, memory = kept_open.enter_context(opened(store, by, options, read_only=read_only))
-    asker = Asker(Access(write=not read_only), "local/stdio", paths)
-    with kept_open, temporary_directory() as kept:  # a server may have the memory's own
-        service = Service(reader, memory, directory=kept)
+    caller = Caller(Access(write=not read_only), paths)
+    with kept_open:
+        service = Service(reader, memory)
 
         def end(number: int) -> None:
             try:
                 service.close()
                 memory.close()
-                shutil.rmtree(kept, ignore_errors=True)
                 console.note("interrupted; what was read is kept")
             finally:
                 os._exit(128 + number)  # a thread waits for stdin, whatever becomes of this one
 
         try:
-            anyio.run(serve_stdio, service.tools, asker, end)
+            anyio.run(serve_stdio, service.tools, caller, end)
         finally:
             service.close()
 

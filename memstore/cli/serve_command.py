@@ -38,7 +38,7 @@ def _check(values: Mapping[str, Any]) -> None:
     "memstore serve",
     "memstore serve --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
     "memstore serve --config memory.toml",
-    "memstore serve --store s3://team/library --state served --local-cache cache",
+    "memstore serve --store s3://team/library --local-cache cache",
     interrupted="stopped in order",
 )
 def serve(
@@ -50,11 +50,11 @@ def serve(
     opening: Opening,
     as_json: Json = False,
 ) -> None:
-    """Serve a memory over HTTP: OpenAI's endpoints, the page, MCP. A directory is made if there is
-    none; a published memory is only read.
+    """Serve a memory over HTTP: OpenAI's chat endpoint, documents, the page, MCP. A directory is
+    made if there is none; a published memory is read-only.
 
-    Ctrl-C or SIGTERM ends it: answers finish, an upload that is being read goes on at the next
-    start. With --json one object is printed when it answers.
+    Ctrl-C or SIGTERM ends it: answers finish; a document that is being ingested goes on where it
+    was when it is uploaded again. With --json one object is printed when it answers.
     """
     try:
         from memstore.serve.api_keys import Keys
@@ -83,22 +83,11 @@ def serve(
             torch.set_num_threads(server.threads)
         called = reader.signature.model
         name = "memstore" if called is None else Path(called.title).name
-        if server.state is not None:
-            _make(server.state)
-        service = Service(reader, memory, settings, keys=keys, model=name, directory=server.state)
+        service = Service(reader, memory, settings, keys=keys, name=name)
         try:
             run(service, ready)
         finally:
             service.close()
-
-
-def _make(state: Path) -> None:
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(
-            f"--state: {state} cannot be made ({error.strerror}); name another directory"
-        ) from None
 
 
 COMMANDS = (serve,)

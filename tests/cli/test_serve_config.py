@@ -35,14 +35,14 @@ def test_a_file_sets_options_and_the_command_line_wins(
 ) -> None:
     config.write_text(
         'store = "kept"\nport = 8000\nmax-body = "1MB"\nmax_json = 4096\nallow-host = ["a", "b"]\n'
-        'wait-seconds = 5\nmetrics = true\nstate = "state"\nhost-budget = "64MB"\n'
+        'grace = 5\nmetrics = true\nhost-budget = "64MB"\n'
     )
     assert run("serve", "--config", config).status == 0
     assert run("serve", "--port", "9000", "--allow-host", "c", "--config", config).status == 0
     first, second = started
     assert first["store"] == config.parent / "kept" and first["metrics"] is True
     assert (first["port"], first["body_bytes"], first["json_bytes"]) == (8000, 1_000_000, 4096)
-    assert (first["hosts"], first["wait_seconds"]) == (("a", "b"), 5)
+    assert (first["hosts"], first["grace"]) == (("a", "b"), 5)
     assert (second["port"], second["hosts"], second["body_bytes"]) == (9000, ("c",), 1_000_000)
 
 
@@ -77,7 +77,7 @@ def test_a_file_goes_before_the_environment_and_that_before_the_default(
         ("max-body = true", "max-body takes a text or a number"),
         ("model = 2026-01-01", "model takes a text"),
         ("active = 0", "active: "),
-        ("wait-seconds = nan", "wait_seconds: "),
+        ("grace = nan", "grace: "),
         ("policy = 'fifo'", "'fifo' is unknown"),
         ("prefetch = 'all'", "'all' is unknown"),
         ("index = 'flat'", "'flat'"),

@@ -19,7 +19,6 @@ from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Source
 from memstore.model.ask_session import AskSession
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.texts.document_text import block_texts
 from memstore.serve.answering.trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 
@@ -93,23 +92,6 @@ def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
     known = _Known(trace.reader, store, lambda name: True)
     ranked = (known.source(block_id, block.mass) for block_id, block in trace.ranked(most))
     return [source for source in ranked if source is not None]
-
-
-def passage(
-    reader: ModelAdapter, store: MemoryStore, name: str, first: int, end: int
-) -> list[dict[str, Any]]:
-    """Blocks first .. end - 1 of a document, fewer at its end: {"block", "span", "text"} each, the
-    texts one after the other. Raises DocumentNotFound, CorruptMemory.
-    """
-    document = store.document(name)
-    return [
-        {
-            "block": one.block,
-            "span": [one.start - len(one.gap), one.end],
-            "text": one.gap + one.text,
-        }
-        for one in block_texts(reader.tokenizer, store, document, max(0, first), end)
-    ]
 
 
 def unit_bytes(reader: ModelAdapter) -> int:

@@ -11,7 +11,7 @@ from mcp.server.stdio import stdio_server
 from starlette.concurrency import run_in_threadpool
 
 from memstore.serve.mcp.server import mcp_server
-from memstore.serve.mcp.tools import Asker, MemoryTools
+from memstore.serve.mcp.tools import Caller, MemoryTools
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Streams = tuple[Any, Any]
@@ -20,14 +20,14 @@ _Streams = tuple[Any, Any]
 _LAST_ANSWERS = 10.0  # seconds that requests may take which were sent before stdin was closed
 
 
-async def serve_stdio(tools: MemoryTools, asker: Asker, end: Callable[[int], None]) -> None:
+async def serve_stdio(tools: MemoryTools, caller: Caller, end: Callable[[int], None]) -> None:
     """Serve one client over stdin and stdout until it closes them; what it asked before that is
     answered (for 10 seconds more), so that requests may come from a pipe.
 
     end: called with a signal that asks the process to end, and does so: what waits for stdin does
     not see that it is cancelled.
     """
-    server = mcp_server(tools, lambda ctx: asker)
+    server = mcp_server(tools, lambda ctx: caller)
     heeded = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
     async def heed() -> None:
