@@ -18,7 +18,8 @@ class MemstoreRetriever(BaseRetriever):
     all. k: how many passages; `invoke(query, k=..)` overrides it.
 
     A passage's metadata: "document", "span" (its characters), "place" (page or headings, or None),
-    "block" and "weight" (likeness to the query: docs/appendix/method.md section 9).
+    "block", "weight" (likeness to the query: docs/appendix/method.md section 9) and "answered":
+    False where the memory's gate would refuse the query, since no passage seems to answer it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -37,6 +38,7 @@ class MemstoreRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
+        found = self._opened.search(query, self.documents, self.k if k is None else k)
         return [
             Document(
                 id=label(source),
@@ -47,7 +49,8 @@ class MemstoreRetriever(BaseRetriever):
                     "place": source.place,
                     "block": source.block,
                     "weight": source.weight,
+                    "answered": found.answered,
                 },
             )
-            for source in self._opened.search(query, self.documents, self.k if k is None else k)
+            for source in found
         ]

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class MemstoreRetriever(BaseRetriever):
     """The passages of a memory most like a query, best first.
 
-    A node's score is that likeness, 0..1; its metadata are "document", "span" (its characters),
-    "place" (page or headings, or None) and "block".
+    A node's score is that likeness; its metadata are "document", "span" (its characters), "place"
+    (page or headings, or None), "block" and "answered": False where the memory's gate would refuse
+    the query, since no passage seems to answer it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class MemstoreRetriever(BaseRetriever):
         self._documents, self.similarity_top_k = documents, similarity_top_k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        found = self._opened.search(query_bundle.query_str, self._documents, self.similarity_top_k)
         return [
             NodeWithScore(
                 node=TextNode(
@@ -49,11 +51,10 @@ class MemstoreRetriever(BaseRetriever):
                         "span": list(source.span),
                         "place": source.place,
                         "block": source.block,
+                        "answered": found.answered,
                     },
                 ),
                 score=source.weight,
             )
-            for source in self._opened.search(
-                query_bundle.query_str, self._documents, self.similarity_top_k
-            )
+            for source in found
         ]

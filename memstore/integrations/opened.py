@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from memstore.api.memory import Memory
-    from memstore.model.answer import Source
+    from memstore.model.answer import Matches, Source
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
 
@@ -34,7 +34,7 @@ class Opened:
         self._found: tuple[ModelAPI, MemoryStore] | None = None
         self._opening = threading.Lock()
 
-    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "list[Source]":
+    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "Matches[Source]":
         """The passages most like a phrase, best first: see ModelAPI.search. Raises also what
         loading a model and MemoryStore.open raise.
         """

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.model.answer import Source
+from memstore.model.answer import Source, closest_sources, refusal
 from memstore.model.ask_session import AskSession
 from memstore.model.batched_forward import read_pending
 from memstore.model.generation import Continuation
@@ -46,8 +46,8 @@ class Sampling:
 @dataclass(frozen=True)
 class Question:
     """A question after earlier turns. documents: gives the names of those to look in, when its turn
-    comes; trace: report what every token and head read; from_memory: answer nothing where the
-    memory has no answer.
+    comes; trace: report what every token and head read; from_memory: refuse where the gate finds
+    no answer in the memory, and do not let the model answer without it.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Question:
     max_sources: int = 5
     trace: bool = False
     may_read: Callable[[str], bool] = lambda name: True  # may this document be shown?
-    from_memory: bool = False
+    from_memory: bool = True
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Outcome:
     finish_reason: Literal["stop", "length"] = "stop"
     prompt_tokens: int = 0
     answered: bool = True
+    refused: bool = False  # the text says so, and the sources are the closest passages
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
     seconds: float = 0.0  # from its turn to its end
     first_token_seconds: float = 0.0
@@ -119,6 +120,9 @@ class Answer(Iterator[str]):
                     state = session.ask(question.text, trace.start)
                 detokenizer = yield from self._generate(session, trace, state, until)
                 _report(question, session, trace, outcome)
+                if outcome.refused:
+                    outcome.text = refusal(outcome.sources, session.needed)
+                    yield outcome.text
                 yield detokenizer.rest()
                 session.store.store_computed()
         except BaseException as error:
@@ -153,10 +157,10 @@ class Answer(Iterator[str]):
         detokenizer = Detokenizer(
             self._answers.model.tokenizer, stop=sampling.stop, sentence=sampling.sentence
         )
-        silent = self._question.from_memory and not session.answered
+        outcome.refused = self._question.from_memory and not session.answered
         self.continuation = session.generate(
             state,
-            0 if silent else sampling.max_new_tokens,
+            0 if outcome.refused else sampling.max_new_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=sampling.seed,
@@ -231,19 +235,23 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
 def _report(question: Question, session: AskSession, trace: Trace, outcome: Outcome) -> None:
     """Fill in the sources, and the `memstore` field of the answer."""
     most, may_read = question.max_sources, question.may_read
-    outcome.sources = [
-        source
-        for source in trace_report.sources(trace, session.store, most)
-        if may_read(source.document)
-    ]
+    if outcome.refused:
+        found = closest_sources(trace.reader, session, most)
+    else:
+        found = trace_report.sources(trace, session.store, most)
+    outcome.sources = [source for source in found if may_read(source.document)]
+    shown = ("document", "block", "span", "place", "text", "weight")
+    sources = [{name: getattr(source, name) for name in shown} for source in outcome.sources]
     if question.trace:
         outcome.memstore = trace_report.report(
             trace, session, text=outcome.text, most=most, may_read=may_read
         )
+        if outcome.refused:
+            outcome.memstore["sources"] = [{**source, "tiers": {}} for source in sources]
         return
-    shown = ("document", "block", "span", "place", "text", "weight")
     outcome.memstore = {
         "answered": outcome.answered,
+        "needed": session.needed,
         "absent": trace_report.absent(session, may_read),
-        "sources": [{name: getattr(source, name) for name in shown} for source in outcome.sources],
+        "sources": sources,
     }

@@ -47,14 +47,14 @@ class StreamOptions(Lenient):
 
 class Options(Strict):
     """The `memstore` field of a request. documents: names of those to look in, None for all; trace:
-    report what every token and head read; from_memory: answer nothing where the memory has no
-    answer.
+    report what every token and head read; from_memory: refuse where the gate finds no answer in the
+    memory; False lets the model answer without it.
     """
 
     documents: Annotated[list[str], entries()] | None = None
     trace: bool = False
     max_sources: int = Field(default=5, ge=0, le=64)
-    from_memory: bool = False
+    from_memory: bool = True
 
 
 class ChatRequest(Lenient):

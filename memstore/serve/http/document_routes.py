@@ -83,6 +83,7 @@ def router(service: Service) -> APIRouter:
         return {
             "object": "list",
             "data": [{name: getattr(source, name) for name in shown} for source in found],
+            "answered": found.answered,
             "absent": list(found.absent),
         }
 

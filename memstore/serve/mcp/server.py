@@ -175,8 +175,8 @@ def _invalid(error: ValidationError) -> str:
 def _as_text(result: dict[str, Any]) -> str:
     """The result as text, for a model that is given no structured content."""
     lines = [str(one) for one in result.values() if not isinstance(one, list | bool | None)]
-    if result.get("answered") is False:
-        lines = ["(not in the memory)"]
+    if result.get("answered") is False and "passages" in result:
+        lines.append("(none of these passages seems to answer it as a question)")
     if result.get("absent"):
         lines.append(f"(could not be read, and left out: {', '.join(result['absent'])})")
     for key in ("sources", "passages"):

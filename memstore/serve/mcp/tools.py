@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from memstore.errors import InvalidInput
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
+from memstore.paths import expanded
 from memstore.serve.answering.answers import Answers, Question, Sampling
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
@@ -116,7 +117,6 @@ class MemoryTools:
             ),
             lambda: self.documents.readable(access) if named is None else named,
             may_read=access.sees,
-            from_memory=True,
         )
         pieces, outcome = self._answers.begin(question)
         try:
@@ -138,6 +138,7 @@ class MemoryTools:
         )
         shown = ("document", "block", "span", "place", "text", "weight")
         return {
+            "answered": found.answered,
             "passages": [{name: getattr(source, name) for name in shown} for source in found],
             "absent": list(found.absent),
         }
@@ -199,7 +200,7 @@ def _allowed(path: str, directories: Sequence[Path]) -> Path:
     it exists or not.
     """
     try:
-        file = Path(path).resolve()
+        file = expanded(path).resolve()
     except (OSError, ValueError, RuntimeError):  # a zero byte, a loop of links
         file = None
     if file is None or not any(file.is_relative_to(directory) for directory in directories):

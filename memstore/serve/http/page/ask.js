@@ -74,7 +74,7 @@ async function ask() {
     messages,
     stream: true,
     stream_options: { include_usage: true },
-    memstore: { trace: true, max_sources: 12, from_memory: true, ...(scope() && { documents: scope() }) },
+    memstore: { trace: true, max_sources: 12, from_memory: !$("freely").checked, ...(scope() && { documents: scope() }) },
     ...($("most").value && { max_tokens: Number($("most").value) }),
   };
   running = new AbortController();
@@ -184,7 +184,7 @@ function select(number) {
     el("button", { type: "button", class: "plain", onclick: () => select(null) }, "whole answer"));
   const heads = () => showHeads(report.attention, sumOf(tokens), of ? `for ${of}` : "of the whole answer");
   showSources(report, weights, {
-    picked: (source) => (source === null ? heads() : showHeads(report.attention,
+    picked: (source) => (source?.heads === undefined ? heads() : showHeads(report.attention,
       { mass: source.heads, skipped: null, tokens: report.tokens.length },
       `to ${source.document} [${source.span.join("–")}] alone`)),
   });
