@@ -11,7 +11,7 @@ from typing import Any
 
 from memstore.disk.format.document import Document
 from memstore.documents import read
-from memstore.errors import DocumentNotFound, MemoryLocked, MemstoreError
+from memstore.errors import DocumentNotFound, MemstoreError
 from memstore.model.answer import Matches, Source
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
@@ -102,10 +102,12 @@ class Documents:
 
     def row(self, access: Access, name: str) -> dict[str, Any]:
         """One row of `listed`. Raises ApiError (404)."""
-        for row in self.listed(access):
-            if row["name"] == name:
-                return row
-        raise not_found("document", name)
+        with self._lock:
+            upload = self._uploads.get(name)
+        if upload is None or not access.sees(name):
+            self.check(access, name)
+        document = self._store.document(name) if self._store.has(name) else None
+        return _row(name, document, upload)
 
     # Text and passages
 
@@ -176,7 +178,7 @@ class Documents:
                 raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
             waiting = sum(one.characters for one in self._uploads.values() if one.active)
             if waiting and waiting + text.characters > self._most_characters:
-                raise Busy("too many documents wait to be ingested; upload again later", 5)
+                raise Busy("too many documents wait to be ingested; upload again later")
             steps = self._model.ingesting(text, self._store, name=name, mode=mode)
             upload = Upload(name, text.digest, text.characters)
             upload.job = self._worker.in_background(steps, lambda job: self._ended(upload, job))
@@ -188,8 +190,8 @@ class Documents:
         self._worker.cancel(upload.job)
 
     def delete(self, access: Access, name: str) -> None:
-        """Delete a document, and its upload. Raises ApiError (404), MemoryLocked,
-        ReadOnlyMemory.
+        """Delete a document, and its upload. Raises ApiError (404; 409 for an upload that does not
+        stop), MemoryLocked, ReadOnlyMemory.
         """
         self._store.check_writable()
         with self._lock:
@@ -199,9 +201,10 @@ class Documents:
         else:
             self._worker.cancel(upload.job)
             if not upload.job.finished.wait(_WAIT_SECONDS):
-                raise MemoryLocked("the document is being ingested; delete it again later")
+                raise _conflict("the document is being ingested; delete it again later")
             with self._lock:
-                self._uploads.pop(name, None)
+                if self._uploads.get(name) is upload:
+                    del self._uploads[name]
         with suppress(DocumentNotFound):  # it was never begun
             self._store.forget(name)
 

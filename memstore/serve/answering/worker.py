@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 from memstore.serve.api_errors import Busy, Stopped
 
 T = TypeVar("T")
-_RETRY_SECONDS = 5  # what a client that finds the queue full is told to wait
 
 
 @dataclass(eq=False)
@@ -192,7 +191,7 @@ class Worker:
             if self._refusing:
                 raise Stopped
             if len(self._active) + len(self._queue) >= self._most:
-                raise Busy("too many questions wait already; ask again later", _RETRY_SECONDS)
+                raise Busy("too many questions wait already; ask again later")
             self._queue.append(task)
             self._changed.notify()
 

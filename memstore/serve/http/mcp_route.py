@@ -15,10 +15,10 @@ from memstore.serve.mcp.tools import Caller, MemoryTools
 
 
 def router(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
-    """The route: one request, one answer, no session; the key of each request says what it may do.
-    No file of the server is read for a client. most_bytes: of a request.
+    """The route: stateless, with the access of each request's key, and without files of the server.
+    most_bytes: of a request.
     """
-    AppStatus.disable_automatic_graceful_drain()  # or a signal cuts off what is being answered
+    AppStatus.disable_automatic_graceful_drain()  # it would cut off answers at a signal
     server = mcp_server(tools, lambda ctx: _caller(ctx.request))
     manager: StreamableHTTPSessionManager | None = None
 
@@ -32,7 +32,7 @@ def router(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
             yield
 
     class Endpoint:
-        """An ASGI app, and so no function: Starlette would call that with a request."""
+        """An ASGI app; Starlette would call a function with a request."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             assert manager is not None

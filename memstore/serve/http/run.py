@@ -19,7 +19,7 @@ _IDLE_SECONDS = 30  # from an answer to the next request of its connection
 
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
-    """Raises InvalidInput for an address that other machines reach, without keys."""
+    """Raises InvalidInput for an address that other machines can reach, without keys."""
     if not settings.loopback and not keys.known:
         raise InvalidInput(
             f"{settings.host} can be reached by other machines; give --api-key-file, or listen on "
@@ -28,7 +28,7 @@ def check_exposed(settings: ServeSettings, keys: Keys) -> None:
 
 
 def configured(service: Service) -> uvicorn.Config:
-    """How uvicorn serves a service."""
+    """The configuration of uvicorn for a service."""
     return uvicorn.Config(
         create_app(service),
         http="h11",
@@ -43,10 +43,10 @@ def configured(service: Service) -> uvicorn.Config:
 
 
 def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM: then nothing new is begun, answers finish, and ingests stop at
-    the end of a chunk. ready: called with the address once it answers.
+    """Serve until SIGINT or SIGTERM; then new requests are refused, answers finish, and ingests
+    stop at the end of a chunk. ready: called with the URL once the server answers.
 
-    Raises InvalidInput for an address that cannot be had.
+    Raises InvalidInput for an address that is not free.
     """
     settings = service.settings
     check_exposed(settings, service.keys)
@@ -59,7 +59,7 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
 
 
 class _Server(uvicorn.Server):
-    """Tells the service of its end before connections are waited for."""
+    """Stops the service before it waits for connections."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
