@@ -32,6 +32,7 @@ from memstore.store.verify.walk import walk
 from memstore.store.write.writer import DocumentWriter
 from support import passage_documents
 from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
+from support.rounding import assert_same_to_rounding
 from support.selected_documents import (
     FORM,
     OTHER,
@@ -184,7 +185,7 @@ def test_scopes_of_several_documents_are_in_their_order(path: Path) -> None:
         }
         found = store.token_maxima(QUESTION, 1, [(three, 2, 9), (one, 0, 5), (two, 19, 20)])
     expected = torch.cat([whole[three][:, 2:9], whole[one][:, :5], whole[two][:, 19:20]], dim=1)
-    assert torch.equal(found, expected)
+    assert_same_to_rounding(found, expected)
 
 
 def begin(store: MemoryStore) -> DocumentWriter:
