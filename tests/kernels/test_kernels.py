@@ -13,6 +13,7 @@ from memstore.kernels import api, reference_landmark_topk
 from memstore.kernels.api import NEG, LocalAttention
 from memstore.kernels.reference_grouped_softmax import adjusted_logits
 from support.paths import DATA
+from support.rounding import assert_same_to_rounding
 
 
 def load(name: str) -> dict[str, Tensor]:
@@ -210,11 +211,11 @@ def test_half_precision_keys_with_room_behind_them_are_scored_alike() -> None:
     q = torch.randn(3, 5, 16).bfloat16()
     with_room, alone = keys[:, :500], keys[:, :500].contiguous()
     mine, theirs = (api.landmark_topk(q, some, [(0, 500)], 4) for some in (with_room, alone))
-    assert torch.equal(mine.scores, theirs.scores) and torch.equal(mine.rows, theirs.rows)
+    assert_same_to_rounding(mine.scores, theirs.scores, dtype=torch.bfloat16)
     exact = torch.einsum("htd,hnd->htn", q.double(), keys[:, :500].double())
-    torch.testing.assert_close(
-        exact.gather(-1, mine.rows).float(), mine.scores, atol=0.05, rtol=0.01
-    )
+    for found in (mine, theirs):
+        scores = exact.gather(-1, found.rows).float()
+        torch.testing.assert_close(scores, found.scores, atol=0.05, rtol=0.01)
 
 
 @pytest.mark.parametrize("wanted", [[], [2], [0, 2], [0, 1, 2]])
@@ -359,3 +360,31 @@ def test_memory_attention_reads_no_slot_that_was_not_named(rotations: int, share
     for slot in (0, 1, 3):
         keys[slot] = values[slot] = float("nan")
     assert torch.equal(attend(), expected)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("rotations", "rows"), [(1, 1), (2, 1), (2, 2)])
+def test_memory_attention_without_a_unit_is_the_local_attention(
+    rotations: int, rows: int, gated: bool
+) -> None:
+    generator = torch.Generator().manual_seed(7)
+    q = torch.randn(rotations, 1, 4, 2, 8, generator=generator)
+    nothing = torch.full((5, 3, 8), float("nan"))  # as a slot is before a unit comes
+    local = api.local_attention(
+        *(torch.randn(1, 4, 2, 8, generator=generator) for _ in range(3)), 3
+    )
+    slots = torch.full((1, 4, rows, 3), -1)
+    marks = torch.randn(1, 4, 2, 3, generator=generator)
+    output, mass = api.memory_attention(
+        q,
+        nothing,
+        nothing,
+        torch.full((5,), 3),
+        slots,
+        slots * 0,
+        marks,
+        local,
+        gated=gated,
+        return_mass=True,
+    )
+    assert torch.equal(output, local.output) and mass is not None and not mass.any()
