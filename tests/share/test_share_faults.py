@@ -16,8 +16,7 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.block import BlockKey, RecordKey
-from memstore.disk.tables.block_table import BlockTable
+from memstore.block import BlockKey
 from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
@@ -27,9 +26,8 @@ from memstore.errors import (
     MemstoreError,
     StoreUnavailable,
 )
-from memstore.share.caches.answers import Answers
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import SharedReads
+from memstore.share.caches.valkey import Valkey
 from memstore.share.calls.deadlines import Calls
 from memstore.share.calls.failures import Failure, Reason
 from memstore.share.calls.rest import Rest
@@ -51,7 +49,7 @@ from support.published import (
     units_of,
     write,
 )
-from support.synthetic_documents import SIGNATURE
+from support.services import free_port
 
 NAMED = (StoreUnavailable, CorruptMemory, DocumentNotFound)
 RUNS, ROUND = int(os.environ.get("MEMSTORE_SHARE_FAULTS", "600")), 40
@@ -127,8 +125,8 @@ def test_no_fault_gives_a_wrong_block(
 
 def test_failures_are_counted_by_reason_and_are_no_misses(place: ObjectStore) -> None:
     class Broken(WildServer):
-        def receive(self, keys, *_):
-            yield range(len(keys)), [Failure("late", "no answer")] * len(keys)
+        def get_many(self, keys, most, until):
+            raise self._fail("late", "no answer")
 
     with open_at(place, shared=Broken(Wild(0, 0.0))) as store:
         holds_what_was_written(store, units_of(store, "first")[:8])
@@ -287,46 +285,6 @@ def test_an_object_that_went_with_its_document_is_told_as_that(tmp_path: Path) -
 # What is below the tiers
 
 
-class OddServer:
-    """A cache of readers that fails in a way that nobody expects, or has no threads to connect."""
-
-    def __init__(self, threads: bool) -> None:
-        self.threads = threads
-
-    def receive(self, keys, wanted, size, until, connecting):
-        if self.threads:
-            raise ValueError("odd")
-        try:
-            connecting(lambda: None)
-        except Failure as failure:
-            yield range(len(keys)), [failure]
-
-
-@pytest.mark.parametrize("threads", [True, False])
-def test_what_nobody_expects_does_not_keep_a_cache_closed(
-    threads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = BlockTable(SIGNATURE, "raw")
-    reads = SharedReads(OddServer(threads), TierCounter(), table, 20.0)  # type: ignore[arg-type]
-
-    def read() -> Answers:
-        key = RecordKey(1, 0, 0)
-        record = b"", key, None, [0]
-        batch = SimpleNamespace(heads_of=lambda record: None)
-        return reads.read(
-            batch,  # type: ignore[arg-type]
-            [record], ["key"], time.monotonic() + 20, lambda found: ([], []),
-        )  # fmt: skip
-
-    if threads:
-        with pytest.raises(ValueError, match="odd"):
-            read()
-    else:
-        monkeypatch.setattr("threading.Thread.start", no_threads)
-        assert len(read().unread) == 1
-    assert reads.rest.over
-
-
 def no_threads(*_: object) -> None:
     raise RuntimeError("can't start new thread")
 
@@ -343,6 +301,16 @@ def test_a_server_that_did_not_answer_is_left_alone_for_a_while(
     assert not rest.over
     rest.until = time.monotonic()
     assert rest.over
+
+
+def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
+    cache = Valkey(f"redis://127.0.0.1:{free_port()}", timeout=60.0)
+    for reason in ("unreachable", "closed", "closed"):
+        with pytest.raises(Failure) as failed:
+            cache.get_many(["key"], 10, time.monotonic() + 60)
+        assert failed.value.reason == reason
+    assert cache.counter.failures() == {"unreachable": 1, "closed": 2}
+    cache.close()
 
 
 @pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
@@ -522,8 +490,7 @@ def test_a_full_disk_keeps_nothing_and_is_counted(place: ObjectStore, tmp_path: 
         with open_at(place, local=local) as store:
             holds_what_was_written(store, units_of(store, "first")[:8])
             store._on_disk().catalog.source.settle()
-            counter = store._on_disk().catalog.source.counters["local"]
-            assert counter.failures() == {"full": 1}
+            assert store._on_disk().catalog.source.counters["local"].failures().keys() == {"full"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert local.used == 0 and not list(local.path.glob("??/*"))
@@ -542,9 +509,9 @@ def test_a_directory_of_other_files_is_no_cache(tmp_path: Path) -> None:
     [
         ({"valkey": "http://localhost"}, "unknown scheme"),
         ({"valkey": "redis://user:secret@localhost?ttl=4"}, "unknown setting"),
-        ({"valkey": "http://user:a/secret@localhost"}, "localhost: it is no URL of a Valkey"),
-        ({"valkey": "redis://user:a/secret@localhost"}, "localhost: it is no URL of a Valkey"),
-        ({"valkey": "redis://[::1/0"}, "it is no URL of a Valkey"),
+        ({"valkey": "http://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
+        ({"valkey": "redis://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
+        ({"valkey": "redis://[::1/0"}, "not the URL of a Valkey"),
         ({"deadline": float("inf")}, "at most 1,000,000,000 seconds"),
         ({"deadline": float("nan")}, "must be above 0"),
         ({"valkey": "redis://localhost", "valkey_ttl": float("inf")}, "at most"),

@@ -19,8 +19,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memstore.errors import InvalidInput, StorageFull
-from memstore.share.calls.failures import Failure
+from memstore.share.calls.failures import Failure, Reason
 from memstore.share.format.rollback import Seen
+from memstore.tiers.stats import TierCounter
 
 try:
     import fcntl
@@ -45,6 +46,7 @@ class LocalCache:
         StorageFull.
         """
         self.path, self.budget = Path(path), budget
+        self.counter = TierCounter()
         self._lock = threading.RLock()
         self.evicted = 0
         self._folders: set[str] = set()  # that are there
@@ -104,6 +106,7 @@ class LocalCache:
             try:
                 found.append(self.get(key, size))
             except Failure as failure:
+                self.counter.failed(failure.reason)
                 found.append(failure)
         return found
 
@@ -128,9 +131,9 @@ class LocalCache:
                     count.value += size if self._write(key, value) else 0
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            raise Failure(
-                "full" if full else "unreachable", f"{self.path}: {error.strerror}"
-            ) from error
+            reason: Reason = "full" if full else "unreachable"
+            self.counter.failed(reason)
+            raise Failure(reason, f"{self.path}: {error.strerror}") from error
 
     def _write(self, key: str, value: bytes) -> bool:
         """Write a value; False where it is there already."""

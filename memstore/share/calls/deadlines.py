@@ -24,12 +24,14 @@ _TRIES_OF_ANSWERED = 2
 class Calls:
     """Calls to one tier. Safe for several threads."""
 
-    def __init__(self, counter: TierCounter, *, threads: int = 16, name: str = "share") -> None:
-        """counter: told of every failure. threads: of one `gather` at most; name: what theirs begin
-        with.
+    def __init__(
+        self, counter: TierCounter, *, threads: int = 16, name: str = "share", retry: bool = True
+    ) -> None:
+        """counter: counts every failure. threads: of one `gather` at most; name: what theirs begin
+        with. retry: try again what failed in passing.
         """
         self.counter, self.rest = counter, Rest()
-        self._threads, self._name = threads, name
+        self._threads, self._name, self._retry = threads, name, retry
         self._closed = False
 
     def call(self, work: Callable[[float], T], until: float) -> T:
@@ -97,7 +99,8 @@ class Calls:
                 pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1))
                 pause *= random.uniform(0.5, 1.5)
                 if (
-                    failure.reason not in PASSING
+                    not self._retry
+                    or failure.reason not in PASSING
                     or (failure.reason in ANSWERED and tries >= _TRIES_OF_ANSWERED)
                     or time.monotonic() + pause >= until
                 ):

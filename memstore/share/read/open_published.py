@@ -15,7 +15,6 @@ from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
-from memstore.share.read.computed_records import Computed
 from memstore.share.read.published_source import SharedSource
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.share.read.remote import Remote
@@ -40,14 +39,7 @@ class PublishedCatalog(Catalog):
         self.allow_partial = allow_partial
         self._published = database
         super().__init__(database)  # type: ignore[arg-type]
-        self.source = SharedSource(
-            self,
-            database.remote,
-            database.find,
-            look_again=database.look_again,
-            local=local,
-            shared=shared,
-        )
+        self.source = SharedSource(self, database, local, shared)
 
     @property
     def manifest(self) -> int:
@@ -82,11 +74,11 @@ class PublishedCatalog(Catalog):
         return StoredAt(number, 0, bool(stored), digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
-        """Have the caches keep what a session computed of a passage, some time, so that other
-        readers find it; k, v as in share.computed.Computed.
+        """Store what a session computed of a passage in the caches, so that other readers find it.
+        As SharedSource.keep_computed.
         """
         if self.source.caches:
-            self.source.keep_computed([Computed(digest, codec, k, v)])
+            self.source.keep_computed(digest, codec, k, v)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read these documents' values of a table at the same time: they are needed next. Raises
@@ -110,7 +102,7 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     local = None if path is None else LocalCache(path, budget)
     shared = None
     if server is not None:
-        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 4))
+        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 10))
     remote = Remote(open_object_store(url, timeout=deadline, retries=0), deadline=deadline)
     try:
         return PublishedCatalog(
