@@ -27,8 +27,7 @@ from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from memstore.share.format.document_pages import PAGE_ENTRIES, PageRef
-from memstore.share.format.packed_objects import pack
-from memstore.share.objects.sizes import PACKED_BYTES
+from memstore.share.format.packed_objects import PACKED_BYTES, pack
 
 DOCUMENT = 2_000  # tokens
 GB_MONTH, PUTS, GETS, CORE_HOUR, GB_HOUR = 0.023, 5e-6, 0.4e-6, 0.04, 0.005  # dollars

@@ -55,9 +55,8 @@ from memstore.model.passages.selectors.selector_sum import Words
 from memstore.model.texts.source_text import Text
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import PublishOptions, publish, unpublish

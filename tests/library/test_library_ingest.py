@@ -17,10 +17,10 @@ from memstore.library.library_ingest import index_library
 from memstore.share.format.document_pages import PAGES
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
-from memstore.share.format.staged import STAGED
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish import staging
 from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.manifest_commit import STAGED
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
 from memstore.store.retrieve import first_stage

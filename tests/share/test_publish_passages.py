@@ -562,7 +562,7 @@ def test_an_append_sends_what_it_added_of_passages(store, tmp_path) -> None:
 def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
     store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.share.read.passage_numbers._MOST", 4)
+    monkeypatch.setattr("memstore.share.read.published_states._PASSAGES", 4)
     place = WatchedPlace(in_memory())
     write(store, "a", book(1, 0, 9))
     send(store, place)

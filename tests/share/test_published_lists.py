@@ -5,7 +5,6 @@ directory is, of parts that are read as they are asked for.
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage, selector_index
 from memstore.store.verify.verify_memory import verify_memory
-from support.many_passages import SPEC, WIDTH, add, create, everything, landmarks, question, words
+from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
@@ -230,25 +229,6 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
         assert short is not None
         with pytest.raises(StoreUnavailable):
             short.token_maxima(rows, 0, short.scope)
-
-
-def test_another_selector_leaves_no_lists(memory: MemoryStore, url: str) -> None:
-    memory.replace_selector(
-        replace(SPEC, digest="b" * 32),
-        lambda document: [
-            (
-                0,
-                torch.from_numpy(landmarks(int(document.name), EACH)).view(-1, 1, WIDTH),
-                words(int(document.name), EACH),
-            )
-        ],
-    )
-    memory.publish(url)
-    assert Published.open(objects_of(url)).manifest.lists is None
-    with open_(url) as there:
-        assert by_name(there, 0) is None
-        there.build_index()
-        assert by_name(there, 0) is not None
 
 
 def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:

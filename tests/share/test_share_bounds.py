@@ -17,15 +17,16 @@ import pytest
 
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.calls.deadlines import Calls
+from memstore.share.calls import Calls
 from memstore.share.format import packed_objects as packed
 from memstore.share.format.document_pages import PageRef
 from memstore.share.format.manifest import FORMAT, manifest_name
+from memstore.share.format.packed_objects import PACKED_BYTES
 from memstore.share.format.published import Published
 from memstore.share.format.segments import is_whole
 from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.share.objects.object_store import OBJECT_BYTES
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.objects.sizes import OBJECT_BYTES, PACKED_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.tiers.stats import TierCounter
@@ -110,10 +111,10 @@ def test_a_table_that_nobody_would_read_is_not_written() -> None:
 def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
     url: str, tmp_path: Path, kind: str
 ) -> None:
-    local = LocalCache(tmp_path / "cache", 1 << 24)
+    cache = tmp_path / "cache"
 
     def read() -> dict[str, float]:
-        with open_at(open_object_store(url), local=local) as store:
+        with open_at(open_object_store(url), local=LocalCache(cache, 1 << 24)) as store:
             units = units_of(store, "a")
             with store.lease(units):
                 pass
@@ -121,7 +122,7 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
             return store.tier_stats()["local"]
 
     read()
-    files = list(local.path.glob("??/*"))
+    files = list(cache.glob("??/*"))
     for file in files:
         if kind == "large":
             os.truncate(file, 1 << 33)
@@ -129,7 +130,7 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
             file.unlink()
             os.mkfifo(file)
     assert read()["failed_damaged"] > 0
-    assert all(file.stat().st_size < 1 << 20 for file in local.path.glob("??/*"))
+    assert all(file.stat().st_size < 1 << 20 for file in cache.glob("??/*"))
     again = read()
     assert "failed" not in again and again["hits"] > 0
 

@@ -28,9 +28,7 @@ from memstore.errors import (
 )
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
-from memstore.share.calls.deadlines import Calls
-from memstore.share.calls.failures import Failure, Reason
-from memstore.share.calls.rest import Rest
+from memstore.share.calls import Calls, CircuitBreaker, Failure, Reason
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import unpublish
@@ -77,8 +75,8 @@ def test_no_fault_gives_a_wrong_block(
     """A share of all reads of the store and of both caches fails, in every way; the host tier is so
     small that every lease reads anew, and nothing is left alone after a failure.
     """
-    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 0.0)
-    monkeypatch.setattr("memstore.share.calls.deadlines._FIRST_PAUSE", 0.002)
+    monkeypatch.setattr("memstore.share.calls._SKIPPED", 0.0)
+    monkeypatch.setattr("memstore.share.calls._FIRST_PAUSE", 0.002)
     told: Counter[str] = Counter()
     wilds: list[Wild] = []
     rng = random.Random(rate)
@@ -203,7 +201,7 @@ def test_when_the_store_is_away_what_is_cached_answers(
             store.lease(units_of(store, "second")[:4])
         assert time.monotonic() - began < 30  # the deadline and no hang, on a busy machine
         away.away = False
-        store._on_disk().catalog.source.remote.calls.rest.until = time.monotonic()
+        store._on_disk().catalog.source.remote.calls.breaker.until = time.monotonic()
         holds_what_was_written(store, units_of(store, "second")[:4])
     away.away = False
     with open_at(away, local=local) as store:  # another process
@@ -214,7 +212,7 @@ def test_when_the_store_is_away_what_is_cached_answers(
 def test_ten_reads_of_a_store_that_is_away_cost_one_deadline(
     place: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 600.0)
+    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
     away = Away(place, Wild(0, 0.0))
     with open_at(away) as store:
         holds_what_was_written(store, units_of(store, "first")[:4])
@@ -231,7 +229,7 @@ def test_ten_reads_of_a_store_that_is_away_cost_one_deadline(
         with pytest.raises(StoreUnavailable):
             store.lease(units)
         assert remote.requests == tried  # nobody asked it again
-        remote.calls.rest.until = time.monotonic()
+        remote.calls.breaker.until = time.monotonic()
         holds_what_was_written(store, units)
 
 
@@ -292,15 +290,15 @@ def no_threads(*_: object) -> None:
 def test_a_server_that_did_not_answer_is_left_alone_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 600.0)
-    rest = Rest()
-    rest.told("denied")
-    rest.told("full")
-    assert rest.over
-    rest.told("late")
-    assert not rest.over
-    rest.until = time.monotonic()
-    assert rest.over
+    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
+    breaker = CircuitBreaker()
+    breaker.failed("denied")
+    breaker.failed("full")
+    assert breaker.allows
+    breaker.failed("late")
+    assert not breaker.allows
+    breaker.until = time.monotonic()
+    assert breaker.allows
 
 
 def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
@@ -330,7 +328,7 @@ def test_whatever_ends_a_call_the_store_is_asked_again(
             assert isinstance(found, Failure)
         else:
             if what == "an interrupt":  # while it waits for the answer
-                patch.setattr("memstore.share.calls.deadlines.wait_for", fail)
+                patch.setattr("memstore.share.calls.wait_for", fail)
             with pytest.raises((KeyboardInterrupt, ValueError)):
                 calls.gather([fail], until)
     assert calls.call(lambda left: 7, until) == 7

@@ -10,7 +10,7 @@ import pytest
 
 from memstore.errors import InvalidConfig, StaleMemory
 from memstore.share.format import packed_objects as packed
-from memstore.share.format import rollback
+from memstore.share.format import published
 from memstore.share.format.manifest import FORMAT, manifest_name
 from memstore.share.format.published import Published
 from memstore.share.objects.open_object_store import open_object_store
@@ -39,7 +39,7 @@ def put_back(url: str) -> None:
 
 def forget_what_was_read(patch: pytest.MonkeyPatch) -> None:
     """As a new process has."""
-    patch.setattr(rollback, "_newest", {})
+    patch.setattr(published, "_newest", {})
 
 
 def number_of(url: str, **options: object) -> int | None:

@@ -85,7 +85,7 @@ def settled(store: MemoryStore) -> None:
 
 def ask_again(store: MemoryStore) -> None:
     """The server is asked again at once."""
-    store._on_disk().catalog.source.shared._calls.rest.until = 0.0
+    store._on_disk().catalog.source.shared._calls.breaker.until = 0.0
 
 
 @pytest.mark.parametrize("kind", ["one", "cluster"])

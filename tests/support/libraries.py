@@ -20,10 +20,10 @@ from memstore.library.progress import Progress
 from memstore.model.model_api import ModelAPI
 from memstore.share.format.manifest import MANIFESTS, Manifest
 from memstore.share.format.published import Published
-from memstore.share.format.staged import STAGED
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.manifest_commit import STAGED
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.passage_reader import reader_of

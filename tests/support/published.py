@@ -11,10 +11,9 @@ from typing import Any
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.calls.failures import Failure, Reason
-from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.calls import Failure, Reason
+from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publication_options import REFRESH
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.share.read.open_published import PublishedCatalog

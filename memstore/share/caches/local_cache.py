@@ -19,8 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memstore.errors import InvalidInput, StorageFull
-from memstore.share.calls.failures import Failure, Reason
-from memstore.share.format.rollback import Seen
+from memstore.share.calls import Failure, Reason
 from memstore.tiers.stats import TierCounter
 
 try:
@@ -30,7 +29,6 @@ except ImportError:  # not a POSIX system: one process uses the directory
 
 _MARK = "memstore-cache"  # a file that says whose directory it is
 _USED = struct.Struct("<Q")
-_NEWEST = struct.Struct("<Q16s")  # number and id of a manifest
 _PAGE = 4096  # what a file takes, it takes in these
 _KEPT = 0.9  # of the budget, that is left when some has to go
 _TOUCH = 60.0  # seconds after which a use is noted again
@@ -164,33 +162,6 @@ class LocalCache:
             size = _pages(os.stat(file).st_size)
             os.unlink(file)
             self._change(-size)
-
-    def newest(self, identity: str) -> Seen | None:
-        """The newest manifest of an object store that was noted, or None."""
-        with suppress(OSError), self._lock, self._counted():
-            return self._read_newest(self._newest_file(identity))
-        return None
-
-    def note_newest(self, identity: str, seen: Seen, *, anew: bool) -> None:
-        """Remember a manifest, if it is newer than the one that is remembered, or anew."""
-        file = self._newest_file(identity)
-        with suppress(OSError), self._lock, self._counted():  # a full disk remembers nothing
-            before = self._read_newest(file)
-            if anew or before is None or before[0] < seen[0]:
-                opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-                try:
-                    os.pwrite(opened, _NEWEST.pack(*seen), 0)
-                finally:
-                    os.close(opened)
-
-    def _newest_file(self, identity: str) -> str:
-        return f"{self.path}/newest-{blake2b(identity.encode(), digest_size=20).hexdigest()}"
-
-    def _read_newest(self, file: str) -> Seen | None:
-        with suppress(FileNotFoundError), open(file, "rb", opener=_open_at_once) as opened:
-            told = opened.read(_NEWEST.size)
-            return _NEWEST.unpack(told) if len(told) == _NEWEST.size else None
-        return None
 
     @property
     def used(self) -> int:

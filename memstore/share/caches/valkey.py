@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from memstore.errors import InvalidInput, install_extra
-from memstore.share.calls.deadlines import Calls
-from memstore.share.calls.failures import Failure, Reason
+from memstore.share.calls import Calls, Failure, Reason
 from memstore.share.objects.object_errors import without_credentials
 from memstore.tiers.stats import TierCounter
 

@@ -9,9 +9,10 @@ name, and their pieces. How the next is written, and readers see a change whole 
 memstore.share.publish.manifest_commit.
 """
 
+import os
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -21,16 +22,44 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
 from memstore.share.format.document_pages import Name, PageRef
-from memstore.share.format.lists import ListsRef
-from memstore.share.format.packed_objects import open_packed, pack
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import PACKED_BYTES
+from memstore.share.format.packed_objects import PACKED_BYTES, open_packed, pack
+from memstore.share.format.pieces import Digest
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 
 FORMAT = 4
 MANIFESTS = "manifests"
+LISTS = "lists"  # objects of the lists that passages are found by in two stages
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
+
+
+class PartsRef(NamedTuple):
+    """An object of some 32 MB with parts of lists, which follow those of the one before."""
+
+    name: Name
+    size: Positive  # bytes
+
+
+class ListsRef(NamedTuple):
+    """The objects of lists (memstore.index.passage_files): a head, and parts, none of which is
+    cut.
+    """
+
+    head: Name
+    size: Annotated[int, Meta(ge=1, le=OBJECT_BYTES)]  # bytes of the head
+    digest: Digest  # XXH3-64 of it
+    parts: list[PartsRef]
+
+    @property
+    def names(self) -> set[str]:
+        """All objects."""
+        return {self.head, *(part.name for part in self.parts)}
+
+
+def new_lists_name() -> str:
+    """The name of a new object of lists."""
+    return f"{LISTS}/{os.urandom(16).hex()}"
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):

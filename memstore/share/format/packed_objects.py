@@ -13,8 +13,8 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.decode import T, unpack
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat, OlderFormat
-from memstore.share.objects.sizes import PACKED_BYTES
 
+PACKED_BYTES = 64 << 20  # a manifest, a page or a footer, packed or unpacked
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 
 

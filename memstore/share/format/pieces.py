@@ -32,11 +32,12 @@ from xxhash import xxh3_64_intdigest
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.disk.format.record import WriteId
 from memstore.share.format.packed_objects import decompressed
-from memstore.share.objects.sizes import INDEX_BYTES
 
 Kind = Literal["records", "landmarks", "tokens"]
 Digest = Annotated[int, Meta(ge=0)]
 
+PIECE_BYTES = 64 << 20  # of a piece: 8 MiB of values and one more, or an index
+_INDEX_BYTES = 16 << 20  # of an index of records, unpacked
 _VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QIHQ")
 _INDEX = struct.Struct("<2sHIIIQ")
 _WRITE_BYTES = 16
@@ -190,7 +191,7 @@ class RecordIndex:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "RecordIndex":
         """The index of these bytes. Raises ValueError."""
-        raw = decompressed(bytes(data), INDEX_BYTES)
+        raw = decompressed(bytes(data), _INDEX_BYTES)
         magic, count, known, first, rows, start = _unpack(_INDEX, raw, 0)
         names = _INDEX.size + _WRITE_BYTES * known
         at = names + 2 * count
@@ -204,6 +205,13 @@ class RecordIndex:
         sizes = np.frombuffer(raw, "<u4", count * rows, at).reshape(rows, count)
         writes = [raw[n : n + _WRITE_BYTES] for n in range(_INDEX.size, names, _WRITE_BYTES)]
         return cls(writes, first, layers, start, sizes)
+
+
+def most_record_bytes(raw: int) -> int:
+    """The greatest size of a record in any codec. raw: its bytes in codec raw, to which zstd adds
+    little where it cannot compress.
+    """
+    return raw + raw // 16 + 1024
 
 
 def record_pieces(pieces: Sequence[Piece]) -> list[Piece]:

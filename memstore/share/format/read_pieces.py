@@ -18,23 +18,15 @@ from memstore.share.format.pieces import (
     ValueHead,
     decode_heads,
     decode_values,
+    most_record_bytes,
     piece_of,
     record_pieces,
     row_of,
 )
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import most_record_bytes
+from memstore.share.objects.object_store import Extent, ObjectStore
 
 _HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
 _BATCH_BYTES = 8 << 20  # of records that are read at once
-
-
-class Extent(NamedTuple):
-    """Where a record lies."""
-
-    segment: str
-    offset: int
-    length: int
 
 
 class Checked(NamedTuple):

@@ -27,11 +27,10 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from memstore.decode import unpack
 from memstore.disk.format.record import WriteId
 from memstore.errors import CorruptMemory, ObjectNotFound
-from memstore.share.format.packed_objects import check_format, decompressed
+from memstore.share.format.packed_objects import PACKED_BYTES, check_format, decompressed
 from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import PACKED_BYTES
 
 FORMAT = 4
 SEGMENT_BYTES = 32 << 20

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
 from memstore.share.format.document_pages import PAGES, Entry
-from memstore.share.format.lists import LISTS
-from memstore.share.format.manifest import MANIFESTS, manifest_name, manifest_number
+from memstore.share.format.manifest import LISTS, MANIFESTS, manifest_name, manifest_number
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
-from memstore.share.format.staged import STAGED, read_staged
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.publish.manifest_commit import STAGED, read_staged
 
 GRACE = 24 * 3600.0  # seconds that what no manifest names is kept: a publisher may be about to
 

@@ -10,13 +10,11 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
-from memstore.share.format.lists import ListsRef, PartsRef, new_name
-from memstore.share.format.manifest import Manifest
+from memstore.share.format.manifest import ListsRef, Manifest, PartsRef, new_lists_name
 from memstore.share.format.published import Published
 from memstore.share.format.segments import SEGMENT_BYTES
 from memstore.share.objects.daemon_threads import begin
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import OBJECT_BYTES
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.publish.manifest_commit import Change, commit
 
 _SENDS = 4  # objects on their way at once
@@ -38,7 +36,7 @@ def send_lists(
             f"lists of so many passages have a head of {len(head):,} bytes, which nobody would "
             "read; publish some documents to another prefix"
         )
-    ref = ListsRef(new_name(), len(head), xxh3_64_intdigest(head), refs)
+    ref = ListsRef(new_lists_name(), len(head), xxh3_64_intdigest(head), refs)
     objects.put(ref.head, head)
 
     def change(newest: Published | None) -> tuple[Manifest, Change]:
@@ -62,7 +60,7 @@ def _send_parts(objects: ObjectStore, parts: Iterable[np.ndarray]) -> list[Parts
         while len(sending) >= _SENDS:
             sending.pop(0).result()
         data = b"".join(part.data for part in some)
-        refs.append(PartsRef(new_name(), len(data)))
+        refs.append(PartsRef(new_lists_name(), len(data)))
         name = refs[-1].name
         sending.extend(begin(lambda data: objects.put(name, data), [data], name="memstore-lists"))
 

@@ -11,17 +11,16 @@ from typing import NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import ObjectNotFound, StoreUnavailable, WrongModel
+from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.manifest import Manifest
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
-from memstore.share.format.staged import STAGED, read_staged, write_staged
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.manifest_commit import Change, commit
-from memstore.share.publish.publish import PublishOptions, send_ahead
+from memstore.share.publish.manifest_commit import STAGED, Change, commit, read_staged, write_staged
+from memstore.share.publish.publish import PublishOptions, check_form, send_ahead
 
 _RENEWED = 0.25  # of the grace period: how old what was staged last may be, to be relied on
 
@@ -90,18 +89,6 @@ def read_all(objects: ObjectStore, like: Manifest, names: Sequence[str]) -> list
     return [held for held in at_once(read, names) if held is not None]
 
 
-def check_form(first: Manifest, newest: Published | None, url: str) -> None:
-    """Raises WrongModel where another model's memory is published, or one that is found by another
-    selector.
-    """
-    if newest is None:
-        return
-    elsewhere = "publish to another prefix"
-    first.signature.check_same(newest.manifest.signature, url, elsewhere)
-    if newest.manifest.selector != first.selector:
-        raise WrongModel(f"{url} holds documents that are found by another selector; {elsewhere}")
-
-
 def publish_staged(
     objects: ObjectStore,
     first: Manifest,
@@ -140,8 +127,7 @@ def publish_staged(
                 refused.append(name)
         if not new:
             return None
-        form = newest is None or newest.manifest.selector != first.selector
-        return first if newest is None else newest.manifest, Change(new, first.selector, form)
+        return first if newest is None else newest.manifest, Change(new)
 
     published = commit(objects, change)
     number = 0 if published is None else published.manifest.number

@@ -10,10 +10,10 @@ from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.changes import Changes
 from memstore.errors import ObjectNotFound
 from memstore.share.format.pieces import Piece, Value, piece_of
-from memstore.share.format.read_pieces import Checked, Extent
+from memstore.share.format.read_pieces import Checked
+from memstore.share.objects.object_store import Extent
 from memstore.share.read.held_pieces import HeldPieces
-from memstore.share.read.passage_numbers import PassagePlaces
-from memstore.share.read.published_states import State
+from memstore.share.read.published_states import PassagePlaces, State
 
 T = TypeVar("T")
 

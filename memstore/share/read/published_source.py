@@ -27,9 +27,9 @@ from memstore.errors import (
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.write_behind import Found, WriteBehind, record_name, record_names
-from memstore.share.calls.failures import Failure, Reason
-from memstore.share.format.read_pieces import Extent
-from memstore.share.objects.sizes import most_record_bytes
+from memstore.share.calls import Failure, Reason
+from memstore.share.format.pieces import most_record_bytes
+from memstore.share.objects.object_store import Extent
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter

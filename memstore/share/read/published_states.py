@@ -1,23 +1,31 @@
-"""A published memory as one manifest after another has it: numbers for its documents, which of them
-changed, and those that are published no more and stay a while for who has begun to read them.
+"""A publication as one manifest after another has it: numbers for its documents and passages, which
+documents changed, and those that were unpublished and stay a while for answers that are under way.
 """
 
 import os
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import msgpack
 
+from memstore.block import RecordKey
 from memstore.disk.format.document import Write
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.description import FORMAT
+from memstore.disk.tables.passage_rows import Digest
+from memstore.errors import DocumentNotFound
 from memstore.share.format.document_pages import Entry, plain_row
 from memstore.share.format.manifest import Manifest
 
 LEAVING = 300.0  # seconds: as long as a server's answer may take
-_CHANGES = 4096  # that are told
+_CHANGES = 4096  # that are remembered
+_FIRST_PASSAGE = 1 << 40  # number of the first passage, above all numbers of documents
+_PASSAGES = 1 << 17  # that are remembered, those that were asked for last
 
 
 @dataclass(frozen=True)
@@ -121,3 +129,54 @@ def _rows(
         return bytes(msgpack.packb(plain_row(entry.row)))
 
     return {number: packed(number, entry) for number, entry in entries.items()}
+
+
+class _Known(NamedTuple):
+    digest: Digest
+    document: int  # and block, where it was seen last
+    block: int
+
+
+class PassagePlaces:
+    """Numbers for passages in this process, one for equal content. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[Digest, int] = {}
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._next = _FIRST_PASSAGE
+
+    def number(self, digest: Digest, document: int, block: int) -> int:
+        """The number of a passage that is in a block of a document."""
+        with self._lock:
+            number = self._numbers.setdefault(digest, self._next)
+            if number == self._next:
+                self._next += 1
+            self._known[number] = _Known(digest, document, block)
+            self._known.move_to_end(number)
+            if len(self._known) > _PASSAGES:
+                _, gone = self._known.popitem(last=False)
+                del self._numbers[gone.digest]
+            return number
+
+    def row(self, number: int) -> bytes | None:
+        """The row that PassageTable reads of a passage; None for an unknown number."""
+        known = self._known.get(number)
+        if known is None:
+            return None
+        row: bytes = msgpack.packb([known.digest, 1, 1, 0, known.document, known.block])
+        return row
+
+    def in_documents(self, wanted: Sequence[tuple[int, RecordKey]]) -> list[tuple[int, RecordKey]]:
+        """Records by document and key, with passages replaced by a document that has them. Raises
+        DocumentNotFound for a passage that was asked for too long ago.
+        """
+        found = []
+        for document, key in wanted:
+            if document >= _FIRST_PASSAGE:
+                known = self._known.get(document)
+                if known is None:
+                    raise DocumentNotFound(f"passage {document} is not known any more; ask again")
+                document, key = known.document, RecordKey(known.document, known.block, key.layer)
+            found.append((document, key))
+        return found

@@ -21,17 +21,15 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.calls.failures import Failure
+from memstore.share.calls import Failure
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.manifest import newest_number
-from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import Extent
-from memstore.share.format.rollback import note_newest
+from memstore.share.format.published import Published, note_newest
+from memstore.share.objects.object_store import Extent
 from memstore.share.publication_options import REFRESH
 from memstore.share.read.held_pieces import HeldPieces
-from memstore.share.read.passage_numbers import PassagePlaces
 from memstore.share.read.published_snapshot import Snapshot
-from memstore.share.read.published_states import State, States
+from memstore.share.read.published_states import PassagePlaces, State, States
 from memstore.share.read.remote import Remote
 
 _log = logging.getLogger("memstore")
@@ -58,7 +56,8 @@ class PublishedDatabase:
         """
         self.path = remote.objects.url
         self.remote, self.pieces = remote, HeldPieces(remote, local)
-        self._local, self._at_least, self._told = local, at_least, False
+        self._folder = None if local is None else local.path
+        self._at_least, self._warned = at_least, False
         self._states = States()
         self.places = PassagePlaces()
         self._lock, self._following = threading.Lock(), threading.Lock()
@@ -72,13 +71,14 @@ class PublishedDatabase:
     # The newest state
 
     def _newest_documents(self) -> tuple[Published, list[Entry]]:
-        found = Published.open(self.remote.objects, cache=self._local, at_least=self._at_least)
+        objects, folder = self.remote.objects, self._folder
+        found = Published.open(objects, folder=folder, at_least=self._at_least)
         return found, found.documents()
 
     def _documents_of(self, number: int) -> tuple[Published, list[Entry]]:
         objects = self.remote.objects
         found = Published.at(objects, number, self._published)
-        note_newest(objects.identity, found.seen, self._local)
+        note_newest(objects.identity, found.seen, self._folder)
         return found, found.documents()
 
     @property
@@ -113,8 +113,8 @@ class PublishedDatabase:
         """
         held = self.state.manifest.number
         number = self.remote.call(lambda: newest_number(self.remote.objects))
-        if (number is None or number < held) and not self._told:
-            self._told = True
+        if (number is None or number < held) and not self._warned:
+            self._warned = True
             _log.warning(
                 "%s: its newest manifest is %s, but %d was read before, so somebody has put back "
                 "an older state; publish again",

@@ -1,28 +1,68 @@
-"""Calls to another machine: side by side, tried again with growing pauses, never later than a
-deadline, and not at all for a while where it did not answer.
+"""Calls to another machine: in parallel, retried with growing pauses, never later than a deadline,
+and not made at all for some seconds after the machine did not answer.
 """
 
 import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from memstore.share.calls.failures import ANSWERED, PASSING, Failure
-from memstore.share.calls.rest import Rest
 from memstore.share.objects.daemon_threads import begin, wait_for
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds before a try, doubled from one to the next
-# What is answered and is not what was asked for is asked for once more: a store may tell late of
-# what it has.
+Reason = Literal[
+    "late",  # no answer before the deadline
+    "unreachable",  # no connection, or it broke
+    "refused",  # the server answered with an error (5xx, not now)
+    "denied",  # no credentials, or not these
+    "missing",  # it lacks an object that a manifest names
+    "short",  # fewer bytes than were asked for
+    "damaged",  # bytes that are not what was written
+    "other",  # what another write, block or model is: a record under a wrong key
+    "closed",  # not asked: it did not answer lately, or is closed
+    "full",  # no room to write
+]
+_PASSING = frozenset({"late", "unreachable", "refused", "missing", "short", "damaged", "other"})
+# Reasons of a server that does answer.
+_ANSWERED = frozenset({"missing", "short", "damaged", "other", "denied"})
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds before a retry, doubled from one to the next
+# A wrong answer is asked for once more: a store may report late what it holds.
 _TRIES_OF_ANSWERED = 2
+_SKIPPED = 5.0  # seconds that a server is skipped after it did not answer
+
+
+class Failure(Exception):
+    """A read or write of a tier that failed; inside this room only."""
+
+    def __init__(self, reason: Reason, what: str) -> None:
+        super().__init__(what)
+        self.reason: Reason = reason
+
+
+class CircuitBreaker:
+    """Skips a server for some seconds after it did not answer, so that not every read costs its
+    timeout. May be used by several threads.
+    """
+
+    def __init__(self) -> None:
+        self.until = 0.0  # time.monotonic
+
+    @property
+    def allows(self) -> bool:
+        """May the server be called?"""
+        return time.monotonic() >= self.until
+
+    def failed(self, reason: str) -> None:
+        """Note that a call failed."""
+        if reason in ("late", "unreachable"):
+            self.until = time.monotonic() + _SKIPPED
 
 
 class Calls:
-    """Calls to one tier. Safe for several threads."""
+    """Calls to one tier. May be used by several threads."""
 
     def __init__(
         self, counter: TierCounter, *, threads: int = 16, name: str = "share", retry: bool = True
@@ -30,7 +70,7 @@ class Calls:
         """counter: counts every failure. threads: of one `gather` at most; name: what theirs begin
         with. retry: try again what failed in passing.
         """
-        self.counter, self.rest = counter, Rest()
+        self.counter, self.breaker = counter, CircuitBreaker()
         self._threads, self._name, self._retry = threads, name, retry
         self._closed = False
 
@@ -44,23 +84,22 @@ class Calls:
     def gather(
         self, works: Sequence[Callable[[float], T]], until: float, threads: int | None = None
     ) -> "list[T | Failure]":
-        """The result of each of some calls, made at the same time, or why it failed at last; no
-        later than `until` (time.monotonic), whatever the other side does. threads: in the place of
-        the usual number.
+        """The result of each call, made in parallel, or why it finally failed; no later than
+        `until` (time.monotonic), whatever the other side does.
 
-        A work is told the seconds that are left; it may be called more than once, and raises
-        Failure. After calls none of which was answered no other is made for some seconds.
+        works: each takes the seconds that are left, may be called more than once, and raises
+        Failure. threads: in place of the usual number.
         """
-        if self.rest.over:
+        if self.breaker.allows:
             results = self._gathered(works, until, threads or self._threads)
         else:
-            at_rest = "it did not answer, and is asked again in a few seconds"
-            results = [Failure("closed", at_rest) for _ in works]
+            skipped = "it did not answer, and is asked again in a few seconds"
+            results = [Failure("closed", skipped) for _ in works]
         failures = [self._counted(one) for one in results if isinstance(one, Failure)]
         reasons = {failure.reason for failure in failures}
-        if len(failures) == len(works) and not reasons & ANSWERED:
+        if len(failures) == len(works) and not reasons & _ANSWERED:
             for reason in reasons:
-                self.rest.told(reason)
+                self.breaker.failed(reason)
         return results
 
     def _gathered(
@@ -82,8 +121,8 @@ class Calls:
                 future.cancel()
 
     def _tried(self, work: Callable[[float], T], until: float) -> T | Failure:
-        """The result of a call, or why it failed at last, which is for `gather` to count: it may
-        have given the call up.
+        """The result of a call, or why it finally failed. `gather` counts that failure: it may have
+        given the call up.
         """
         tries = 0
         while True:
@@ -100,8 +139,8 @@ class Calls:
                 pause *= random.uniform(0.5, 1.5)
                 if (
                     not self._retry
-                    or failure.reason not in PASSING
-                    or (failure.reason in ANSWERED and tries >= _TRIES_OF_ANSWERED)
+                    or failure.reason not in _PASSING
+                    or (failure.reason in _ANSWERED and tries >= _TRIES_OF_ANSWERED)
                     or time.monotonic() + pause >= until
                 ):
                     return failure
@@ -113,5 +152,5 @@ class Calls:
         return failure
 
     def close(self) -> None:
-        """Begin and try nothing any more; more than once is the same as once."""
+        """Begin and retry nothing any more; idempotent."""
         self._closed = True
