@@ -12,8 +12,7 @@ from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
-    from memstore.library.batch import Job, Told
-    from memstore.library.progress import Progress
+    from memstore.library.batch import Job, Outcome, Progress
 
 
 def ingest_library(
@@ -44,7 +43,7 @@ def ingest_library(
         show = open_here.enter_context(console.changing("reading"))
         served = _Served(open_here, cluster.metrics_port)
 
-        def on_progress(progress: "Progress", documents: "list[Told]") -> None:
+        def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
             served.progress = progress
             for told in documents:
                 if told.error is not None:

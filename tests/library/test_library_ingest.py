@@ -284,7 +284,7 @@ def test_other_content_that_others_publish_meanwhile_stays(tmp_path: Path) -> No
     engine = Here()
     engine.before = lambda batch: ingest(other, job(url)) if batch == 1 else None
     progress, _, told = ingest(path, job(url), engine)
-    assert told["000.txt"].status == "refused" and "by others" in told["000.txt"].error[1]
+    assert told["000.txt"].status == "refused" and "by another" in told["000.txt"].error[1]
     assert progress.documents == {"read": 3, "refused": 1}
     assert document(url, "000.txt").tokens < document(url, "002.txt").tokens
     clean(url)

@@ -17,7 +17,6 @@ from memstore.share.format import document_pages as pages
 from memstore.share.format import manifest
 from memstore.share.format import packed_objects as packed
 from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import Indexes
 from memstore.share.format.segments import read_footer
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.publish import PublishOptions, publish
@@ -109,17 +108,6 @@ def test_another_documents_pieces_are_refused(kind: str, tmp_path: Path) -> None
     with pytest.raises(CorruptMemory, match="another write" if kind == "records" else "checksum"):
         write_published(Published.open(place), "a", tmp_path / "out")
     assert [problem.name for problem in verify_published(place.url).problems][:1] == ["a"]
-
-
-def test_an_index_that_leads_to_another_record_leads_nowhere(tmp_path: Path) -> None:
-    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
-        ingest(store, "a", 60)
-        place = published(store)
-    (entry,) = Published.open(place).documents()
-    indexes = Indexes(place)
-    assert indexes.find(entry, [(7, 0), (1, 999)]) == [None, None]
-    there = indexes.find(entry, [(1, 0), (2, 14), (0, 0)])
-    assert there[0] and there[1] and not there[2]  # layer 0 has no memory: its latest blocks alone
 
 
 def altered(place: ObjectStore, change: Callable[[dict[str, Any]], None]) -> None:

@@ -74,7 +74,7 @@ def test_a_pipe_in_the_place_of_an_object_is_refused_and_never_opened(url: str, 
         "segments": lambda: open_object_store(url).get_ranges(segment, [(0, 1)]),
     }
     before = threading.active_count()
-    with pytest.raises(CorruptMemory, match="no regular file"):
+    with pytest.raises(CorruptMemory, match="not a regular file"):
         reads[kind]()
     assert threading.active_count() <= before + 2  # those that requests are made on, idle
     if kind == "segments":

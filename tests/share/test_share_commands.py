@@ -110,7 +110,7 @@ def test_damage_of_what_is_published_is_named_and_ends_with_1(
 def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("ls", "--store", url), "there is no such directory")
     refused(run("ls", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
-    refused(run("ls", "--store", "file://[::1/x"), "it is no URL")
+    refused(run("ls", "--store", "file://[::1/x"), "not a URL")
     refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "no such directory")
     assert not (tmp_path / "new").exists()
     run("share", "push", url, "--store", memory)

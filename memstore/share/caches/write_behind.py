@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from memstore.block import RecordKey
 from memstore.disk.format.record import RECORD_FORMAT, WriteId
@@ -37,73 +38,19 @@ def record_names(signature: bytes, records: Sequence[Wanted]) -> list[str]:
     return [record_name(signature, write or b"", key) for _, key, write, _ in records]
 
 
-class WriteQueue:
-    """Runs work on a background thread, in order; drops work that would hold too many bytes."""
-
-    def __init__(self, most: int = _QUEUED_BYTES) -> None:
-        """most: bytes that queued work may hold."""
-        self._most, self._pid = most, os.getpid()
-        self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._waiting = 0  # bytes
-        self._closed = False
-        self.dropped = 0  # bytes that were never written
-
-    def add(self, work: Callable[[], None], size: int) -> None:
-        """Queue work that holds `size` bytes until it has run."""
-        with self._lock:
-            if self._closed or self._waiting + size > self._most:
-                self.dropped += size
-                return
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="memstore-behind", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # the system gives no more threads
-                    self.dropped += size
-                    return
-                self._thread = thread
-            self._waiting += size
-        self._queue.put((work, size))
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            work, size = item
-            try:
-                work()
-            except Exception:  # a cache never fails a read
-                self.dropped += size
-            finally:
-                with self._lock:
-                    self._waiting -= size
-
-    def settle(self) -> None:
-        """Wait until all queued work has run."""
-        if self._thread is not None:
-            done = threading.Event()
-            self._queue.put((done.set, 0))
-            done.wait()
-
-    def close(self) -> None:
-        """Run what is queued for a few seconds at most, and end; idempotent."""
-        if self._pid != os.getpid():  # a fork has no such thread, and its lock may be held
-            return
-        with self._lock:
-            self._closed = True
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._queue.put(None)
-            thread.join(_LAST)
-
-
 class WriteBehind:
-    """Writes records to the local and the shared cache. May be used by several threads."""
+    """Writes records to the local and the shared cache on a background thread, in order. Records
+    that would make the queue too large are not written. May be used by several threads.
+    """
 
     def __init__(self, table: BlockTable, local: LocalCache | None, shared: Valkey | None) -> None:
         self._table, self._signature = table, table.form.signature
         self._local, self._shared = local, shared
-        self._queue = WriteQueue()
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting = 0  # bytes
+        self._closed = False
 
     def keep(self, found: Sequence[Found], *, shared: bool) -> None:
         """Store records that were read; shared: in the shared cache, too."""
@@ -112,23 +59,17 @@ class WriteBehind:
             return
         items = [(record, bytes(data)) for record, data in found if self._is_whole(record, data)]
         size = sum(len(data) for _, data in items)
-        self._queue.add(lambda: self._put(items, to_shared), size)
+        self._add(lambda: self._put(items, to_shared), size)
 
     def keep_made(self, make: Callable[[], Sequence[tuple[Wanted, bytes]]], size: int) -> None:
         """Store records in all caches that are encoded first; size: bytes they are made of."""
-        self._queue.add(lambda: self._put(make(), self._shared is not None), size)
+        self._add(lambda: self._put(make(), self._shared is not None), size)
 
     def drop(self, name: str, record: Wanted) -> None:
         """Delete a damaged record from the cache of this name."""
         cache = self._local if name == "local" else self._shared
         assert cache is not None
-        (key,) = record_names(self._signature, [record])
-
-        def work() -> None:
-            with suppress(Failure):
-                cache.drop(key)
-
-        self._queue.add(work, 0)
+        self._add(partial(cache.drop, *record_names(self._signature, [record])), 0)
 
     def _is_whole(self, record: Wanted, data: memoryview) -> bool:
         """Are all heads of a record right? Those that were wanted were checked."""
@@ -149,10 +90,45 @@ class WriteBehind:
                 with suppress(Failure):  # the cache counts it
                     cache.put(named)
 
+    # The queue
+
+    def _add(self, work: Callable[[], None], size: int) -> None:
+        """Queue work that holds `size` bytes until it has run."""
+        with self._lock:
+            if self._closed or self._waiting + size > _QUEUED_BYTES:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="memstore-behind", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system gives no more threads
+                    return
+                self._thread = thread
+            self._waiting += size
+        self._queue.put((work, size))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, size = item
+            with suppress(Exception):  # a cache never fails a read
+                work()
+            with self._lock:
+                self._waiting -= size
+
     def settle(self) -> None:
         """Wait until everything queued is written."""
-        self._queue.settle()
+        if self._thread is not None:
+            done = threading.Event()
+            self._queue.put((done.set, 0))
+            done.wait()
 
     def close(self) -> None:
         """Write what is queued for a few seconds at most, and end; idempotent."""
-        self._queue.close()
+        if self._pid != os.getpid():  # a fork has no such thread, and its lock may be held
+            return
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join(_LAST)

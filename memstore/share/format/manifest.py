@@ -1,12 +1,12 @@
-"""The manifests of a published memory: numbered, each written once, each naming all that the memory
-holds; the newest is the memory.
+"""The manifests of a publication: numbered, each written once, each naming everything that the
+publication holds; readers read the newest.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
-is first in a listing. It holds the memory's signature, codec and selector, where lists of the
-selector's token landmarks are, if there are any, and where the pages of its table of documents are;
-a page (`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by
-name, and their pieces. How the next is written, and readers see a change whole or not at all:
-memstore.share.publish.manifest_commit.
+is first in a listing. It holds the memory's signature, codec and selector, the objects of lists of
+the selector's token landmarks, if there are any, and the pages of the table of documents; a page
+(`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by name,
+and their pieces. memstore.share.publish.manifest_commit writes the next manifest so that readers
+see a change whole or not at all.
 """
 
 import os
@@ -76,13 +76,13 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A published memory as one manifest has it."""
+    """A publication at one time."""
 
     number: int
     id: bytes  # random
-    published: float  # when
+    published: float  # seconds since 1970
     signature: Signature
-    codec: str  # of the first publisher; records say their own
+    codec: str  # of the first publisher; each record names its own
     created: float
     selector: IndexSpec | None
     pages: tuple[PageRef, ...]  # in order of names
@@ -90,7 +90,7 @@ class Manifest:
 
     @property
     def documents(self) -> int:
-        """How many."""
+        """The number of documents."""
         return sum(page.documents for page in self.pages)
 
     def encode(self) -> bytes:
@@ -131,7 +131,7 @@ def manifest_number(name: str) -> int:
     """The number of a manifest by its object. Raises ValueError."""
     folder, _, digits = name.rpartition("/")
     if folder != MANIFESTS or not _DIGITS.fullmatch(digits):
-        raise ValueError(f"{name} is no manifest")
+        raise ValueError(f"{name} is not a manifest")
     return _LAST - int(digits, 16)
 
 

@@ -2,6 +2,7 @@
 newest manifest of each object store that was read, by which an older one in its place is noticed.
 """
 
+import fcntl
 import os
 import struct
 import threading
@@ -17,11 +18,6 @@ from memstore.share.format.document_pages import Entry, PageRef, read_page
 from memstore.share.format.manifest import Manifest, manifest_name, newest_number, read_manifest
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 Seen = tuple[int, bytes]
 """Number and id of a manifest."""
@@ -168,8 +164,7 @@ def _remembered(folder: Path, identity: str, flags: int) -> Iterator[int]:
     name = f"newest-{blake2b(identity.encode(), digest_size=20).hexdigest()}"
     file = os.open(folder / name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield file
     finally:
         os.close(file)

@@ -25,8 +25,8 @@ T = TypeVar("T")
 OBJECT_BYTES = 256 << 20  # of any object that is read whole; segments of 32 MB are the largest
 GAP = 128 << 10  # bytes between two ranges that are read rather than asked for apart
 _DELETED_AT_ONCE = 500
-_asked_by: int | None = None  # the process that did first
-_LOCAL_LEFTOVER = re.compile(r".*#\d+")  # what a local store was writing when it was killed
+_asked_by: int | None = None  # the first process that called an object store
+_LOCAL_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
 
 
 class Found(NamedTuple):
@@ -77,10 +77,10 @@ class ObjectStore:
     """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores. May be
     used by several threads.
 
-    url: without credentials. identity: the URL and the endpoint that it is asked at: one store, one
-    identity. Every call raises StoreUnavailable where the store is away or refuses, and
-    MemoryClosed in a fork of a process that has made one; reading what is not there raises
-    ObjectNotFound, and what is no regular file of a directory CorruptMemory.
+    url: without credentials. identity: the URL and its endpoint; one store has one identity. Every
+    call raises StoreUnavailable where the store is unavailable or refuses, and MemoryClosed in a
+    fork of a process that has called one; reading a missing object raises ObjectNotFound, and
+    reading a directory's pipe or device CorruptMemory.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ObjectStore:
         directory: Path | None = None,
     ) -> None:
         """Use open_object_store. ordered: listings are in order of names. directory: of a local
-        one.
+        store.
         """
         self.url, self.store = url, store
         self.identity = f"{url} {endpoint}".rstrip()
@@ -115,12 +115,12 @@ class ObjectStore:
             )
 
     def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        """An object. One of more than `most` bytes is CorruptMemory, and not read."""
+        """An object. One of more than `most` bytes raises CorruptMemory, and is not read."""
         self._check_process()
         self._check_regular(name)
 
         def read() -> memoryview:
-            found = self._obstore.get(self.store, name)  # its head; the rest is not read yet
+            found = self._obstore.get(self.store, name)  # its head alone
             if found.meta["size"] > most:
                 raise CorruptMemory(
                     f"{self.url}: {name} is damaged (it has {found.meta['size']:,} bytes, which "
@@ -148,16 +148,16 @@ class ObjectStore:
         """Refuse a pipe or device in a directory, which a read would wait for: CorruptMemory."""
         if self._directory is None:
             return
-        with suppress(OSError, ValueError):  # what else is wrong with it, reading tells
+        with suppress(OSError, ValueError):  # reading reports what else is wrong
             mode = os.stat(self._directory / name).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise CorruptMemory(
-                    f"{self.url}: {name} is damaged (it is no regular file); restore it from a "
+                    f"{self.url}: {name} is damaged (it is not a regular file); restore it from a "
                     "copy, or publish to another prefix"
                 )
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Parts of an object, each (first byte, length), of just that length."""
+        """Parts of an object, each (first byte, length), of exactly that length."""
         self._check_process()
         self._check_regular(name)
         # Not by obstore's get_ranges, which panics where an object has become shorter.
@@ -179,7 +179,7 @@ class ObjectStore:
         return memoryview(found)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new object; False, and nothing is changed, where there is one already."""
+        """Write a new object; return False, and change nothing, where there is one already."""
         self._check_process()
         exceptions = self._obstore.exceptions
         taken = (FileExistsError, exceptions.AlreadyExistsError, exceptions.PreconditionError)
@@ -194,7 +194,7 @@ class ObjectStore:
         return self._asked(write, name)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, in place of another."""
+        """Write an object, in place of any other of this name."""
         self._check_process()
         self._asked(lambda: self._obstore.put(self.store, name, data, use_multipart=False), name)
 
@@ -207,7 +207,7 @@ class ObjectStore:
             try:
                 return next(pages, ())
             except FileNotFoundError:
-                return ()  # a directory that is not there has none
+                return ()  # a missing directory has none
 
         while page := self._asked(read, prefix):
             for found in page:
@@ -219,7 +219,7 @@ class ObjectStore:
         return next(found, None) if self._ordered else min(found, default=None)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are passed over."""
+        """Delete objects; missing ones are passed over."""
         for at in range(0, len(names), _DELETED_AT_ONCE):
             some = list(names[at : at + _DELETED_AT_ONCE])
             try:
@@ -236,13 +236,13 @@ class ObjectStore:
         self._asked(lambda: self._obstore.delete(self.store, names), names[0])
 
     def sweep(self, seconds: float) -> int:
-        """Remove what writers that were killed so long ago left half written in a directory."""
+        """Remove half-written files that are older than so many seconds from a directory."""
         if self._directory is None:
             return 0
         removed, before = 0, time.time() - seconds
         for folder, _, files in os.walk(self._directory, topdown=False):
             for file in filter(_LOCAL_LEFTOVER.fullmatch, files):
-                with suppress(OSError):  # another swept, or it is none of ours
+                with suppress(OSError):  # another process removed it, or owns it
                     path = Path(folder, file)
                     if path.stat().st_mtime <= before:
                         path.unlink()

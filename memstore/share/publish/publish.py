@@ -1,11 +1,9 @@
-"""Publishing: documents of a memory into segments of an object store, and then into its next
-manifest.
+"""Publishing: uploads documents of a memory as segments, and then writes the next manifest.
 
-What is there already is not sent again: of a document, the records of writes that are published,
-and values (landmarks, tokens) that are the same from the beginning on; of passages, the records of
-those that a former version of one of the documents has, or that another one of them has sent; of a
-publisher that was interrupted, the segments that it had sent. Until the manifest is written nobody
-sees any of it.
+Published data is not sent again: of a document, the records of published writes and the values
+(landmarks, tokens) that are equal from the start; of passages, the records that an earlier version
+of one of the documents has, or another of the documents sent; of an interrupted publisher, the
+segments that it sent. Until the manifest is written no reader sees any of it.
 """
 
 import time
@@ -60,24 +58,24 @@ class Report(NamedTuple):
 
     number: int  # of the manifest that is the newest now
     documents: list[str]  # that are new in it, or changed
-    there: list[str]  # that were published already, as they are
+    there: list[str]  # that were published already, unchanged
     segments: int  # that were sent
     bytes: int  # of these
 
 
 class _Changed(Exception):
-    """Others changed a document, or removed what was to be published, meanwhile."""
+    """Another process changed a document, or pruned what was to be published."""
 
 
 @dataclass(frozen=True)
 class PublishOptions:
     """How documents are published.
 
-    keep: "text" for no keys and values of their passages, which readers compute. replace: also in
-    place of published documents of these names that hold other content. check: read what is
-    published of the documents, and send again what is damaged. grace: seconds, that of `prune`, by
-    whoever prunes: nothing that no manifest names is relied on once it is older than half of it.
-    segment_bytes: of a segment, about.
+    keep: "text" for no keys and values of their passages, which readers compute. replace: also
+    replace published documents of these names that hold other content. check: read what is
+    published of the documents, and send damaged parts again. grace: seconds, the same as for
+    `prune`: objects that no manifest names are not relied on after half of it. segment_bytes: of a
+    segment, about.
     """
 
     keep: Keep = "kv"
@@ -100,9 +98,8 @@ def publish(
     """Publish ready documents of a memory.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
-    document that changed meanwhile, or that is not made of passages and to be kept as text),
-    CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket). What was published before stays
-    whatever happens.
+    document that changed while it was published, or that cannot be kept as text), CorruptMemory,
+    StoreUnavailable, MemoryNotFound (no bucket). Whatever happens, what was published before stays.
     """
     return _tried(
         documents,
@@ -132,7 +129,7 @@ def _tried(
     options: PublishOptions,
     work: Callable[[], T],
 ) -> T:
-    """The result of work that finds again what was sent, where others changed what is there."""
+    """Repeat work, which finds again what it sent, while others change what is published."""
     _check_keep(documents, options.keep)
     for _ in range(_TRIES):
         with suppress(_Changed):
@@ -146,15 +143,15 @@ def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
     for document in documents:
         if keep == "text" and not document.of_passages:
             raise InvalidInput(
-                f"document {document.name!r} is not made of passages, whose keys and values alone "
-                "can be computed; publish it without --keep text"
+                f"document {document.name!r} is not made of passages, and its keys and values "
+                "cannot be computed; publish it without --keep text"
             )
 
 
 def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
-    """Take documents out of a published memory; return the number of its newest manifest.
+    """Remove documents from a publication; return the number of its newest manifest.
 
-    Who has read an earlier manifest goes on with it until `prune` has removed what it names. Raises
+    Readers of an earlier manifest continue with it until `prune` removes what it names. Raises
     DocumentNotFound, MemoryNotFound, StoreUnavailable.
     """
 

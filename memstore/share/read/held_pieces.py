@@ -42,7 +42,7 @@ V = TypeVar("V")
 _INDEXES, _TOKENS, _TABLES, _LANDMARK_BYTES = 4096, 64, 1 << 16, 64 << 20
 
 Check = Callable[[int, bytes | memoryview], None]
-"""Raises CorruptMemory where these are not the bytes of an extent, by its number."""
+"""Takes the number of an extent and bytes; raises CorruptMemory where they are not its bytes."""
 
 
 class _Recent(Generic[K, V]):
@@ -77,14 +77,14 @@ class _Recent(Generic[K, V]):
 
 
 class Table(NamedTuple):
-    """Where the values of a piece lie in its segment, by the block that each begins with."""
+    """Where the values of a piece are in its segment, by the first block of each."""
 
     segment: str
     places: dict[int, tuple[int, int]]  # offset, bytes
 
     @classmethod
     def of(cls, piece: Piece, data: bytes | memoryview, key_bytes: int) -> "Table | None":
-        """Of a piece's beginning; None where that is too short. Raises ValueError."""
+        """The table from a piece's beginning; None where that is too short. Raises ValueError."""
         if table_bytes(values_in(data), key_bytes) > len(data):
             return None
         heads, at = decode_heads(data)
@@ -96,7 +96,7 @@ class Table(NamedTuple):
 
 
 class HeldPieces:
-    """The pieces of an object store that were asked for last. May be used by several threads."""
+    """Pieces of an object store. May be used by several threads."""
 
     def __init__(self, remote: Remote, local: LocalCache | None) -> None:
         self._remote, self._local = remote, local
@@ -123,7 +123,7 @@ class HeldPieces:
         held = self._tables.find(pieces)
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
         counts = [piece.take for piece in missing]
-        for _ in range(2):  # again for those that hold what no document has of them any more
+        for _ in range(2):  # again for pieces with values that no document uses any more
             begins = self._beginnings(missing, counts, key_bytes)
             found = {p: Table.of(p, data, key_bytes) for p, data in begins.items()}
             held |= {piece: table for piece, table in found.items() if table is not None}
@@ -137,7 +137,7 @@ class HeldPieces:
     def _beginnings(
         self, pieces: Sequence[Piece], counts: Sequence[int], key_bytes: int
     ) -> dict[Piece, bytes | memoryview]:
-        """Of each piece as much as a table of so many values has."""
+        """The beginning of each piece, as long as a table of so many values."""
 
         def check(number: int, data: bytes | memoryview) -> None:
             try:
@@ -226,8 +226,8 @@ class HeldPieces:
     def find(
         self, entries: Mapping[int, Entry], wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
-        """Where the records of documents lie; None for one that its document has not, a Failure for
-        one whose extent could not be read. Raises DocumentNotFound, CorruptMemory.
+        """Where the records of documents are; None for one that its document lacks, a Failure where
+        that could not be read. Raises DocumentNotFound, CorruptMemory.
         """
         pieces = [self._piece(entries, document, key.block) for document, key in wanted]
         needed = {
@@ -260,7 +260,7 @@ class HeldPieces:
     def _indexes_of(
         self, wanted: Mapping[tuple[str, int], tuple[Entry, Piece]], until: float
     ) -> dict[tuple[str, int], RecordIndex | Failure]:
-        """Indexes of records by segment and offset, each a piece of a document."""
+        """Indexes of records by segment and offset; wanted: each as a piece of a document."""
         indexes: dict[tuple[str, int], RecordIndex | Failure] = {**self._indexes.find(wanted)}
         missing = [which for which in wanted if which not in indexes]
         try:
@@ -271,7 +271,7 @@ class HeldPieces:
             }
             self._indexes.add(new)
             indexes |= new
-        except StoreUnavailable as error:  # of one of them: the caller may ask one by one
+        except StoreUnavailable as error:  # of one: the caller may ask for one at a time
             indexes |= dict.fromkeys(missing, as_failure(error))
         except CorruptMemory as error:
             indexes |= dict.fromkeys(missing, Failure("damaged", str(error)))

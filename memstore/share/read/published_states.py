@@ -30,18 +30,18 @@ _PASSAGES = 1 << 17  # that are remembered, those that were asked for last
 
 @dataclass(frozen=True)
 class State:
-    """The memory as one manifest has it, and what is leaving."""
+    """The publication as one manifest has it, and unpublished documents that stay a while."""
 
     manifest: Manifest
-    entries: Mapping[int, Entry]  # by number, also of those that leave
+    entries: Mapping[int, Entry]  # by number, also unpublished documents that stay
     rows: Mapping[int, bytes]
-    leaving: Mapping[int, float]  # until when (time.monotonic), by number
+    leaving: Mapping[int, float]  # until when unpublished documents stay (time.monotonic)
     serial: int  # among the states of this process
     changes: Changes
 
     @cached_property
     def meta(self) -> dict[bytes, bytes]:
-        """What the memory says of itself, as a directory's tables would."""
+        """The description of the memory, as the tables of a directory have it."""
         selector = self.manifest.selector
         described = {
             "format": FORMAT,
@@ -58,18 +58,18 @@ class State:
 
     @property
     def published(self) -> dict[int, Entry]:
-        """The documents by number, without those that leave."""
+        """The published documents by number."""
         return {n: entry for n, entry in self.entries.items() if n not in self.leaving}
 
     @property
     def has_left(self) -> bool:
-        """Has a document stayed for as long as it may?"""
+        """Has an unpublished document stayed long enough?"""
         return min(self.leaving.values(), default=float("inf")) <= time.monotonic()
 
 
 class States:
-    """Makes the states of one memory in this process: a document keeps its number while it is only
-    appended to, and none is given twice. Used by one thread at a time.
+    """Makes the states of one publication in this process. Appending does not change a document's
+    number, and no number is used twice. Used by one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -77,12 +77,12 @@ class States:
         self._last = 0
 
     def first(self, manifest: Manifest, entries: Sequence[Entry]) -> State:
-        """The state that a memory is opened with."""
+        """The first state."""
         there = self._numbered(entries)
         return State(manifest, there, _rows(there, {}, {}), {}, 1, Changes(os.urandom(8), 1))
 
     def next(self, before: State, manifest: Manifest, entries: Sequence[Entry]) -> State:
-        """The state of a manifest with these documents, which may be the one before."""
+        """The state of a manifest with these documents; it may be the same manifest."""
         now, old, there = time.monotonic(), before.published, self._numbered(entries)
         leaving = {n: until for n, until in before.leaving.items() if until > now}
         leaving = {
@@ -100,12 +100,12 @@ class States:
         return State(manifest, every, rows, leaving, before.serial + 1, changes)
 
     def without_leaving(self, before: State) -> State:
-        """The same, once nobody can read what leaves."""
+        """The same without unpublished documents, whose objects are gone."""
         return self.next(replace(before, leaving=dict.fromkeys(before.leaving, 0.0)),
                          before.manifest, [*before.published.values()])  # fmt: skip
 
     def _numbered(self, entries: Sequence[Entry]) -> dict[int, Entry]:
-        """The numbers of these documents, the oldest first."""
+        """Documents by number, the oldest first."""
         numbered = {}
         for entry in sorted(entries, key=lambda entry: (entry.row.created, entry.row.name)):
             row = entry.row
@@ -120,7 +120,7 @@ class States:
 def _rows(
     entries: Mapping[int, Entry], before: Mapping[int, Entry], rows: Mapping[int, bytes]
 ) -> dict[int, bytes]:
-    """The rows of documents, packed, but for those that were before."""
+    """The packed rows of documents; unchanged ones are taken from before."""
 
     def packed(number: int, entry: Entry) -> bytes:
         old = before.get(number)

@@ -1,6 +1,6 @@
-"""A published memory seen as the tables of a directory: what a Catalog reads there, it reads here.
+"""A publication as a database of tables, which a Catalog reads as it reads those of a directory.
 
-Blocks are not among them: they are read by memstore.share.read.published_source.
+Records are not among them: memstore.share.read.published_source reads those.
 """
 
 import logging
@@ -33,11 +33,11 @@ from memstore.share.read.published_states import PassagePlaces, State, States
 from memstore.share.read.remote import Remote
 
 _log = logging.getLogger("memstore")
-_PATIENCE = 2.0  # seconds that who was idle waits for a look for a newer manifest
+_PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
 
 
 class PublishedDatabase:
-    """Stands where Catalog has its Database; only read. May be used by several threads."""
+    """The read-only Database of a PublishedCatalog. May be used by several threads."""
 
     read_only = True
     limit: int | None = None
@@ -50,9 +50,10 @@ class PublishedDatabase:
         refresh: float = REFRESH,
         at_least: int | None = None,
     ) -> None:
-        """Read the newest manifest and its table of documents. refresh: seconds after which a newer
-        one is looked for. at_least: its number, whatever was read before. Raises MemoryNotFound,
-        CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
+        """Read the newest manifest and its table of documents. local: caches pieces, and remembers
+        the newest manifest. refresh: seconds after which a newer one is looked for. at_least: the
+        lowest number to accept, whatever was read before. Raises MemoryNotFound, CorruptMemory,
+        StaleMemory, NewerFormat, StoreUnavailable.
         """
         self.path = remote.objects.url
         self.remote, self.pieces = remote, HeldPieces(remote, local)
@@ -64,7 +65,7 @@ class PublishedDatabase:
         self._closed, self._pid = False, os.getpid()
         self._looking = False
         self._looked, self._refresh_after = time.monotonic(), refresh
-        # its pages need not be read for the next
+        # Kept, so that its pages need not be read again for the next manifest.
         self._published, entries = self.remote.call(self._newest_documents)
         self.state = self._states.first(self._published.manifest, entries)
 
@@ -83,8 +84,9 @@ class PublishedDatabase:
 
     @property
     def version(self) -> Version:
-        """Which state is read. A newer manifest is looked for every few seconds, beside it; who was
-        idle for longer waits for it, but not for a store that takes long. Raises MemoryClosed.
+        """The version of the state that is read. A newer manifest is looked for every few seconds,
+        in the background; a reader that was idle for longer waits for it, up to two seconds. Raises
+        MemoryClosed.
         """
         self._check()
         waited = time.monotonic() - self._looked
@@ -103,13 +105,13 @@ class PublishedDatabase:
         try:
             self.refresh()
         except (StoreUnavailable, MemoryNotFound, CorruptMemory, DocumentNotFound):
-            pass  # what is there is read on
+            pass  # the state before is read on
         finally:
             self._looked, self._looking = time.monotonic(), False
 
     def refresh(self) -> None:
-        """Read the newest manifest now, if there is a newer one; an older one is told, once, and
-        what was read is read on. Raises what opening raises.
+        """Read the newest manifest now, if it is newer. An older one is logged, once, and not read.
+        Raises what opening raises.
         """
         held = self.state.manifest.number
         number = self.remote.call(lambda: newest_number(self.remote.objects))
@@ -134,8 +136,8 @@ class PublishedDatabase:
                 self.state = self._states.next(state, state.manifest, [*state.published.values()])
 
     def look_again(self) -> State:
-        """The newest state, read since objects are away: nothing leaves any more, but is gone.
-        Raises what refreshing raises.
+        """The newest state, read because objects are missing: unpublished documents are dropped at
+        once. Raises what refreshing raises.
         """
         self.refresh()
         with self._following:
@@ -145,7 +147,7 @@ class PublishedDatabase:
 
     @contextmanager
     def read(self) -> "Iterator[Snapshot]":
-        """The tables as they are now, for as long as the block lasts."""
+        """The tables of the current state, until the block ends."""
         self._check()
         yield Snapshot(self.state, self.pieces, self.places, self.look_again)
 
@@ -157,11 +159,11 @@ class PublishedDatabase:
     def find(
         self, wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
-        """Where records lie now, as HeldPieces.find."""
+        """Where records are now: see HeldPieces.find."""
         return self.pieces.find(self.state.entries, self.places.in_documents(wanted), until)
 
     def close(self) -> None:
-        """Close; more than once is the same as once."""
+        """Close; idempotent."""
         self._closed = True
 
     def _check(self) -> None:

@@ -18,29 +18,29 @@ _MOST = 4 << 20  # bytes of one request: two smaller ones in parallel are faster
 _AT_ONCE, _SMALL_AT_ONCE, _SMALL = 32, 128, 64 << 10
 # Bytes of one read within the deadline; more of them have longer, up to so many times.
 _IN_TIME, _LONGEST = 32 << 20, 100.0
-_TRIES = 3  # of what comes and is not what was asked for
+_TRIES = 3  # of extents with wrong bytes
 
 
 class Remote:
-    """The object store as a tier. Safe for several threads."""
+    """The object store as a tier. May be used by several threads."""
 
     def __init__(self, objects: ObjectStore, *, deadline: float, gap: int = GAP) -> None:
-        """deadline: seconds of one read of up to _IN_TIME bytes; gap: see GAP."""
+        """deadline: seconds of one read of up to 32 MB; gap: see coalesce."""
         self.objects, self.deadline = objects, deadline
         self.counter = TierCounter()
         self.calls = Calls(self.counter, threads=_AT_ONCE, name="memstore-remote")
         self._gap = gap
-        self.requests = self.bytes = 0  # that were asked for, those of repeated ones too
+        self.requests = self.bytes = 0  # that were asked for, with retries
 
     def until(self, size: int = 0) -> float:
-        """When a read that begins now has to have ended (time.monotonic), of so many bytes."""
+        """The deadline of a read of so many bytes that begins now (time.monotonic)."""
         return time.monotonic() + self.deadline * min(max(1.0, size / _IN_TIME), _LONGEST)
 
     def read(
         self, extents: Sequence[Extent], check: Callable[[int, memoryview], None], until: float
     ) -> list[memoryview | Failure]:
-        """The bytes of some extents, or why they could not be had. check: raises Failure where
-        these are not the bytes of an extent, by its number; those are asked for again.
+        """The bytes of some extents, or why they could not be read. check: takes the number of an
+        extent and bytes, and raises Failure where they are not its bytes; those are read again.
         """
         found: list[memoryview | Failure | None] = [None] * len(extents)
         left = list(range(len(extents)))
@@ -86,8 +86,8 @@ class Remote:
         return read
 
     def call(self, work: Callable[[], T]) -> T:
-        """The result of something else that is asked of the store, within the deadline. Raises
-        what it raises, StoreUnavailable.
+        """The result of another call of the store, within the deadline. Raises what the call
+        raises, and StoreUnavailable.
         """
 
         def asking(left: float) -> T | MemstoreError:
@@ -108,7 +108,7 @@ class Remote:
         return result
 
     def error(self, failure: Failure) -> StoreUnavailable:
-        """The error for something that could not be had, with the reason."""
+        """The error for a failed read, with the reason."""
         kind = ObjectNotFound if failure.reason == "missing" else StoreUnavailable
         if isinstance(failure.__cause__, kind):
             return kind(str(failure))
@@ -117,7 +117,7 @@ class Remote:
         )
 
     def close(self) -> None:
-        """End its threads; more than once is the same as once."""
+        """End its threads; idempotent."""
         self.calls.close()
 
 
