@@ -1,5 +1,5 @@
-"""Readers with a real Valkey or Redis server between them and the object store, alone and as a
-cluster of three: what it loses, and its death, are never more than slower.
+"""Readers with a real Valkey or Redis server, or a cluster of three, before the object store:
+whatever the server loses, and however it ends, reads are slower and never wrong.
 """
 
 import json
@@ -49,13 +49,6 @@ READS = 60  # of each thread
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
-    path = tmp_path_factory.mktemp("written")
-    with write(path / "m", codec="raw") as store:
-        return publish_all(store, f"memory://{path}/services")
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with valkey_server(tmp_path_factory.mktemp("valkey")) as server:
         yield server
@@ -90,14 +83,14 @@ def ask_again(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("kind", ["one", "cluster"])
 def test_readers_share_what_one_has_read(
-    place: ObjectStore, server: Server, cluster: list[Server], kind: str
+    texts: ObjectStore, server: Server, cluster: list[Server], kind: str
 ) -> None:
     url = server.url if kind == "one" else f"redis://127.0.0.1:{cluster[0].port}?cluster=true"
-    with open_at(place, shared=Valkey(url, timeout=60.0)) as store:
+    with open_at(texts, shared=Valkey(url, timeout=60.0)) as store:
         check(store, every(store))
         assert store.tier_stats()["valkey"]["misses"] == len(every(store))
         settled(store)
-    counting = WildPlace(place, Wild(0, 0.0))
+    counting = WildPlace(texts, Wild(0, 0.0))
     with open_at(counting, shared=Valkey(url, timeout=60.0)) as store:
         check(store, every(store))
         stats = store.tier_stats()
@@ -112,33 +105,33 @@ def test_readers_share_what_one_has_read(
         assert "memstore:3:" in keys and "{" not in keys
 
 
-def test_records_are_forgotten_after_their_time(place: ObjectStore, server: Server) -> None:
+def test_records_expire(texts: ObjectStore, server: Server) -> None:
     server.tell("FLUSHALL")
-    with open_at(place, shared=Valkey(server.url, ttl=500.0, timeout=60.0)) as store:
+    with open_at(texts, shared=Valkey(server.url, ttl=500.0, timeout=60.0)) as store:
         check(store, units_of(store, "third")[:2])
         settled(store)
     key = server.tell("RANDOMKEY").split("\r\n")[1]
     assert 0 < int(server.tell(f"PTTL {key}")[1:]) <= 500_000
 
 
-def test_a_server_that_evicts_at_random_is_never_wrong(place: ObjectStore, tmp_path: Path) -> None:
+def test_a_server_that_evicts_at_random_is_never_wrong(texts: ObjectStore, tmp_path: Path) -> None:
     options = ("--maxmemory", "2mb", "--maxmemory-policy", "allkeys-random")
     with valkey_server(tmp_path, *options) as small:
         rng = random.Random(0)
-        with open_at(place, shared=Valkey(small.url, timeout=60.0), host_budget=4096) as store:
+        with open_at(texts, shared=Valkey(small.url, timeout=60.0), host_budget=4096) as store:
             units = every(store)
             for _ in range(60):
                 check(store, rng.sample(units, 16))
             assert store.tier_stats()["valkey"]["hits"] > 0
 
 
-def test_a_server_killed_in_the_middle_and_restarted_empty(
-    place: ObjectStore, tmp_path: Path
+def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
+    texts: ObjectStore, tmp_path: Path
 ) -> None:
     with valkey_server(tmp_path) as server:
         wrong: list[BaseException] = []
         stop = threading.Event()
-        with open_at(place, shared=Valkey(server.url, timeout=1.0), host_budget=16384) as store:
+        with open_at(texts, shared=Valkey(server.url, timeout=1.0), host_budget=16384) as store:
             units = every(store)
 
             def read(seed: int) -> None:
@@ -174,10 +167,10 @@ def test_a_server_killed_in_the_middle_and_restarted_empty(
             assert store.tier_stats()["valkey"]["hits"] > hits  # by itself
 
 
-def test_a_node_of_a_cluster_goes_away(place: ObjectStore, tmp_path: Path) -> None:
+def test_reads_survive_the_loss_of_a_node_of_a_cluster(texts: ObjectStore, tmp_path: Path) -> None:
     with valkey_cluster(tmp_path) as servers:
         url = f"redis://127.0.0.1:{servers[0].port}?cluster=true"
-        with open_at(place, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
+        with open_at(texts, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
             check(store, every(store)[:16])
             settled(store)
             servers[2].kill()
@@ -185,38 +178,44 @@ def test_a_node_of_a_cluster_goes_away(place: ObjectStore, tmp_path: Path) -> No
                 check(store, every(store)[at : at + 16])
 
 
-def test_a_server_that_hangs_costs_no_more_than_its_deadline(
-    place: ObjectStore, tmp_path: Path
+def test_a_server_that_hangs_costs_its_timeout_once(
+    texts: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
         valkey_server(tmp_path) as server,
-        open_at(place, shared=Valkey(server.url, timeout=0.5), deadline=20.0) as store,
+        open_at(texts, shared=Valkey(server.url, timeout=0.5), deadline=20.0) as store,
     ):
         server.hang()
         check(store, units_of(store, "second")[:8])
         stats = store.tier_stats()
         assert stats["remote"]["hits"] == 8 and stats["valkey"]["misses"] == 0
         assert stats["valkey"]["failed_late"] >= 1
+        monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
+        store._on_disk().catalog.source.shared._calls.breaker.failed("late")
+        late = store.tier_stats()["valkey"]["failed_late"]
+        check(store, units_of(store, "second")[8:24])
+        stats = store.tier_stats()["valkey"]
+        assert stats["failed_late"] == late and stats["failed_closed"] >= 1
 
 
-def test_a_password_comes_from_the_environment_and_is_never_told(
-    place: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_password_comes_from_the_environment_and_is_never_shown(
+    texts: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with valkey_server(tmp_path) as server:
         server.tell("CONFIG SET requirepass very-secret")
-        with open_at(place, shared=Valkey(server.url, timeout=60.0)) as store:
+        with open_at(texts, shared=Valkey(server.url, timeout=60.0)) as store:
             check(store, units_of(store, "third")[:4])
             assert store.tier_stats()["valkey"]["failed_denied"] >= 1
         monkeypatch.setenv("VALKEY_PASSWORD", "very-secret")
-        with open_at(place, shared=Valkey(server.url, timeout=60.0)) as store:
+        with open_at(texts, shared=Valkey(server.url, timeout=60.0)) as store:
             check(store, units_of(store, "third")[:4])
             assert "failed" not in store.tier_stats()["valkey"]
         shown = Valkey(f"redis://user:very-secret@127.0.0.1:{server.port}").shown
         assert "secret" not in shown and "user" not in shown
 
 
-def test_a_server_is_read_by_tls(
-    place: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_is_used_over_tls(
+    texts: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
@@ -231,7 +230,7 @@ def test_a_server_is_read_by_tls(
     ):  # fmt: skip
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         url = f"rediss://localhost:{secured}"
-        with open_at(place, shared=Valkey(url, timeout=60.0), host_budget=4096) as store:
+        with open_at(texts, shared=Valkey(url, timeout=60.0), host_budget=4096) as store:
             units = every(store)
             for at in [*range(0, len(units), 32)] * 2:  # by the same connection
                 check(store, units[at : at + 32])
@@ -241,10 +240,10 @@ def test_a_server_is_read_by_tls(
 
 
 def test_a_value_larger_than_a_record_is_refused_and_replaced(
-    place: ObjectStore, server: Server
+    texts: ObjectStore, server: Server
 ) -> None:
     server.tell("FLUSHALL")
-    with open_at(place, shared=Valkey(server.url, timeout=60.0), host_budget=4096) as store:
+    with open_at(texts, shared=Valkey(server.url, timeout=60.0), host_budget=4096) as store:
         units = units_of(store, "first")
 
         def read() -> None:
@@ -266,14 +265,16 @@ def test_a_value_larger_than_a_record_is_refused_and_replaced(
         assert failed == {"damaged": len(keys[::7])}
 
 
-def test_without_store_and_server_the_error_is_named(place: ObjectStore, tmp_path: Path) -> None:
+def test_without_store_and_server_reads_fail_with_a_named_error(
+    texts: ObjectStore, tmp_path: Path
+) -> None:
     class Away(WildPlace):
         def get_ranges(self, name, ranges):
             raise StoreUnavailable(f"{self.url}: connection refused; try again")
 
     with valkey_server(tmp_path) as server:
-        away = Away(place, Wild(0, 0.0))
-        with open_at(place, shared=Valkey(server.url, timeout=60.0)) as store:
+        away = Away(texts, Wild(0, 0.0))
+        with open_at(texts, shared=Valkey(server.url, timeout=60.0)) as store:
             check(store, every(store)[:16])
             settled(store)
         with open_at(away, shared=Valkey(server.url, timeout=60.0), host_budget=4096) as store:
@@ -289,7 +290,7 @@ def test_without_store_and_server_the_error_is_named(place: ObjectStore, tmp_pat
 def test_hostile_answers_under_load_give_no_wrong_block(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers of both servers are cut, late, doubled, changed or another's."""
+    """Answers of both servers are cut, late, doubled, changed or those of another request."""
     done, told = Counter[str](), Counter[str]()
     with s3_server() as endpoint:
         make_bucket(endpoint, "bucket")

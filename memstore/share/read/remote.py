@@ -140,6 +140,8 @@ def _reason(error: StoreUnavailable) -> Reason:
 
 _SIGNS: tuple[tuple[str, Reason], ...] = (
     ("truncated", "short"),
+    ("range was invalid", "short"),  # of a directory
+    ("range not satisfiable", "short"),  # of HTTP: 416
     ("credentials", "denied"),
     ("timed out", "late"),
     ("timeout", "late"),
