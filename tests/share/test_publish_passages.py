@@ -187,23 +187,6 @@ def test_a_passage_is_sent_once(
             assert read(reader, name, made_of) == 0
 
 
-def test_consecutive_passages_of_an_index_are_one_piece(
-    store: MemoryStore, place: WatchedPlace
-) -> None:
-    write(store, "a", book(1))
-    send(store, place)
-    write(store, "a", edited(edited(book(1), 20, 2), 40, 2))
-    send(store, place, replace=True)
-    (entry,) = Published.open(place).documents()
-    assert [(p.first, p.take, p.row) for p in record_pieces(entry.pieces)] == [
-        (0, 20, 0),
-        (20, 1, 0),
-        (21, 19, 21),
-        (40, 1, 1),
-        (41, 19, 41),
-    ]
-
-
 def test_an_append_sends_what_it_added(
     store: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from memstore.share.publish import send_lists
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve import first_stage, selector_index
+from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory
 from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
@@ -315,20 +315,3 @@ def test_a_memory_is_published_where_its_lists_are_damaged(
         assert Published.open(objects_of(url)).manifest.lists is None
         path.unlink(missing_ok=True)
         path.write_bytes(kept)
-
-
-def test_without_lists_landmarks_and_words_are_read_at_once(
-    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"file://{tmp_path}/other"
-    memory.publish(url)
-    monkeypatch.setattr(selector_index, "_AT_ONCE", 12 * EACH)
-    with open_(url) as there:
-        whole, remote = everything(there), there._on_disk().catalog.source.remote
-        scores = there.word_scores({7: 1.0}, whole)
-        read = remote.bytes
-        maxima = there.token_maxima(question(1, 0, 0)[0], 0, whole)
-        assert remote.bytes == read
-        torch.testing.assert_close(scores, memory.word_scores({7: 1.0}, everything(memory)))
-        here = memory.token_maxima(question(1, 0, 0)[0], 0, everything(memory))
-        torch.testing.assert_close(maxima, here)

@@ -112,23 +112,6 @@ def test_pauses_between_retries_grow() -> None:
     assert len(tried) <= 6  # pauses of 0.01, 0.02, 0.04, 0.08 and 0.16 seconds at least
 
 
-def test_a_call_that_is_late_is_counted_once() -> None:
-    counter, go, failed = TierCounter(), threading.Event(), threading.Event()
-
-    def work(left: float) -> None:
-        go.wait(60)
-        failed.set()
-        raise Failure("late", "no answer")
-
-    (found,) = Calls(counter, name="late").gather([work], time.monotonic() + 0.1)
-    go.set()
-    assert failed.wait(60)
-    for thread in threading.enumerate():
-        if thread.name.startswith("late-"):
-            thread.join()
-    assert isinstance(found, Failure) and counter.failures() == {"late": 1}
-
-
 def test_calls_that_wait_for_a_thread_end_when_the_memory_is_closed() -> None:
     calls = Calls(TierCounter(), threads=1)
     began, go = threading.Event(), threading.Event()
@@ -161,20 +144,6 @@ def test_work_is_done_in_parallel_by_threads_that_end_with_it() -> None:
     for thread in left:
         thread.join(60)
         assert not thread.is_alive()
-
-
-def test_work_that_is_cancelled_before_its_turn_is_skipped() -> None:
-    began, go = threading.Event(), threading.Event()
-
-    def work(number: int) -> int:
-        began.set()
-        assert go.wait(60)
-        return number
-
-    first, second = begin(work, [1, 2], most=1)
-    assert began.wait(60) and second.cancel()
-    go.set()
-    assert first.result(60) == 1
 
 
 @pytest.mark.parametrize("way", ["at once", "until"])

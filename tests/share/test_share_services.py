@@ -114,17 +114,6 @@ def test_records_expire(texts: ObjectStore, server: Server) -> None:
     assert 0 < int(server.tell(f"PTTL {key}")[1:]) <= 500_000
 
 
-def test_a_server_that_evicts_at_random_is_never_wrong(texts: ObjectStore, tmp_path: Path) -> None:
-    options = ("--maxmemory", "2mb", "--maxmemory-policy", "allkeys-random")
-    with valkey_server(tmp_path, *options) as small:
-        rng = random.Random(0)
-        with open_at(texts, shared=Valkey(small.url, timeout=60.0), host_budget=4096) as store:
-            units = every(store)
-            for _ in range(60):
-                check(store, rng.sample(units, 16))
-            assert store.tier_stats()["valkey"]["hits"] > 0
-
-
 def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
     texts: ObjectStore, tmp_path: Path
 ) -> None:

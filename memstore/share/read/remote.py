@@ -140,8 +140,10 @@ def _reason(error: StoreUnavailable) -> Reason:
 
 _SIGNS: tuple[tuple[str, Reason], ...] = (
     ("truncated", "short"),
-    ("range was invalid", "short"),  # of a directory
-    ("range not satisfiable", "short"),  # of HTTP: 416
+    # a range that begins after the end of an object
+    ("range was invalid", "short"),
+    ("invalid range", "short"),
+    ("status code: 416", "short"),
     ("credentials", "denied"),
     ("timed out", "late"),
     ("timeout", "late"),
