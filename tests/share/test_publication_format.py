@@ -201,6 +201,19 @@ def test_another_documents_pieces_are_refused(kind: str, tmp_path: Path) -> None
     assert [problem.name for problem in verify_published(place.url).problems][:1] == ["a"]
 
 
+def test_an_older_page_is_refused(tmp_path: Path) -> None:
+    """It has right checksums, and is not the one that the manifest names."""
+    place = WatchedPlace(in_memory())
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        for tokens in (40, 90):
+            ingest(store, "a", tokens, mode="append" if tokens > 40 else "new")
+            send(store, place)
+    old, new = (Published.at(place, number).manifest.pages[0] for number in (1, 2))
+    place.inner.put(new.name, bytes(place.get(old.name)))
+    with pytest.raises(CorruptMemory, match="another page than the manifest names"):
+        Published.at(place, 2).documents()
+
+
 @pytest.mark.parametrize("invented", ["piece", "page"])
 def test_sizes_that_a_page_or_a_manifest_invents_are_refused(invented: str, tmp_path: Path) -> None:
     place = WatchedPlace(in_memory())
@@ -290,6 +303,7 @@ def test_an_index_of_records_reads_back_or_leads_nowhere_else(
         for extent in filter(None, extents):  # consecutive, and nothing between
             assert extent[0] == at
             at += extent[1]
+        assert len(found.writes) in (1, found.rows)
         assert at == found.end and found.find(1 << 20, 0) is found.find(0, found.rows) is None
         if crafted == raw:
             assert found.encode() == index.encode()

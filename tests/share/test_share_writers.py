@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import StoreUnavailable
+from memstore.share.format.manifest import manifest_number
 from memstore.share.format.published import Published
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
@@ -81,6 +82,14 @@ def contents(place: WatchedPlace, file: Path) -> dict[str, bytes]:
     return found
 
 
+def every_manifest_is_whole(place: WatchedPlace) -> None:
+    """Also those before the newest name only objects that are there."""
+    there = {found.name for found in place.names("segments")}
+    for found in list(place.names("manifests")):
+        older = Published.at(place, manifest_number(found.name))
+        assert {p.segment for entry in older.documents() for p in entry.pieces} <= there
+
+
 def nothing_is_left(place: WatchedPlace) -> None:
     """After pruning, the newest manifest names every object."""
     named = {page.name for page in Published.open(place).manifest.pages} | segments(place)
@@ -116,6 +125,7 @@ def test_a_writer_killed_at_any_call_can_be_followed(
         seen.append(state_of(after))
         assert seen[-1] in (before, done)
         assert contents(after, tmp_path / "file") == right[2 if seen[-1] == done else 1]
+        every_manifest_is_whole(after)
         assert verify_published(after.url).clean
         if seen[-1] != done:
             work(store, after)
