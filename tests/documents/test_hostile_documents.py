@@ -2,15 +2,20 @@
 memory and time, and nothing is read but what it holds itself.
 """
 
+import io
 import os
 import subprocess
 import sys
 import time
+import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memstore.disk.format.citations import Place, pack_places
 from memstore.documents import Converted, read
@@ -20,6 +25,7 @@ from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, UnreadableDocument
 from memstore.store.memory_store import MemoryStore
 from support import made_documents as made
+from support.damaged_bytes import damaged
 from support.made_documents import Section
 from support.processes import TELLS_CHILDREN, children_of, processor_seconds, runs
 from support.synthetic_documents import SIGNATURE, ingest
@@ -105,20 +111,6 @@ def test_nothing_outside_of_a_document_is_read(tmp_path: Path) -> None:
     refused(made.epub(SECTIONS, **spine), "a.epub", "missing")
 
 
-@pytest.mark.parametrize("depth", [9_000, 200_000])
-def test_nesting_costs_nothing_up_to_its_bound(depth: int) -> None:
-    data = b"<html>" + b"<div>" * depth + b"words"
-    if depth < LIMITS.depth:
-        assert here(data, "a.html").text == "words\n"
-    else:
-        refused(data, "a.html", "nested deeper")
-    lists = b"<html>" + b"<ul><li>" * (depth // 2) + b"words"
-    if depth < LIMITS.depth:
-        assert here(lists, "a.html").text.strip().endswith("- words")
-    nested = f"{'<w:tbl><w:tr><w:tc>' * (depth // 3)}"
-    refused(made.docx_of(nested), "a.docx")
-
-
 def test_texts_that_are_too_long_are_refused() -> None:
     limits = replace(LIMITS, characters=1000)
     long = [Section(1, "The Mill", ["x " * 600])]
@@ -133,9 +125,6 @@ def test_texts_that_are_too_long_are_refused() -> None:
     refused(made.pdf([["x"]] * 5), "a.pdf", "4 pages", limits=replace(LIMITS, pages=4))
     with pytest.raises(UnreadableDocument, match="larger than 1 MB"):
         read(b"<html>" + b"x" * (1 << 20), "a.html", replace(LIMITS, file_bytes=1 << 20))
-
-
-WORDS = b"BT /F1 12 Tf (The mill stands at the river.) Tj ET "
 
 
 # What does not end, or takes all memory: a child is ended
@@ -223,6 +212,45 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 # Anything
+
+
+UNREADABLE = {
+    "a.png": (b"\x89PNG\r\n\x1a\n", "picture (PNG)"),
+    "a.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "old Office"),
+    "scan.pdf": (made.pdf([[], []]), "its 2 pages are pictures"),
+    "locked.pdf": (made.encrypted(GOOD["a.pdf"], "secret"), "encrypted"),
+    "latin.md": ("# Mühle".encode("latin-1"), "UTF-8"),
+    "a.zip": (made.zipped({"a.txt": "x"}), "unpack"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_unreadable_document_is_refused_with_its_reason(name: str) -> None:
+    data, reason = UNREADABLE[name]
+    refused(data, name, reason)
+
+
+@pytest.mark.parametrize("name", GOOD)
+@settings(max_examples=int(os.environ.get("MEMSTORE_HOSTILE", "2000")) // 40)
+@given(random=st.randoms(use_true_random=False), in_member=st.booleans())
+def test_damaged_document_is_a_text_or_refused(name: str, random: Random, in_member: bool) -> None:
+    data = GOOD[name]
+    if in_member and zipfile.is_zipfile(io.BytesIO(data)):  # members have checksums of their own
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = {member: archive.read(member) for member in archive.namelist()}
+        member = random.choice(sorted(members))
+        data = made.zipped({**members, member: damaged(members[member], random)})
+    else:
+        data = damaged(data, random)
+    try:
+        document = here(data, name, replace(SMALL, pages=50))
+    except UnreadableDocument as error:
+        assert "\n" not in str(error)
+        return
+    document.text.encode()
+    starts = [place.start for place in document.places]
+    assert starts == sorted(starts) and all(0 <= at < len(document.text) for at in starts)
+    pack_places(document.places)
 
 
 # What a row says of places

@@ -1,18 +1,21 @@
-"""One conformance suite over every landmark index: exact search in scopes, growth, removal, ties in
-the packed one.
-"""
+"""Conformance suite of every landmark index: exact search in scopes while documents grow and go."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from memstore.errors import InvalidInput
+from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index import PackedIndex, make_index
 from memstore.kernels.api import NEG
 
 KV_HEADS, DIM = 2, 16
 
 
-@pytest.fixture(params=["packed", "auto", "faiss-ivf-sq8"])
+KINDS = ["packed", "auto", "faiss-ivf-sq8"]
+
+
+@pytest.fixture(params=KINDS)
 def index(request: pytest.FixtureRequest) -> PackedIndex:
     return make_index(request.param, KV_HEADS, DIM)
 
@@ -138,3 +141,60 @@ def test_heads_without_an_open_row_find_nothing_and_are_not_counted(index: Packe
     assert index.rows - before == int(opened.sum())
     assert torch.equal(some.candidates[2:, 1:], every.candidates[2:, 1:])
     assert (some.candidates[:2] == -1).all() and (some.scores[:2] == NEG).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_search_is_exact_after_any_changes_of_documents(kind: str, data: st.DataObject) -> None:
+    index = make_index(kind, KV_HEADS, DIM)
+    held: dict[int, tuple[int, torch.Tensor]] = {}  # first block and keys of each document
+    for step in range(data.draw(st.integers(1, 14))):
+        change = data.draw(
+            st.sampled_from(["add", "add", "together", "remove", "truncate", "trim"])
+        )
+        document = data.draw(st.integers(1, 5))
+        first, old = held.get(document, (0, keys(0)))
+        end = first + len(old)
+        if change == "add":
+            new = keys(data.draw(st.sampled_from([1, 7, 70])), 10 * step)
+            new = new.bfloat16().float() if data.draw(st.booleans()) else new
+            index.add(document, 0, end, new)
+            held[document] = first, torch.cat([old, new])
+        elif change == "together":
+            absent = [number for number in (8, 6, 7) if number not in held]
+            if absent:
+                new = [keys(number, 10 * step + number) for number in absent]
+                index.add_new(0, [(number, number) for number in absent], torch.cat(new))
+            held |= {number: (0, keys(number, 10 * step + number)) for number in absent}
+        elif change == "remove":
+            index.remove(document)
+            held.pop(document, None)
+        elif end > first:
+            cut = data.draw(st.integers(first + 1, end))
+            if change == "truncate":
+                index.truncate(document, cut)
+                held[document] = first, old[: cut - first]
+            else:
+                index.trim(document, cut - 1)
+                held[document] = cut - 1, old[cut - 1 - first :]
+    assert index.documents() == set(held)
+    scope = []
+    for document in data.draw(st.permutations(sorted(held))):
+        first, some = held[document]
+        assert index.span(document, 0) == (first, first + len(some))
+        begin = data.draw(st.integers(first, first + len(some)))
+        scope.append((document, begin, data.draw(st.integers(begin, first + len(some)))))
+        for outside in ((document, first - 1, first), (document, begin, first + len(some) + 1)):
+            with pytest.raises(DocumentNotFound):
+                index.keys(0, [outside])
+    parts = [held[at][1][begin - held[at][0] : end - held[at][0]] for at, begin, end in scope]
+    candidates = torch.cat([keys(0), *parts])
+    assert torch.equal(index.keys(0, scope), candidates.transpose(0, 1))
+    if len(candidates):
+        hits = index.search(0, queries(), scope, 4)
+        scores, expected, _ = direct(queries(), candidates, 4)
+        torch.testing.assert_close(
+            hits.scores[..., : scores.shape[-1]], scores, atol=1e-4, rtol=1e-5
+        )
+        assert torch.equal(hits.candidates[..., : expected.shape[-1]], expected)

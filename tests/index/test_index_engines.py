@@ -7,9 +7,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from xxhash import xxh3_64_digest
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index import INDEX_KINDS, FaissIndex, Hits, PackedIndex, Scope, make_index
@@ -17,6 +21,7 @@ from memstore.index.faiss import faiss_candidates, faiss_format, faiss_index
 from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
+from support.crafted import WRONG, changed, fuzzed, places
 from support.index_engines import (
     DIM,
     DOCUMENTS,
@@ -339,6 +344,45 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(
         changed.any()
         and (hits.candidates[..., :, None] == best.candidates[..., None, :]).any(-2)[changed].all()
     )
+
+
+@fuzzed
+@given(data=st.data())
+def test_crafted_or_damaged_file_is_unusable_or_harmless(
+    file: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    path = faiss_format.file_of(tmp_path, 0)
+    index, scope = filled(FAISS)
+    assert isinstance(index, FaissIndex)
+    how = data.draw(st.sampled_from(["flip", "cut", "append", "header", "payload"]))
+    at = data.draw(st.integers(0, len(file) - 1))
+    if how in ("flip", "cut", "append"):
+        flipped = file[:at] + bytes([file[at] ^ 0x10]) + file[at + 1 :]
+        path.write_bytes({"flip": flipped, "cut": file[:at], "append": file + b"x"}[how])
+        with pytest.raises(Unusable):
+            faiss_format.read(tmp_path, index, 0)
+        return
+    magic, rest = file[: file.index(b"\n") + 1], file[file.index(b"\n") + 1 :]
+    end = 16 + int.from_bytes(rest[:8], "little")
+    header, payload = msgpack.unpackb(rest[16:end]), rest[end:]
+    if how == "header":
+        way = data.draw(st.sampled_from(list(places(header))))
+        header = changed(header, way, data.draw(st.sampled_from(WRONG)))
+    else:  # the number of the last row, or the whole payload
+        last = payload[:-8] + b"\xff\xff\xff\x7f" + b"\0" * 4
+        payload = data.draw(st.sampled_from([last, b"", payload[:4], b"ilod" + payload[4:]]))
+    if isinstance(header, dict) and "payload" in header:
+        header = {**header, "payload": xxh3_64_digest(payload)}
+    packed = msgpack.packb(header)
+    size = len(packed).to_bytes(8, "little")
+    path.write_bytes(magic + size + xxh3_64_digest(packed) + packed + payload)
+    try:
+        index.install(0, faiss_format.read(tmp_path, index, 0))
+    except Unusable:
+        return
+    assert how == "header"
+    found = index.search(0, queries(3), scope, 4)
+    assert ((found.candidates >= -1) & (found.candidates < DOCUMENTS * EACH)).all()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

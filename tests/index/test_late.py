@@ -45,7 +45,7 @@ def index(dtype: torch.dtype = torch.float32) -> TokenIndex:
 
 
 @pytest.mark.parametrize("dtype", LANDMARK_DTYPES.values())
-@pytest.mark.parametrize("tokens", [1, BLOCK, 100 * BLOCK + 3, 5000 * BLOCK])
+@pytest.mark.parametrize("tokens", [1, 5000 * BLOCK + 3])
 def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) -> None:
     held, q, found = landmarks(tokens, dtype=dtype), queries(), index(dtype)
     add(found, 3, 0, held)

@@ -5,16 +5,23 @@ died.
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lookup_trace import TraceEntry, TraceWriter, read_trace
+from memstore.tiers.recorded import Recorded
 from support.counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slots, unit
+from support.crafted import WRONG, changed, fuzzed, places
+from support.damaged_bytes import damaged
 from support.synthetic_documents import SIGNATURE, ingest
 
 
@@ -59,6 +66,33 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path: Path) -> None:
     entries: list[TraceEntry] = list(read_trace(tmp_path / "t"))
     assert len(entries) > 15_000
     assert [entry.units[0] for entry in entries] == [unit(number) for number in range(len(entries))]
+
+
+@fuzzed
+@given(data=st.data())
+def test_crafted_or_damaged_trace_is_refused_or_gives_valid_entries(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    entries: list[Any] = [
+        {"format": 1, "unit_bytes": 64},
+        [0, 10, 1, [1, 1], [0, 1], [0, 1], [1]],
+        [1, 20, 2, [1], [3], [0], []],
+    ]
+    if crafted := data.draw(st.booleans()):
+        path = data.draw(st.sampled_from([place for place in places(entries) if place]))
+        entries = changed(entries, path, data.draw(st.sampled_from(WRONG)))
+    content = zstandard.compress(b"".join(msgpack.packb(entry) for entry in entries))
+    if not crafted:
+        content = damaged(content, data.draw(st.randoms(use_true_random=False)))
+    (tmp_path / "trace").write_bytes(content)
+    try:
+        found = list(read_trace(tmp_path / "trace"))
+        Recorded.load(tmp_path / "trace").reuse()
+    except InvalidInput as error:
+        assert str(tmp_path / "trace") in str(error)
+        return
+    for entry in found:
+        assert entry.units and all(0 <= place < len(entry.units) for place in entry.missed)
 
 
 def test_several_threads_write_whole_entries(tmp_path: Path) -> None:
