@@ -169,8 +169,8 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
                 torch.testing.assert_close(found.lse[h, t], scores.logsumexp(0))
 
 
-@pytest.mark.parametrize("levels", [3, 40, 1 << 20])
-@pytest.mark.parametrize("n", [9_000, 9_024])
+@pytest.mark.parametrize("levels", [3, 1 << 20])
+@pytest.mark.parametrize("n", [9_024])
 @pytest.mark.parametrize("long", [64, reference_landmark_topk._LONG])  # 64: maxima of maxima
 def test_landmark_topk_of_many_keys_is_a_sort_too(
     n: int, levels: int, long: int, monkeypatch: pytest.MonkeyPatch
