@@ -1,6 +1,6 @@
 """How does a real model's memory do on questions that people ask about a real book?
 
-The book and its 30 questions are those of `memstore demo` (memstore/cli/demo/real_book.py); they
+The book and its 30 questions are those of `memstore demo` (memstore/cli/demo.py); they
 were written by somebody who had not seen an answer of the system. Methods as for real.recall, with
 the K and the threshold that --tuned found on other books; the memory refuses as it does for its
 users, and with --caution 1 as for real.recall. Right is an answer in which one of the accepted
@@ -21,7 +21,7 @@ from benchmarks.real.plan import Plan, Question, Stated
 from benchmarks.real.recall_tables import counts
 from benchmarks.real.results import Row
 from benchmarks.real.running import parser, run
-from memstore.cli.demo.real_book import TEXT, chapters, questions
+from memstore.cli.demo import TEXT, book_questions, chapters
 from memstore.model.lookup_settings import CAUTION
 
 METHODS = [
@@ -52,7 +52,7 @@ def plan() -> Plan:
     """The chapters, and the questions about all of them."""
     texts = dict(chapters())
     made = Plan(documents=texts)
-    for number, one in enumerate(questions()):
+    for number, one in enumerate(book_questions()):
         start = texts[one.chapter].index(one.passage)
         stated = Stated(one.chapter, start, start + len(one.passage), None)
         made.questions.append(

@@ -427,8 +427,11 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
 
         for documents in (["a"], []):
             by_setting = scores(model, documents, recency=1e6)
-            np.testing.assert_array_equal(scores(fading, documents), by_setting)
-            assert np.abs(by_setting - scores(model, documents)).max() > 1e-3
+            plain = scores(model, documents)
+            assert np.abs(by_setting - plain).max() > 1e-3
+            # In the mean, since a block that the last bits decide on moves single scores.
+            apart = np.abs(scores(fading, documents) - by_setting).mean()
+            assert apart < 0.01 * np.abs(by_setting - plain).mean()
         # What has faded altogether has no weight beside the latest blocks, which alone are read
         # without a search.
         np.testing.assert_allclose(
@@ -436,8 +439,8 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
         )
         with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
             first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
-            np.testing.assert_array_equal(
-                model.score(one, ids[:first]), model.score(other, ids[:first])
+            np.testing.assert_allclose(
+                model.score(one, ids[:first]), model.score(other, ids[:first]), rtol=1e-5
             )
 
 

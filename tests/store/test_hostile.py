@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from memstore.block import BlockKey
-from memstore.cli.terminal import answers, console
+from memstore.cli import console
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_key
 from memstore.disk.tables.catalog import Catalog
@@ -327,7 +327,7 @@ def test_control_characters_are_escaped_on_the_terminal(capsys: pytest.CaptureFi
     console.note(hostile)
     console.emit({"name": hostile})
     source = {"weight": 1.0, "document": hostile, "span": (0, 1), "reads": []}
-    answers.print_answer(
+    console.print_answer(
         {
             "text": hostile,
             "sources": [{**source, "text": hostile, "place": hostile}],

@@ -13,6 +13,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory
 from memstore.store.memory_store import MemoryStore
 from support import selected_documents, synthetic_documents
+from support.rounding import assert_same_to_rounding
 from support.selected_documents import FORM, QUESTION
 from support.synthetic_documents import BLOCK, SIGNATURE
 
@@ -107,17 +108,18 @@ def test_damaged_landmark_keys_are_told_as_of_a_document_alone(
             assert str(together.value) == str(alone.value)
 
 
-def test_what_a_selector_finds_by_is_that_of_documents_that_are_read_alone(selected: Path) -> None:
+def test_batched_loading_scores_as_loading_each_document_alone(selected: Path) -> None:
     with open_(selected) as store, open_(selected) as alone:
         scope = scope_of(store)
         each = [[run] for run in scope]
         for head in range(FORM.heads):
             expected = [alone.token_maxima(QUESTION, head, some) for some in each]
-            assert torch.equal(store.token_maxima(QUESTION, head, scope), torch.cat(expected, 1))
-        for some in each:  # what was read alone is searched with the others
+            found = store.token_maxima(QUESTION, head, scope)
+            assert_same_to_rounding(found, torch.cat(expected, 1))
+        for some in each:  # loaded alone, and then searched with the others
             alone.word_scores({7: 1.0}, some)
         words = {7: 1.0, 1003: 0.5, 1 << 31: 2.0}
-        assert torch.equal(store.word_scores(words, scope), alone.word_scores(words, scope))
+        assert_same_to_rounding(store.word_scores(words, scope), alone.word_scores(words, scope))
         for text, row in enumerate(store.ready(), 1):
             selected_documents.check_content(store, row, text)
 

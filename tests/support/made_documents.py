@@ -73,8 +73,6 @@ def docx_of(body: str, **members: str | bytes) -> bytes:
     )
 
 
-
-
 def _paragraph(text: str, style: str = "") -> str:
     style = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     words = escape(text, quote=False)

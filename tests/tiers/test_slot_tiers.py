@@ -377,8 +377,8 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
     check_slots(tier)
 
 
-def test_unit_dropped_during_its_read_is_read_again(make: Make, below: CountingSource) -> None:
-    tier = make(units=4)
+def test_unit_dropped_during_its_read_is_read_again(below: CountingSource) -> None:
+    tier = host_tier(below, units=4)
     below.stand_still()
     first = Aside(tier.prefetch, [unit(0)])
     below.reading.acquire()

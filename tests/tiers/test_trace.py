@@ -18,7 +18,7 @@ from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lookup_trace import TraceEntry, TraceWriter, read_trace
-from memstore.tiers.recorded import Recorded
+from memstore.tiers.replay import Recorded
 from support.counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slots, unit
 from support.crafted import WRONG, changed, fuzzed, places
 from support.damaged_bytes import damaged
@@ -87,7 +87,7 @@ def test_crafted_or_damaged_trace_is_refused_or_gives_valid_entries(
     (tmp_path / "trace").write_bytes(content)
     try:
         found = list(read_trace(tmp_path / "trace"))
-        Recorded.load(tmp_path / "trace").reuse()
+        Recorded.load(tmp_path / "trace")
     except InvalidInput as error:
         assert str(tmp_path / "trace") in str(error)
         return
