@@ -79,6 +79,7 @@ soak: ray
 		MEMSTORE_RAY_KILLS=$${MEMSTORE_RAY_KILLS:-100} \
 		MEMSTORE_PAGES_APART=$${MEMSTORE_PAGES_APART:-1} \
 		$(TEST) tests/store/test_durability.py tests/store/test_soak.py tests/store/test_hostile.py tests/documents/test_hostile_documents.py \
+		tests/index/test_index_engines.py tests/index/test_passage_files.py tests/tiers/test_trace.py \
 		tests/cli/test_signals.py tests/share/test_publication_format.py tests/share/test_publish_passages.py \
 		tests/share/test_share_faults.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/store/test_computed_again.py \

@@ -5,17 +5,13 @@ run, and nothing outside the memory is written, removed or shown.
 import fcntl
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
 import tracemalloc
-from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
-import msgpack
 import numpy as np
 import pytest
 import zstandard
@@ -23,16 +19,7 @@ import zstandard
 from memstore.child import python_command
 from memstore.disk.files import replacement
 from memstore.disk.format.codec import get_codec
-from memstore.disk.lmdb.database import Database
-from memstore.errors import (
-    CorruptMemory,
-    InvalidInput,
-    InvalidWeights,
-    MemoryNotFound,
-    MemstoreError,
-)
-from memstore.hf.models_by_name import reader_named
-from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.damaged_tree import BUDGET, damage_tree
@@ -151,26 +138,7 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
     assert not list(outside.iterdir())
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
-def test_files_of_a_model_are_regular_and_of_bounded_size(
-    tmp_path: Path, name: str, kind: str
-) -> None:
-    shutil.copytree(SHIPPED, tmp_path / "model")
-    file = tmp_path / "model" / name
-    file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        file.touch()
-        os.truncate(file, 1 << 42)
-    with pytest.raises(InvalidWeights, match=name.partition(".")[0]):
-        reader_named(tmp_path / "model")
-
-
-@pytest.mark.parametrize("codec", ["zstd", "int8+zstd", "int4+zstd"])
+@pytest.mark.parametrize("codec", ["zstd", "int8+zstd"])
 def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_made_for_it(
     codec: str,
 ) -> None:
@@ -184,31 +152,6 @@ def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(memory: Path) -> None:
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        ingest(store, "b", text=2, tokens=100)
-        store.forget("a")
-        before = [asdict(document) for document in store.documents()]
-    whole = (memory / "data.mdb").read_bytes()
-    outcomes: Counter[str] = Counter()
-    # of what LMDB writes there: header, constants, two tables, last page and transaction
-    with (memory / "data.mdb").open("r+b", buffering=0) as file:
-        for at in [*range(152), *range(4096, 4096 + 152)]:
-            for bit in range(8):
-                os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << bit]), at)
-                try:
-                    with Database.open(memory, read_only=True) as database, database.read() as txn:
-                        rows = [value for _, value in txn.scan_checked("documents")]
-                except MemstoreError:
-                    outcomes["named"] += 1
-                else:
-                    assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
-                    outcomes["right"] += 1
-            os.pwrite(file.fileno(), whole[at : at + 1], at)
-    assert (memory / "data.mdb").read_bytes() == whole
-    assert before and outcomes["named"] > 500, outcomes
 
 
 @pytest.mark.parametrize("change", ["back by two", "back by one", "swapped", "older twice"])
@@ -232,23 +175,6 @@ def test_a_transaction_that_was_undone_in_the_meta_pages_is_named(
     with pytest.raises(CorruptMemory, match="transaction"):
         MemoryStore.open(memory, host_budget=BUDGET).close()
     assert not verify_memory(memory).clean
-
-
-def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(memory: Path) -> None:
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        store.compact()
-    assert verify_memory(memory).clean
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        ingest(store, "b", text=2, tokens=100)
-        store.compact()
-        store.compact()
-    damage_tree(memory)
-    verify_memory(memory, repair=True)
-    with Database.open(memory) as database:
-        last = database.last_commit()
-        assert last is not None and last.transaction == database.version.transaction
-        database.write(lambda txn: None)
-    assert verify_memory(memory).clean
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
@@ -314,7 +240,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_commands_with_closed_streams_end_as_they_would(
     memory: Path, tmp_path: Path, closed: tuple[int, ...]
 ) -> None:

@@ -1,5 +1,5 @@
-"""What host and device tier share: replay equals life, prefetches, and drops at awkward
-moments.
+"""Conformance suite of the tiers with slots (host and device): leases, pins, budgets, prefetches,
+drops at any moment, and replayed traces.
 """
 
 import random
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import BlockKey
-from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound, InvalidConfig
+from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import DeviceTier
@@ -41,7 +41,6 @@ from support.counting_source import (
     host_tier,
     unit,
 )
-from support.fake_device import FakeDevice
 
 
 class Leasing:
@@ -64,12 +63,126 @@ class Leasing:
         self._thread.end()
 
 
-# The four policies, alive and replayed
+Make = Callable[..., SlabTier]
+
+
+@pytest.fixture(params=["host", "device"])
+def make(request: pytest.FixtureRequest, below: CountingSource) -> Make:
+    """Make a tier of so many units above `below`: a host tier, or a device tier over one."""
+
+    def tier(units: int = 8, policy: str = "lru") -> SlabTier:
+        if request.param == "host":
+            return host_tier(below, units, policy)
+        return device_tier(host_tier(below, 64), units, policy)
+
+    return tier
+
+
+# Leases
+
+
+def test_hits_are_not_read_again_and_are_counted(make: Make, below: CountingSource) -> None:
+    tier = make()
+    check_lease(tier, [unit(0), unit(1), unit(5)])
+    check_lease(tier, [unit(5), unit(0)])
+    check_lease(tier, [unit(5), unit(2), unit(5)])
+    assert below.reads == [[unit(0), unit(1), unit(5)], [unit(2)]]
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.evictions) == (4, 4, 0)
+    assert stats.bytes == 8 * UNIT_BYTES and stats.seconds > 0
+    check_lease(tier, [unit(0, layer=3)])
+    assert tier.layers()[3].misses == 1 and tier.layers()[0].misses == 4
+    assert tier.bytes == 5 * UNIT_BYTES
+
+
+def test_leased_units_are_never_evicted(make: Make) -> None:
+    tier = make(units=3)
+    first = tier.lease([unit(0), unit(1)])
+    for number in range(2, 8):
+        check_lease(tier, [unit(number)])
+    assert tier.holds(unit(0)) and tier.holds(unit(1))
+    assert torch.equal(first.k[first.slots[1]], content(unit(1))[0])
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([unit(8), unit(9)])
+    assert refused.value.fits == 1
+    first.release()
+    first.release()
+    check_lease(tier, [unit(8), unit(9), unit(10)])
+
+
+def test_failed_read_leaves_nothing(make: Make, below: CountingSource) -> None:
+    tier = make(units=4)
+    check_lease(tier, [unit(0)])
+    below.refuse = True
+    for _ in range(5):
+        with pytest.raises(CorruptBlock):
+            tier.lease([unit(0), unit(1), unit(2)])
+    below.refuse = False
+    assert tier.bytes == UNIT_BYTES
+    check_lease(tier, [unit(n) for n in range(4)])
+    with pytest.raises(DocumentNotFound):
+        tier.lease([BlockKey(666, 0, 0, 0)])
+    check_lease(tier, [unit(n) for n in range(4, 8)])
+
+
+def test_dropped_unit_keeps_its_slot_while_leased(make: Make) -> None:
+    tier = make(units=3)
+    lease = tier.lease([unit(0), unit(1)])
+    tier.drop_document(1)
+    assert not tier.holds(unit(0)) and tier.bytes == 2 * UNIT_BYTES
+    for number in range(4, 8):
+        check_lease(tier, [unit(number)])
+    assert torch.equal(lease.k[lease.slots[0]], content(unit(0))[0])
+    lease.release()
+    assert tier.bytes == UNIT_BYTES
+    check_lease(tier, [unit(0), unit(1), unit(2)])
+    tier.drop_document(1, first_block=1)
+    assert [tier.holds(unit(n)) for n in range(3)] == [True, True, False]
+    tier.drop([unit(1), unit(99)])
+    assert not tier.holds(unit(1))
+
+
+def test_refused_lease_reports_how_many_units_fit(below: CountingSource) -> None:
+    tier = host_tier(below, units=4)
+    check_lease(tier, [unit(n) for n in range(4)])
+    tier.pin(-1, 0, 0, torch.zeros(1, 1, BLOCK, DIM), torch.zeros(1, 1, BLOCK, DIM))
+    with pytest.raises(BudgetExceeded, match="raise the host budget") as refused:
+        tier.lease([unit(n) for n in range(6)])
+    assert refused.value.fits == 3
+    assert sum(tier.holds(unit(n)) for n in range(4)) == 3
+    check_lease(tier, [unit(4), unit(5), unit(5), unit(4), unit(2)])
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([BlockKey(-1, 0, 0, 0), *(unit(n) for n in range(4))])
+    assert refused.value.fits == 4
+
+
+def test_pinned_units_are_never_evicted(below: CountingSource) -> None:
+    tier = host_tier(below, units=6)
+    own = torch.randn(2, 2, 2, BLOCK, DIM)
+    pinned = tier.pin(1, 0, 10, own[0], own[1], lengths=[BLOCK, 3])
+    assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
+    for number in range(10):
+        check_lease(tier, [unit(number)])
+    with tier.lease(pinned) as lease:
+        assert lease.lengths.tolist() == [BLOCK, BLOCK, 3, 3]
+        assert torch.equal(lease.k[lease.slots].view(2, 2, BLOCK, DIM), own[0])
+        assert torch.equal(lease.v[lease.slots].view(2, 2, BLOCK, DIM), own[1])
+    assert tier.stats().evictions == 8
+    with pytest.raises(BudgetExceeded):
+        tier.pin(1, 0, 20, torch.zeros(2, 2, BLOCK, DIM), torch.zeros(2, 2, BLOCK, DIM))
+    assert not tier.holds(BlockKey(1, 0, 20, 0))
+    tier.unpin(pinned)
+    for number in range(10):
+        check_lease(tier, [unit(number)])
+    assert not any(tier.holds(key) for key in pinned)
+
+
+# Replay
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
+def test_replayed_trace_hits_and_misses_as_recorded(
     policy: str, device: str | None, below: CountingSource, tmp_path: Path
 ) -> None:
     chance = random.Random(policy)
@@ -111,8 +224,8 @@ def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
 # Prefetching
 
 
-def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: CountingSource) -> None:
-    tier = host_tier(below)
+def test_prefetched_unit_is_a_hit_counted_once(make: Make, below: CountingSource) -> None:
+    tier = make()
     assert tier.prefetch([unit(0), unit(1), unit(0), unit(2, layer=4)]) == 3
     assert tier.prefetch([unit(1), unit(0)]) == 0
     check_lease(tier, [unit(0), unit(5)])
@@ -124,8 +237,8 @@ def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: CountingSour
     check_slots(tier)
 
 
-def test_a_late_prefetch_is_joined_and_not_read_twice(below: CountingSource) -> None:
-    tier = host_tier(below)
+def test_lookup_joins_a_late_prefetch(make: Make, below: CountingSource) -> None:
+    tier = make()
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
     below.reading.acquire()
@@ -147,26 +260,8 @@ def test_a_late_prefetch_is_joined_and_not_read_twice(below: CountingSource) -> 
     check_slots(tier)
 
 
-def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(
-    below: CountingSource,
-) -> None:
-    tier = host_tier(below, units=4)
-    tier.prefetch([unit(n) for n in range(4)])
-    for number in (0, 0, 4):  # the first use counts as the unit's arrival, the second as a use
-        check_lease(tier, [unit(number)])
-    assert (tier.stats().evictions, tier.stats().unused) == (1, 1)
-    tier.drop([unit(2)])
-    tier.drop_document(1)
-    stats = tier.stats()
-    assert (stats.prefetched, stats.late, stats.unused) == (1, 0, 3)
-    assert tier.bytes == 0
-    check_slots(tier)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it(
-    below: CountingSource, policy: str
-) -> None:
+def test_prefetch_takes_no_leased_or_pinned_slots(below: CountingSource, policy: str) -> None:
     tier = host_tier(below, units=4, policy=policy)
     k = torch.zeros(1, 1, BLOCK, DIM)
     tier.pin(-1, 0, 0, k, k)
@@ -183,10 +278,10 @@ def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named_error(
-    below: CountingSource, policy: str
+def test_failed_prefetch_leaves_nothing_and_the_lookup_raises(
+    make: Make, below: CountingSource, policy: str
 ) -> None:
-    tier = host_tier(below, units=3, policy=policy)
+    tier = make(units=3, policy=policy)
     below.refuse = True
     for _ in range(3):
         with pytest.raises(CorruptBlock):
@@ -204,9 +299,7 @@ def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named
     check_slots(tier)
 
 
-def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_a_moment(
-    below: CountingSource,
-) -> None:
+def test_lookup_waits_for_room_taken_for_a_moment(below: CountingSource) -> None:
     tier = host_tier(below, units=2)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
@@ -235,8 +328,8 @@ def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_
     assert outcomes[1] == "done"  # the lookup came before it, or found everything pinned
 
 
-def test_a_thread_that_leases_does_not_wait_for_others(below: CountingSource) -> None:
-    tier = host_tier(below, units=3)
+def test_leasing_thread_does_not_wait_for_others(make: Make) -> None:
+    tier = make(units=3)
     other = Leasing(tier, [unit(0)])
     assert other.leases()
     with tier.lease([unit(1)]), pytest.raises(BudgetExceeded) as refused:
@@ -247,7 +340,7 @@ def test_a_thread_that_leases_does_not_wait_for_others(below: CountingSource) ->
     check_slots(tier)
 
 
-def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_room_times_out(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlabTier, "patience", 0.05)
     tier = host_tier(below, units=3)
     endless = Leasing(tier, [unit(0)])
@@ -263,8 +356,8 @@ def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.Monkey
 # Drops at awkward moments
 
 
-def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: CountingSource) -> None:
-    tier = host_tier(below, units=4)
+def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSource) -> None:
+    tier = make(units=4)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
     lookup = Aside(tier.lease, [unit(4), unit(5)])
@@ -284,7 +377,7 @@ def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: CountingSo
     check_slots(tier)
 
 
-def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: CountingSource) -> None:
+def test_unit_dropped_during_its_read_is_read_again(below: CountingSource) -> None:
     tier = host_tier(below, units=4)
     below.stand_still()
     first = Aside(tier.prefetch, [unit(0)])
@@ -300,23 +393,6 @@ def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: Counti
     check_slots(tier)
 
 
-@pytest.mark.parametrize("what", ["lease", "prefetch"])
-def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
-    below: CountingSource, what: str
-) -> None:
-    tier = host_tier(below, units=2)
-    below.stand_still()
-    below.refuse = True
-    call = Aside(getattr(tier, what), [unit(0), unit(1)])
-    below.reading.acquire()
-    tier.drop([unit(0)])
-    below.go()
-    with pytest.raises(CorruptBlock):
-        call.end()
-    assert tier.bytes == 0
-    check_slots(tier)
-
-
 # Any order of calls
 
 
@@ -326,7 +402,7 @@ def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
     st.integers(1, 9),
     st.sampled_from(sorted(POLICIES)),
 )
-def test_any_order_of_calls_keeps_budget_and_content(
+def test_any_order_of_calls_preserves_budget_and_content(
     steps: list[tuple[str, int]], capacity: int, policy: str
 ) -> None:
     below = CountingSource()
@@ -380,22 +456,8 @@ def make_pair(
     return device_tier(host, device_units), host
 
 
-def test_what_the_device_misses_the_host_is_asked_for_layer_by_layer(below: CountingSource) -> None:
-    device, host = make_pair(below, 8, 30)
-    check_lease(device, [unit(n, layer=2) for n in range(6)])
-    device.prefetch([unit(n, layer=n % 3) for n in range(6)])
-    for number in range(40):
-        check_lease(device, [unit(number, layer=1), unit(number // 2, layer=1)])
-    asked = {layer: stats.hits + stats.misses for layer, stats in host.layers().items()}
-    for layer, stats in device.layers().items():
-        read_ahead = 2 if layer < 2 else 0  # of layer 2, everything was there already
-        assert asked[layer] == stats.misses + read_ahead, layer
-    assert host.stats().misses == sum(map(len, below.reads))
-    check_slots(device), check_slots(host)
-
-
 @pytest.mark.parametrize("host_units", [1, 2, 3, 7])
-def test_a_host_smaller_than_the_device_passes_everything_up(
+def test_host_smaller_than_the_device_serves_every_unit(
     below: CountingSource, host_units: int
 ) -> None:
     device, host = make_pair(below, 20, host_units)
@@ -410,7 +472,7 @@ def test_a_host_smaller_than_the_device_passes_everything_up(
     check_slots(device), check_slots(host)
 
 
-def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
+def test_host_slot_is_leased_until_its_copy_is_done(
     below: CountingSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late:
@@ -430,64 +492,8 @@ def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
     check_slots(device), check_slots(host)
 
 
-def test_slots_and_lengths_on_another_device_are_those_of_the_units(below: CountingSource) -> None:
-    with FakeDevice():
-        host = host_tier(below, 5)
-        device = device_tier(host, 8, device="cuda")
-        assert device.slab.device.type == device.lengths.device.type == "cuda"
-        for first in range(0, 40, 3):
-            units = [unit(n) for n in range(first, first + 8)]
-            with device.lease(units) as lease:
-                expected = torch.stack([torch.stack(content(key)) for key in units])
-                assert torch.equal(device.slab[lease.slots].cpu(), expected)
-                assert lease.lengths.tolist() == [BLOCK - key.block % 2 for key in units]
-                assert device.lengths[lease.slots].tolist() == lease.lengths.tolist()
-                assert lease.lengths.device.type == "cpu"
-        check_slots(device), check_slots(host)
-
-
-def test_many_threads_share_a_device_tier_over_a_host_of_one_unit(below: CountingSource) -> None:
-    device, host = make_pair(below, 12, 1)
-
-    def work(seed: int) -> None:
-        chance = random.Random(seed)
-        for _ in range(60):
-            numbers = chance.sample(range(40), 4)
-            if chance.random() < 0.3:
-                device.prefetch([unit(n) for n in numbers])
-            else:
-                check_lease(device, [unit(n) for n in numbers])
-
-    for call in [Aside(work, seed) for seed in range(6)]:
-        call.end()
-    check_slots(device), check_slots(host)
-
-
-BAD_DEVICES = ["nonsense", "", "cuda:99", "meta", "hpu", "mps", "privateuseone"]
-
-
-@pytest.mark.parametrize("device", BAD_DEVICES)
-def test_a_device_that_is_not_there_is_refused_in_one_line(
-    below: CountingSource, device: str
-) -> None:
-    with pytest.raises(InvalidConfig) as refused:
-        device_tier(host_tier(below), 8, device=device)
-    words = str(refused.value)
-    assert repr(device) in words and "\n" not in words and len(words) < 300
-
-
-def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: CountingSource) -> None:
-    make: Callable[[int], SlabTier] = lambda budget: DeviceTier(  # noqa: E731
-        host_tier(below), budget, SHAPE, device="cpu"
-    )
-    with pytest.raises(BudgetExceeded, match="device budget of 10 bytes"):
-        make(10)
-    with pytest.raises(BudgetExceeded, match=r"device budget .* lower the budget"):
-        make(1 << 60)
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
-def test_an_interrupt_leaves_no_lock_taken(below: CountingSource) -> None:
+def test_interrupt_releases_every_lock(below: CountingSource) -> None:
     """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes
     the document.
     """
