@@ -52,7 +52,7 @@ class Hay:
 
     def __init__(self, offsets: Offsets, texts: Sequence[str] | None, rng: Random) -> None:
         self.offsets, self.rng = offsets, rng
-        self.texts = None if texts is None else [_plain(text) for text in texts]
+        self.texts = None if texts is None else [flowing(text) for text in texts]
 
     def prose(self, tokens: int) -> str:
         """`tokens` consecutive tokens, from the beginning of a sentence of a random book."""
@@ -124,8 +124,14 @@ class Hay:
         ]
 
 
-def _plain(text: str) -> str:
+def flowing(text: str) -> str:
     """A book as flowing text: no carriage returns, emphasis or hard line ends."""
     text = text.replace("\r", "").replace("_", "").replace("*", "")
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
     return re.sub(r"[ \t]+", " ", re.sub(r"\n{2,}", "\n\n", text))
+
+
+def next_sentence_end(text: str, start: int) -> int:
+    """The end of the first sentence that ends at `start` or later; `start` if none does."""
+    found = _SENTENCE_END.search(text, start)
+    return found.end() if found else start
