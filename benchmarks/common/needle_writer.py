@@ -1,7 +1,6 @@
 """Writing needles into passages of book text, and the questions for them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from random import Random
 from typing import Any
 
@@ -22,22 +21,16 @@ UNRELATED = 200  # tokens of text between memory and question
 class Writer:
     """Writes needles into passages of book text.
 
-    split: whether names, attributes and formats of values are training's or held out. Sentences and
-    questions have forms that training knows, except where a task asks for `forms="held_out"`. size:
-    tokens of a passage; twice that where it holds several sentences.
+    Names, attributes and formats of values are held out from training. Sentences and questions have
+    forms that training knows, except where a task asks for `forms="held_out"`. size: tokens of a
+    passage; twice that where it holds several sentences.
     """
 
     def __init__(
-        self, tokenizer: CorpusTokenizer, books: Books, rng: Random, split: Split, size: int = 512
+        self, tokenizer: CorpusTokenizer, books: Books, rng: Random, size: int = 512
     ) -> None:
-        self.tokenizer, self.books, self.rng, self.split, self.size = (
-            tokenizer,
-            books,
-            rng,
-            split,
-            size,
-        )
-        self.pools = Pools.of(split, books.words if split == "held_out" else ())
+        self.tokenizer, self.books, self.rng, self.size = tokenizer, books, rng, size
+        self.pools = Pools.of("held_out", books.words)
         texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]
         self.ends = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
 
@@ -70,15 +63,14 @@ class Writer:
         return self.tokenizer.decode(pieces + filler[last:].tolist())
 
     def fact(self, **choice: Any) -> Fact:
-        """A fact of the split whose value is a number of random digits, unless `choice` says
+        """A held-out fact whose value is a number of random digits, unless `choice` says
         otherwise.
         """
-        return language.draw_fact(
-            self.rng, self.split, pools=self.pools, **{"kind": "digits"} | choice
-        )
+        given = {"kind": "digits"} | choice
+        return language.draw_fact(self.rng, "held_out", pools=self.pools, **given)
 
     def state(self, fact: Fact, forms: Split | None = None) -> str:
-        """The sentence that states it: the plain form, or any of a split's."""
+        """The sentence that states it: in the plain form, or in any of a split's."""
         return language.statement(
             fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0
         ).text
@@ -89,16 +81,16 @@ class Writer:
 
     # One task each: (passages, questions)
 
-    def passkey(self, tokens: int = 0) -> tuple[list[str], list[Question]]:
+    def passkey(self) -> tuple[list[str], list[Question]]:
         key = str(self.rng.randint(1, PAPER_KEYS))
         asked = language.pass_key_question(key)
-        text = self.passage([language.pass_key_statement(key).text], tokens or self.size)
+        text = self.passage([language.pass_key_statement(key).text], self.size)
         return [text], [Question("passkey", asked.prompt, asked.answer, [])]
 
-    def one_fact(self, tokens: int = 0) -> tuple[list[str], list[Question]]:
+    def one_fact(self) -> tuple[list[str], list[Question]]:
         fact = self.fact()
         asked = self.ask(fact)
-        return [self.passage([self.state(fact)], tokens or self.size)], [
+        return [self.passage([self.state(fact)], self.size)], [
             Question("fact", asked.prompt, asked.answer, []),
             Question("fact_unrelated", asked.prompt, asked.answer, [], before=self.text(UNRELATED)),
         ]
@@ -164,7 +156,7 @@ class Writer:
         ]
 
     def split_value(self, block_size: int) -> tuple[list[str], list[Question]]:
-        """A fact whose value stands in two blocks."""
+        """A fact whose value spans two blocks."""
         encode = self.tokenizer.encode
         while True:
             fact = self.fact()
@@ -216,8 +208,3 @@ def needles(
     if "of_100" in tasks:
         for _ in range(-(-trials // 4)):  # four questions for every hundred facts
             yield writer.many("of_100", 100, 4, 4)
-    if "in_place" in tasks:
-        length = settings["in_place_length"]
-        for n in range(settings["in_place"]):
-            texts, questions = writer.passkey(length) if n % 2 else writer.one_fact(length)
-            yield texts, [Question(**asdict(questions[0]) | {"task": "in_place", "length": length})]

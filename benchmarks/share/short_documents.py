@@ -39,16 +39,13 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.share.many_documents import Requests
-from benchmarks.speed.growth_documents import NAME
-from benchmarks.speed.growth_documents import fill as fill_blocks
-from benchmarks.speed.growth_models import Asked
-from benchmarks.speed.growth_weights import loaded
-from memstore import MemoryStore
+from memstore import MemoryStore, load_model
+from memstore.block import RecordKey
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep, Passage, encode_part
-from memstore.disk.format.runs import TokenRun, WordRun
+from memstore.disk.format.runs import KeyRun, TokenRun, WordRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -63,6 +60,7 @@ SIGNATURE = Signature(
 SPEC = IndexSpec("benchmark", "ab" * 16, heads=1, width=64, dtype="int8", words=True)
 SETTINGS = IngestSettings(passage_tokens=127)
 TOKENS, WORDS, A_TIME = 64, 40, 500
+QUESTION = "What is the name of the old man who lives in the house near the river?"
 CHEAP = 5  # times that a document is replaced in each repeat
 HASH = 2_654_435_761  # that spreads the numbers of words
 
@@ -91,13 +89,40 @@ class Blocks:
     keep: Keep = "kv"
 
     def __init__(self) -> None:
-        self._reader: Any = loaded(NAME)
+        self._reader = load_model()
 
     def fill(self, path: Path, documents: int) -> None:
-        fill_blocks(path, self._reader, documents)
+        """Blocks of zeros with random landmark keys."""
+        signature, shape = self._reader.signature, self._reader.shape
+        catalog = Catalog.create(path, signature, codec=self._reader.codec)
+        chance = np.random.default_rng(0)
+        heads, size, dim = shape.num_kv_heads, shape.block_size, shape.head_dim
+        bits = np.zeros((1, heads, size, dim), dtype="<i2")
+
+        def work(txn: Transaction, count: int) -> None:
+            for _ in range(count):
+                number = catalog.new_document_id(txn)
+                row = Document(number, self.name(number), "ready", size, 1).begin_write(0)
+                keys = chance.normal(size=(1, heads, dim)).astype("<f2").view("<i2")
+                total = 0
+                for layer in range(shape.num_layers):
+                    key = RecordKey(number, 0, layer)
+                    (record,) = catalog.blocks.encode(key, bits, bits, [size], row.writes[0].id)
+                    catalog.blocks.put(txn, key, record)
+                    total += len(record)
+                    if layer in shape.memory_layers:
+                        catalog.runs.put(txn, number, layer, KeyRun(0, keys))
+                catalog.put_tokens(txn, number, 0, 0, chance.integers(0, 1000, size))
+                catalog.put_document(txn, replace(row, bytes=total))
+
+        for first in range(0, documents, A_TIME):
+            catalog.database.write(partial(work, count=min(A_TIME, documents - first)))
+        catalog.close()
 
     def ask(self, store: MemoryStore) -> None:
-        Asked(self._reader, store, 0).first_token()
+        with self._reader.session(store) as session:
+            state = session.ask(QUESTION, lambda: None)
+            session.logits(state[None]).argmax().item()
 
     def replace(self, store: MemoryStore, name: str, turn: int) -> None:
         self._reader.ingest(Text(f"The price of mare {turn} is 310.", name), store, mode="replace")

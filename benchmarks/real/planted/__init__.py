@@ -27,6 +27,24 @@ from benchmarks.real.hay import flowing, next_sentence_end
 from benchmarks.real.plan import Plan, Question, Stated
 
 CORPORA = ("books-test", "books-val")
+TASKS = {
+    "natural": "everyday questions, nothing primed",
+    "pronoun": "its value told of he, she or it",
+    "heading": "its subject in a heading",
+    "table": "a row of a table",
+    "neighbours": "in two neighbouring passages",
+    "german": "in German",
+    "french": "in French",
+    "passkey": "pass key, the paper's words",
+    "fact": "one fact, a number",
+    "of_20": "one of 20 facts of the same form",
+    "reworded": "a fact asked for in other words",
+    "synonyms": "the same, its subject by synonyms",
+    "updated": "a fact stated twice, the later counts",
+    "absent": "no fact answers, literal",
+    "absent_reworded": "no fact answers, in other words",
+}
+TUNED = Path(__file__).parent / "tuned.json"  # K and thresholds of the published tables
 _FOLDER = Path(__file__).parent
 
 

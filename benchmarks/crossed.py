@@ -1,11 +1,11 @@
-"""Which files of memstore does a question to a Hugging Face model cross before its first token:
-asked in Python, and of a server that streams its response?
+"""Which files of memstore does a question to a Hugging Face model cross before its first token,
+asked in Python and asked of a server that streams its answer?
 
-A file is crossed where one of its functions runs, in whatever thread, from `ask` on, or from the
-request on; what only imports is not. The model is a random decoder of two layers, asked once
-before; its memory a few sentences in a directory that goes at the end.
+A file is crossed if one of its functions runs, in any thread, after `ask` was called or after the
+request was sent; a file that is only imported is not. The model is a random decoder of two layers
+that has answered once before, and its memory holds a few sentences in a temporary directory.
 
-    python -m benchmarks.house.crossed
+    python -m benchmarks.crossed
 """
 
 import argparse
@@ -37,8 +37,8 @@ _QUESTION = "Where does the red fox live?"
 
 
 class Crossed:
-    """The files of memstore whose functions ran between `start` and `stop`, in this thread and in
-    those that are begun after this was made, in the order of their first calls.
+    """The files of memstore whose functions ran between `start` and `stop`, in the order of their
+    first calls: in this thread, and in threads started after this object was made.
     """
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class Crossed:
     def start(self) -> None:
         self.files, self._on = {}, True
 
-    def stop(self, *told: Any) -> None:
+    def stop(self, *ignored: Any) -> None:
         self._on = False
 
-    def told(self, until: str) -> str:
-        """What was crossed, a file a line."""
+    def report(self, until: str) -> str:
+        """The crossed files, one a line, and their number."""
         return "\n".join([*self.files, f"{len(self.files)} files before {until}"])
 
-    def _called(self, frame: FrameType, event: str, told: Any) -> None:
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
         if not self._on or event != "call" or frame.f_code.co_name == "<module>":
             return
         file = Path(frame.f_code.co_filename)
@@ -66,7 +66,7 @@ class Crossed:
 
 
 def tiny_model() -> HuggingFacePassageModel:
-    """A random Llama with the tokenizer of the model that ships, as `wrap` gives it."""
+    """A random Llama with the tokenizer of the model that ships, as `memstore.wrap` returns it."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(SHIPPED / "tokenizer.json"))
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
     torch.manual_seed(0)
@@ -100,18 +100,19 @@ def served(service: Service) -> Iterator[int]:
         thread.join()
 
 
-def stream(port: int) -> Iterator[str]:
-    """The kinds of the events of one streamed response."""
-    body = {"model": "memstore", "input": _QUESTION, "stream": True, "max_output_tokens": 16}
+def stream(port: int) -> Iterator[dict[str, Any]]:
+    """The chunks of one streamed answer."""
+    messages = [{"role": "user", "content": _QUESTION}]
+    body = {"model": "memstore", "messages": messages, "stream": True, "max_tokens": 16}
     with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/responses", json.dumps(body), headers)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise SystemExit(response.read().decode())
         for line in response:
-            if line.startswith(b"event: "):
-                yield line.removeprefix(b"event: ").decode().strip()
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
 
 
 def main() -> None:
@@ -123,18 +124,18 @@ def main() -> None:
         path = Path(folder) / "memory"
         with memstore.MemoryStore.create(path, model.signature, selector=model.keeps) as store:
             model.ingest(_TEXT, store, name="text")
-            model.ask(_QUESTION, store, max_new_tokens=1)  # what is done once only is done here
+            model.ask(_QUESTION, store, max_new_tokens=1)  # does what happens once a process
             crossed.start()
             model.ask(_QUESTION, store, max_new_tokens=1, on_text=crossed.stop)
-            print(crossed.told("the first token of an answer"))
+            print(crossed.report("the first token of an answer"))
             with closing(Service(model, store)) as service, served(service) as port:
                 for _ in stream(port):
                     pass
                 crossed.start()
-                for event in stream(port):
-                    if event == "response.output_text.delta":
+                for chunk in stream(port):
+                    if any(choice["delta"].get("content") for choice in chunk["choices"]):
                         crossed.stop()
-    print("\n" + crossed.told("the first token of a streamed response"))
+    print("\n" + crossed.report("the first token of a streamed answer"))
 
 
 if __name__ == "__main__":
