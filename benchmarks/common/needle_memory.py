@@ -22,7 +22,7 @@ from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.reads import StepReads
-from memstore.training.recipes import facts as language
+from memstore.training import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 
@@ -222,11 +222,12 @@ def streamed(
     replies: list[tuple[Question, Reply]] = []
     began = time.perf_counter()
     for _ in range(trials):
-        key = str(rng.randint(1, PAPER_KEYS))
-        sentence = language.pass_key_question(key)
+        key = language.pass_key(str(rng.randint(1, PAPER_KEYS)))
+        sentence = language.question(language.PASS_KEY_QUESTION, key)
+        stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
         filler = books.run(rng, length).tolist()
         head = model.tokenizer.encode(language.PASS_KEY_HEAD + " ")
-        needle = model.tokenizer.encode(" " + language.pass_key_statement(key).text)
+        needle = model.tokenizer.encode(f" {stated.text}")
         room = length - len(head) - len(needle)
         place = rng.randint(0, room)
         prompt = [*head, *filler[:place], *needle, *filler[place:room]]

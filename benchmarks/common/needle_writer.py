@@ -8,11 +8,9 @@ import numpy as np
 
 from benchmarks.common.needles import Question
 from benchmarks.common.text import Books
+from memstore.training import facts as language
 from memstore.training.corpus import CorpusTokenizer
-from memstore.training.recipes import facts as language
-from memstore.training.recipes.fact_pools import Pools, draw_value
-from memstore.training.recipes.facts import Fact, Sentence
-from memstore.training.recipes.sentence_forms import Split
+from memstore.training.facts import Fact, Pools, Sentence, Split, draw_value
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question
@@ -71,20 +69,28 @@ class Writer:
 
     def state(self, fact: Fact, forms: Split | None = None) -> str:
         """The sentence that states it: in the plain form, or in any of a split's."""
-        return language.statement(
-            fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0
-        ).text
+        return self._form(language.STATEMENTS, forms, language.sentence, fact).text
 
     def ask(self, fact: Fact, forms: Split | None = None) -> Sentence:
         """The question for it, likewise."""
-        return language.question(fact, self.rng.choice(language.QUESTIONS[forms]) if forms else 0)
+        return self._form(language.QUESTIONS, forms, language.question, fact)
+
+    def _form(
+        self,
+        every: dict[Split, tuple[str, ...]],
+        forms: Split | None,
+        make: Callable[[str, Fact], Sentence],
+        fact: Fact,
+    ) -> Sentence:
+        return make(self.rng.choice(every[forms]) if forms else every["train"][0], fact)
 
     # One task each: (passages, questions)
 
     def passkey(self) -> tuple[list[str], list[Question]]:
-        key = str(self.rng.randint(1, PAPER_KEYS))
-        asked = language.pass_key_question(key)
-        text = self.passage([language.pass_key_statement(key).text], self.size)
+        key = language.pass_key(str(self.rng.randint(1, PAPER_KEYS)))
+        asked = language.question(language.PASS_KEY_QUESTION, key)
+        stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
+        text = self.passage([stated.text], self.size)
         return [text], [Question("passkey", asked.prompt, asked.answer, [])]
 
     def one_fact(self) -> tuple[list[str], list[Question]]:
@@ -149,7 +155,7 @@ class Writer:
                 pass
             values.append(value)
             fact = Fact(fact.entity, fact.attribute, value)
-            sentences.append(language.update(fact, 0).text)
+            sentences.append(language.sentence(language.UPDATES["train"][0], fact).text)
         asked = self.ask(fact)
         return [self.passage(sentences, 2 * self.size)], [
             Question("updated", asked.prompt, asked.answer, [], old=" " + values[-2])

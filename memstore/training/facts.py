@@ -1,5 +1,8 @@
-"""What facts are made of: pools of words, of which each has a part that training never sees, and
-names and values drawn from them.
+"""The language of planted facts: made-up things with attributes and values, and the sentences that
+state them, update them and ask for them.
+
+Landmark training and the benchmarks of landmark models plant these facts. Every pool of words and
+every list of sentence forms has a part that training never sees, for the split "held_out".
 """
 
 from __future__ import annotations
@@ -10,7 +13,105 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from memstore.training.recipes.sentence_forms import Split
+Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
+
+PASS_KEY_QUESTION = "What is the pass key? The pass key is"
+
+# In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article,
+# {a} the attribute, {v} the value. The first four of each list are the plain ones that training may
+# begin with.
+STATEMENTS: dict[Split, tuple[str, ...]] = {
+    "train": (
+        "The {a} of {E} is {v}.",
+        "The {e} {a} is {v}.",
+        "Remember: the {a} for {E} is {v}.",
+        "{e} {a}: {v}.",
+        "{v} is the {a} of {E}.",
+        "{C} has the {a} {v}.",
+        "{C}'s {a} is {v}.",
+        "Note that the {a} of {E} is {v}.",
+        "For {E}, the {a} is {v}.",
+        "The {a} given to {E} was {v}.",
+        "{C}, whose {a} is {v}, was there.",
+        "Do not forget that {v} is the {a} of {E}.",
+        "{C}: {a} {v}.",
+        "I wrote down {v} as the {a} of {E}.",
+        "The {a} of {E}: {v}\n",
+    ),
+    "held_out": (
+        "They said that {E} had {v} as its {a}.",
+        "As far as I know, the {a} belonging to {E} is {v}.",
+    ),
+}
+UPDATES: dict[Split, tuple[str, ...]] = {
+    "train": (
+        "The {a} of {E} is now {v}.",
+        "The {a} of {E} has been changed to {v}.",
+        "{C}'s {a} was changed to {v}.",
+        "From now on the {a} of {E} is {v}.",
+        "Correction: the {a} of {E} is {v}.",
+        "The new {a} of {E} is {v}.",
+        "The {e} {a} has changed. It is now {v}.",
+        "Update: {e} {a}: {v}.",
+    ),
+    "held_out": (
+        "Later the {a} of {E} was replaced by {v}.",
+        "These days {E} has the {a} {v} instead.",
+    ),
+}
+# A question form says everything up to the answer.
+QUESTIONS: dict[Split, tuple[str, ...]] = {
+    "train": (
+        "What is the {a} of {E}? The {a} of {E} is",
+        "What is the {e} {a}? The {e} {a} is",
+        "Question: what is the {a} of {E}? Answer:",
+        "The {e} {a} is",
+        "The {a} of {E} is",
+        "Tell me the {a} of {E}. It is",
+        "What is {E}'s {a}? It is",
+        "Which {a} does {E} have? The {a} is",
+        "{C}'s {a} is",
+        "What is the {a} of {E}?",
+        "Question: What is the {a} of {E}?\nAnswer:",
+        "Q: What is the {e} {a}? A:",
+        "what is the {a} of {E}? it is",
+        "What was the {a} given to {E}? The {a} was",
+        "Do you remember the {a} of {E}? Yes, it is",
+        "{e} {a}:",
+    ),
+    "held_out": (
+        "Can you say what the {a} for {E} is? It is",
+        "I need the {a} belonging to {E}. The answer is",
+    ),
+}
+PASS_KEY_STATEMENTS: dict[Split, tuple[str, ...]] = {
+    "train": (
+        "The pass key is {v}. Remember it. {v} is the pass key.",
+        "The pass key is {v}. Remember it.",
+        "Remember: the pass key is {v}. {v} is the pass key.",
+        "The pass key is {v}.",
+        "{v} is the pass key. Remember it.",
+    ),
+    "held_out": (
+        "Keep this in mind: the pass key is {v}.",
+        "Someone told me {v} was the pass key.",
+    ),
+}
+PASS_KEY_QUESTIONS: dict[Split, tuple[str, ...]] = {
+    "train": (
+        PASS_KEY_QUESTION,
+        "What is the pass key?",
+        "The pass key is",
+        "Question: What is the pass key? Answer:",
+        "Question: What is the pass key?\nAnswer:",
+        "Tell me the pass key. It is",
+        "what is the pass key? it is",
+        "What was the pass key? The pass key was",
+        "Q: What is the pass key? A:",
+    ),
+    "held_out": ("Can you say what the pass key is? It is", "I need the pass key. The answer is"),
+}
 
 ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
 # How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats
@@ -243,3 +344,111 @@ def _code(rng: Random) -> str:
 def _pattern(rng: Random, pattern: str) -> str:
     kinds = {"A": "ABCDEFGHJKLMNPQRSTUVWXYZ", "a": "abcdefghjkmnpqrstuvwxyz", "d": "0123456789"}
     return "".join(rng.choice(kinds[symbol]) if symbol in kinds else symbol for symbol in pattern)
+
+
+PASS_KEY_HEAD = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+PASS_KEY_HEADS = (
+    PASS_KEY_HEAD,
+    PASS_KEY_HEAD.replace("an important info", "important information").replace(
+        "memorize them", "memorize it"
+    ),
+    "There is important information hidden in the following text. Find it and remember it.",
+)
+GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing to remember; the pass key is the attribute "pass key" of nothing."""
+
+    entity: str
+    attribute: str
+    value: str
+
+    @property
+    def is_pass_key(self) -> bool:
+        return not self.entity
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Text in parts, each with whether it is the value; a value brings the space before it
+    along.
+    """
+
+    parts: tuple[tuple[str, bool], ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.parts)
+
+    @property
+    def prompt(self) -> str:
+        """A question's text up to its answer."""
+        return self.parts[0][0]
+
+    @property
+    def answer(self) -> str:
+        """A question's answer, with the space before it."""
+        return self.parts[1][0]
+
+
+def draw_fact(
+    rng: Random,
+    split: Split = "train",
+    kind: ValueKind | None = None,
+    *,
+    entity_kind: EntityKind | None = None,
+    pools: Pools | None = None,
+) -> Fact:
+    """A fact of the split: a made-up entity, an attribute and a value of `kind` (drawn when None).
+
+    `pools` (of the same split) may bring words of a corpus and narrow the choice.
+    """
+    pools = pools or Pools.of(split)
+    entity = draw_entity(rng, pools, entity_kind)
+    return Fact(entity, rng.choice(pools.attributes), draw_value(rng, pools, kind))
+
+
+def pass_key(value: str) -> Fact:
+    """A pass key as a fact."""
+    return Fact("", "pass key", value)
+
+
+def draw_pass_key(rng: Random, repeats: float = 0.3) -> Fact:
+    """A pass key: 1 to 99,999 as in the paper, often with five digits, a share of `repeats` with
+    repeated ones.
+    """
+    if rng.random() < repeats:
+        value = repeated_digits(rng)
+    else:
+        value = str(rng.randint(1, 99_999) if rng.random() < 0.4 else rng.randint(10_000, 99_999))
+    return pass_key(value)
+
+
+def sentence(form: str, fact: Fact) -> Sentence:
+    """The sentence that a form of STATEMENTS, UPDATES or PASS_KEY_STATEMENTS makes of a fact."""
+    entity = fact.entity
+    # Proper names take no article.
+    named = entity if entity[:1].isupper() else f"the {entity}"
+    words = {"E": named, "C": named[:1].upper() + named[1:], "e": entity, "a": fact.attribute}
+    parts: list[tuple[str, bool]] = []
+    *before, last = form.split("{v}")
+    for text in before:
+        text = text.format_map(words)
+        if text.rstrip(" "):
+            parts.append((text.removesuffix(" "), False))
+        parts.append((" " + fact.value if text.endswith(" ") else fact.value, True))
+    if last:
+        parts.append((last.format_map(words), False))
+    return Sentence(tuple(parts))
+
+
+def question(form: str, fact: Fact) -> Sentence:
+    """A question with its answer, of a form of QUESTIONS or PASS_KEY_QUESTIONS: its parts are the
+    prompt, the answer, and a full stop.
+    """
+    return sentence(form + " {v}.", fact)

@@ -1,20 +1,74 @@
-"""One window or chunk of recall training as it is written: book text, statements, questions, and
-their loss weights.
+"""Pages of recall training: windows and chunks of book text in which facts are stated and asked
+for, as token ids and loss weights.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
-from memstore.training.recipes import facts as language
-from memstore.training.recipes.fact_pools import Pools, draw_value
-from memstore.training.recipes.facts import Fact, Sentence
-from memstore.training.recipes.page_writer import PageWriter
+import numpy as np
 
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.training import facts as language
+from memstore.training.corpus import CorpusTokenizer, TokenCorpus
+from memstore.training.curriculum import RecallConfig
+from memstore.training.facts import Fact, Pools, Sentence, draw_value
+
+# Where the pre-tokenizer cuts the sentences of facts.py: before a space, around a digit, around a
+# newline. Pieces between such cuts are encoded apart, and so from a cache, with the same ids as the
+# whole sentence.
+_PIECES = re.compile(r" ?[^ \n0-9]+|[0-9\n]| (?=[0-9])")
+_CACHED_PIECES = 200_000
 # tokens of the corpus kept free after a plain window, for chunks that continue it
 _TEXT_AFTER = 1024
 _RUN_GAP = 256  # tokens left out between the windows of a run, for chunks that continue them
+
+
+class Source:
+    """What pages are written from: the tokenizer, the corpus and the one random stream that decides
+    everything.
+    """
+
+    def __init__(self, tokenizer: CorpusTokenizer, corpus: TokenCorpus, rng: Random) -> None:
+        self.rng = rng
+        self.corpus = corpus
+        self._tokenizer = tokenizer
+        # a plain view: slicing a memory map costs ten times as much
+        self._tokens = np.asarray(corpus.tokens)
+        # another tokenizer may cut across the pieces
+        self._by_pieces = isinstance(tokenizer, Tokenizer)
+        self._pieces: dict[str, list[int]] = {}
+        texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]
+        self.space = tokenizer.encode(" ")
+        self.ends_line = [text.endswith("\n") for text in texts]
+        self.ends_sentence = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
+        self.grass = [
+            self.encode(f" {sentence.removesuffix('.')}.")
+            for sentence in language.GRASS.split(". ")
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence of facts.py: what the tokenizer gives for the whole sentence, from a
+        cache of pieces.
+        """
+        if not self._by_pieces:
+            return self._tokenizer.encode(text)
+        ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            known = self._pieces.get(piece)
+            if known is None:
+                known = self._tokenizer.encode(piece)
+                if len(self._pieces) < _CACHED_PIECES:
+                    self._pieces[piece] = known
+            ids += known
+        return ids
+
+    def text(self, offset: int, length: int) -> np.ndarray:
+        """Ids of the corpus from `offset` on, fewer than `length` at its end."""
+        return self._tokens[offset : offset + length]
 
 
 @dataclass
@@ -39,8 +93,113 @@ class Known:
     taken: set[tuple[str, str]] = field(default_factory=set)
 
 
-class Page(PageWriter):
-    """One window or chunk."""
+class Page:
+    """Content ids (no landmarks) and loss weights of one window or chunk of `size` tokens, in the
+    order of writing.
+    """
+
+    def __init__(self, source: Source, config: RecallConfig, size: int) -> None:
+        self.ids: list[int] = []
+        self.weights: list[float] = []
+        self._source, self._config, self._size, self._rng = source, config, size, source.rng
+        self._flowing = self._rng.random() < config.flowing
+        self._place: int | None = None  # where in the corpus a flowing page's next filler begins
+
+    def put(self, ids: list[int], weight: float) -> None:
+        self.ids += ids
+        self.weights += [weight] * len(ids)
+
+    def filler(self, length: float, *, exact: bool = False) -> None:
+        """About `length` tokens of text, at times up to the end of a sentence only unless
+        `exact`.
+        """
+        n = int(length)
+        if n <= 0:
+            return
+        rng, source = self._rng, self._source
+        if rng.random() < self._config.grass:
+            first = rng.randrange(len(source.grass))
+            ids: list[int] = []
+            while len(ids) < n:
+                ids += source.grass[first % len(source.grass)]
+                first += 1
+            self.put(ids[:n], self._config.filler_weight)
+            return
+        n = min(n, len(source.corpus))
+        place = self._place
+        if place is None or place + n > len(source.corpus):
+            place = source.corpus.offset(rng, n)
+        text = source.text(place, n)
+        if not exact and rng.random() < 0.5:
+            ends = np.flatnonzero(source.ends_sentence[text])
+            text = text[: ends[-1] + 1] if len(ends) else text
+        if self._flowing:
+            self._place = place + len(text)
+        self.put(text.tolist(), self._config.filler_weight)
+
+    def finish(self) -> None:
+        """Bring the page to exactly its size."""
+        while len(self.ids) < self._size:
+            self.filler(self._size - len(self.ids), exact=True)
+        del self.ids[self._size :], self.weights[self._size :]
+
+    def say(
+        self,
+        sentence: Sentence,
+        value_weights: Sequence[float],
+        *,
+        last_weight: float | None = None,
+        across: bool = False,
+    ) -> tuple[int, int]:
+        """Write a sentence; returns where its first value begins and how many tokens it has.
+
+        `value_weights` are those of its values in turn, `last_weight` that of what follows the
+        last. With `across`, filler first moves it so that the end of a block falls inside the first
+        value, if it can.
+        """
+        rng, block = self._rng, self._config.block_size
+        if self.ids and rng.random() < 0.15:
+            self.put(self._source.encode("\n"), self._config.filler_weight)
+        if not self.ids:
+            separator = rng.choice(("", " "))
+        else:
+            separator = "" if self._source.ends_line[self.ids[-1]] else " "
+        encoded = []
+        for text, is_value in sentence.parts:
+            encoded.append((self._source.encode(separator + text), is_value))
+            separator = ""
+        before = 0
+        for ids, is_value in encoded:
+            if is_value:
+                if across and len(ids) > 1:
+                    self.filler(
+                        -(len(self.ids) + before + rng.randrange(1, len(ids))) % block, exact=True
+                    )
+                break
+            before += len(ids)
+        start, length = len(self.ids), 0
+        values = iter(value_weights)
+        for index, (ids, is_value) in enumerate(encoded):
+            if is_value:
+                if not length:
+                    start, length = len(self.ids), len(ids)
+                weight = next(values)  # no form has more values than the paper's pass key, two
+                lead = 2 if ids[:1] == self._source.space else 1
+                self.put(ids, weight)
+                if weight >= 1:
+                    # Behind its first digit a number can be continued by its own digits; the first
+                    # one needs the fact.
+                    self.weights[start + lead - 1] = weight * self._config.first_weight
+            elif last_weight is not None and index == len(encoded) - 1:
+                self.put(ids, last_weight)
+            else:
+                self.put(ids, self._config.filler_weight)
+        return start, length
+
+    def repeat(self, ids: list[int], known_from: int, first_weight: float, weight: float) -> None:
+        """Write a repeated span; which one it is shows only after its first `known_from` tokens."""
+        self.put(ids[:known_from], first_weight)
+        self.put(ids[known_from:], weight)
 
     def plain(self, after: int | None = None) -> int:
         """Fill the page with text of the corpus, from a random place or a little after offset
@@ -98,7 +257,7 @@ class Page(PageWriter):
                 else:
                     fact = self._new_fact(facts, pools, taken)
                     form = rng.choice(forms("STATEMENTS", pools))
-                self.say(language.statement(fact, form), (0.0,))
+                self.say(language.sentence(form, fact), (0.0,))
                 facts.append(fact)
                 unasked.append(fact)
                 self.filler(rng.expovariate(1) * gap)
@@ -146,10 +305,10 @@ class Page(PageWriter):
             )
             if old is not None:
                 fact = self._changed(old.fact, pools)
-                sentence = language.update(fact, rng.choice(forms("UPDATES", pools)))
+                sentence = language.sentence(rng.choice(forms("UPDATES", pools)), fact)
             else:
                 fact = self._new_fact([each.fact for each in latest.values()], pools, taken)
-                sentence = language.statement(fact, rng.choice(statements))
+                sentence = language.sentence(rng.choice(statements), fact)
             start, length = self.say(sentence, (0.0,), across=rng.random() < config.across_blocks)
             name = (fact.entity, fact.attribute)
             if old is not None:
@@ -188,15 +347,15 @@ class Page(PageWriter):
 
     def _state_pass_key(self, key: Fact, pools: Pools) -> tuple[int, int]:
         form = self._usual("PASS_KEY_STATEMENTS", pools)
-        sentence = language.pass_key_statement(key, form)
+        sentence = language.sentence(form, key)
         across = self._rng.random() < self._config.across_blocks
         return self.say(sentence, (0.0, self._config.repeat_weight), across=across)
 
     def _ask(self, fact: Fact, pools: Pools) -> None:
         if fact.is_pass_key:
-            sentence = language.pass_key_question(fact, self._usual("PASS_KEY_QUESTIONS", pools))
+            sentence = language.question(self._usual("PASS_KEY_QUESTIONS", pools), fact)
         else:
-            sentence = language.question(fact, self._rng.choice(forms("QUESTIONS", pools)))
+            sentence = language.question(self._rng.choice(forms("QUESTIONS", pools)), fact)
         self.say(sentence, (1.0,), last_weight=self._config.stop_weight)
 
     def _usual(self, name: str, pools: Pools) -> str:
