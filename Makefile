@@ -23,7 +23,6 @@ SYSTEM := chromium redis-server
 .PHONY: demo docs test smollm2 models test-models services test-services ray test-ray soak lint setup clean
 
 # A real book and a real model. TEXT=book.txt: your text, and your questions. MODEL=: another model.
-# ARGS=--landmarks: the model of the paper's kind that ships, and facts hidden in 128K tokens.
 demo: smollm2
 	$(BIN)/memstore demo $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 

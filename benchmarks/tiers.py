@@ -25,8 +25,7 @@ from benchmarks.common.tables import table
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore, load_model
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.recorded import Recorded
-from memstore.tiers.replay import belady, replay
+from memstore.tiers.replay import Recorded, belady, replay
 from memstore.tiers.tier_options import DEFAULT_POLICY
 
 TRACE = Path(__file__).parent.parent / "tests/data/trace-books.zst"

@@ -20,7 +20,7 @@ from benchmarks.real.plan import Plan, Question, Stated
 from benchmarks.real.recall_tables import counts
 from benchmarks.real.results import Row
 from benchmarks.real.running import parser, run
-from memstore.cli.demo.real_book import TEXT, chapters, questions
+from memstore.cli.demo import TEXT, book_questions, chapters
 from memstore.model.lookup_settings import CAUTION
 
 METHODS = [
@@ -51,7 +51,7 @@ def plan() -> Plan:
     """The chapters, and the questions about all of them."""
     texts = dict(chapters())
     made = Plan(documents=texts)
-    for number, one in enumerate(questions()):
+    for number, one in enumerate(book_questions()):
         start = texts[one.chapter].index(one.passage)
         stated = Stated(one.chapter, start, start + len(one.passage), None)
         made.questions.append(

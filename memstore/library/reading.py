@@ -23,7 +23,6 @@ from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
-from memstore.temporary import temporary_directory
 
 _BUDGET = 128 << 20  # bytes of the host tier, of which an ingest reads its latest blocks alone
 _PREFIX = "memstore-library-"
@@ -123,5 +122,6 @@ def _scratch() -> Iterator[Path]:
                 os.kill(process, 0)
             except ProcessLookupError:
                 shutil.rmtree(left, ignore_errors=True)
-    with temporary_directory(f"{_PREFIX}{os.getpid()}-") as path:
-        yield path
+    prefix = f"{_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
+        yield Path(path)

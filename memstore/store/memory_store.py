@@ -11,6 +11,7 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Keep
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput, MemoryLocked
+from memstore.paths import expanded
 from memstore.share.publication_options import is_url
 from memstore.store.names_written import names_written
 from memstore.store.write import admission
@@ -44,13 +45,14 @@ class MemoryStore(WrittenDocuments):
         from memstore.store.transfer.export_import import export_document
 
         catalog = self._on_disk().catalog
-        check_target(Path(file))
+        file = expanded(file)
+        check_target(file)
         (document,) = self.ready([name])
         if is_url(self.place):
             from memstore.store.transfer.published_document import export_published
 
-            return export_published(str(self.place), name, Path(file))
-        return export_document(catalog, document, Path(file))
+            return export_published(str(self.place), name, file)
+        return export_document(catalog, document, file)
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the
@@ -62,7 +64,7 @@ class MemoryStore(WrittenDocuments):
         from memstore.store.transfer.export_file import read_head
         from memstore.store.transfer.export_import import import_document
 
-        file = Path(file)
+        file = expanded(file)
         original = read_head(file).document
         name = original.name if name is None else name
         admission.check_name(name)

@@ -12,6 +12,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import DocumentNotFound, InvalidConfig, MemoryClosed, ReadOnlyMemory
+from memstore.paths import expanded
 from memstore.paused_collection import paused_collection
 from memstore.share.publication_options import is_url, take_share_options
 from memstore.store.open_options import OpenOptions, check_open_options
@@ -72,7 +73,7 @@ class OpenMemory(Closing):
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
-        check_open_options(options, signature, Path(path))  # a bad option leaves nothing behind
+        check_open_options(options, signature, expanded(path))  # a bad option leaves nothing behind
         catalog = Catalog.create(
             path, signature, codec=codec, quota=quota, kv_budget=kv_budget, selector=selector
         )

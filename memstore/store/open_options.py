@@ -7,6 +7,7 @@ from pathlib import Path
 from memstore.disk.files import check_outside_memories
 from memstore.disk.format.signature import Signature
 from memstore.errors import BudgetExceeded, InvalidConfig
+from memstore.paths import expanded
 from memstore.share.publication_options import ShareOptions
 from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
 
@@ -49,7 +50,7 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
     if trace is not None:
         from memstore.tiers.lookup_trace import check_trace
 
-        check_outside_memories(Path(trace), new)
+        check_outside_memories(expanded(trace), new)
         check_trace(trace)
 
 

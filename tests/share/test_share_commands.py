@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli.options.option_groups import Away
+from memstore.cli.options import Published
 from memstore.errors import InvalidConfig
 from memstore.share.objects.object_errors import first_line
 from memstore.store.memory_store import MemoryStore
@@ -66,7 +66,7 @@ def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: 
     assert run("stats", "--store", url, "--json").json["passages"]["stored"] == 40
     other = f"file://{tmp_path}/other"
     refused(run("share", "push", other, "--keep", "text", "--store", memory), "not made of pass")
-    refused(run("share", "push", other, "--keep", "x", "--store", memory), "kv or text")
+    refused(run("share", "push", other, "--keep", "x", "--store", memory), "'x'", status=2)
 
 
 def test_who_prunes_with_another_grace_tells_publishers_of_it(
@@ -127,9 +127,9 @@ def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["deadline", "refresh", "local_budget"])
 def test_a_setting_of_zero_is_refused_by_its_name(name: str, url: str) -> None:
-    assert Away().options(url) == {}
+    assert Published().options(url) == {}
     with pytest.raises(InvalidConfig, match=f"{name} must be above 0"):
-        MemoryStore.open(url, **Away(**{name: 0}).options(url))
+        MemoryStore.open(url, **Published(**{name: 0}).options(url))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

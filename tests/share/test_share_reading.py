@@ -358,15 +358,3 @@ def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_pa
         capacity = store.capacity
         assert store.tiers.nearest(units[:4]) == ["local"] * 4 and capacity < 24
         assert store.tiers.nearest(units[20:]) == ["host"] * 4
-
-
-def test_cutoffs_of_the_command_line() -> None:
-    from typer import BadParameter
-
-    from memstore.cli.options.command_options import parse_cutoff
-
-    assert parse_cutoff("0.2") == 0.2
-    assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}
-    for wrong in ("much", "host=", "host=.1,remote"):
-        with pytest.raises(BadParameter, match="numbers by tier"):
-            parse_cutoff(wrong)

@@ -446,32 +446,6 @@ def test_a_command_that_asks_stores_what_it_computed(reader, tmp_path, monkeypat
     assert ran.exit_code == 0 and "; computed " in ran.output
     ran = CliRunner().invoke(app, ask)
     assert ran.exit_code == 0 and "; computed " not in ran.output
-    ran = CliRunner().invoke(app, ["stats", "--store", str(tmp_path / "m")])
-    assert "of a kv budget of 1.1 GB" in ran.output
-
-
-@pytest.mark.parametrize(
-    "budget, words",
-    [("lots", "is no size"), ("-1", "is no size"), ("5000000TB", "larger than any")],
-)
-def test_a_wrong_budget_is_one_line(tmp_path, budget, words) -> None:
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT)
-    ran = CliRunner().invoke(
-        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", budget]
-    )
-    assert ran.exit_code == 2 and words in ran.output.replace("\n", " ")
-    assert not (tmp_path / "m").exists()
-
-
-def test_a_model_without_passages_has_no_budget_for_them(tmp_path) -> None:
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT)
-    ran = CliRunner().invoke(
-        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", "1MB"]
-    )
-    assert ran.exit_code == 1 and "a kv budget is of passages" in ran.output
-    assert not (tmp_path / "m").exists()
 
 
 def test_a_small_edit_needs_no_room_for_what_is_stored(reader, tmp_path) -> None:

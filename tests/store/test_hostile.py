@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey
-from memstore.cli.terminal import answers, console
+from memstore.cli import console
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import KeyRun, RunForm
 from memstore.errors import (
@@ -36,7 +36,7 @@ from memstore.index.index_file import Unusable
 from memstore.model.landmark.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lookup_trace import read_trace
-from memstore.tiers.recorded import Recorded
+from memstore.tiers.replay import Recorded
 from support.crafted import DEEP, NAN, WRONG, Frames, changed, fuzzed, places, write
 from support.index_engines import build, filled, queries
 from support.synthetic_documents import (
@@ -510,7 +510,7 @@ def test_a_crafted_trace_is_refused_or_read(tmp_path, data):
     (tmp_path / "trace").write_bytes(zstandard.compress(packed))
     try:
         found = list(read_trace(tmp_path / "trace"))
-        Recorded.load(tmp_path / "trace").reuse()
+        Recorded.load(tmp_path / "trace")
     except InvalidInput:
         return
     for entry in found:
@@ -592,7 +592,7 @@ def test_control_characters_are_shown_and_never_sent(capsys):
     console.say(hostile)
     console.note(hostile)
     console.emit({"name": hostile})
-    answers.print_answer(
+    console.print_answer(
         {
             "text": hostile,
             "sources": [

@@ -20,6 +20,7 @@ from typing import Any, Self
 from memstore.child import python_command
 from memstore.disk.files import DATA, occupy_standard_streams
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
+from memstore.paths import expanded
 from memstore.share.objects.object_errors import without_credentials
 from memstore.share.publication_options import is_url
 from memstore.store.verify.report import Problem, Report
@@ -50,7 +51,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
                 "damaged documents again with --check, from a memory that has them whole"
             )
         return verify_published(str(path))
-    path = Path(path)
+    path = expanded(path)
     if not (path / DATA).is_file():
         raise MemoryNotFound.of(path)
     with _Children() as children:
