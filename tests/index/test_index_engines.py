@@ -219,7 +219,7 @@ def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[PackedIndex,
     assert (some.candidates[2:] == -1).all() and (some.scores[2:] == NEG).all()
 
 
-def test_what_does_not_fit_is_refused(memory: tuple[PackedIndex, Scope]) -> None:
+def test_queries_of_a_wrong_shape_are_refused(memory: tuple[PackedIndex, Scope]) -> None:
     index, scope = memory
     for q in (queries(2)[..., :8], queries(2)[:3], queries(2)[0]):
         with pytest.raises(InvalidInput, match="queries of shape"):
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_refused(memory: tuple[PackedIndex, Scope]) -> None
         index.search(0, queries(2), scope, 0)
 
 
-def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
+def test_auto_uses_its_engine_only_where_it_is_cheaper() -> None:
     index, scope = filled("auto")
     q = queries(64)
     assert isinstance(index, FaissIndex)
@@ -244,7 +244,7 @@ def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
     assert index.asked == 1
 
 
-def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 200)
     index, scope = filled(FAISS)
     build(index)
@@ -278,7 +278,7 @@ def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch
 # Files
 
 
-def test_engines_from_a_file_find_the_same(tmp_path: Path) -> None:
+def test_stored_engine_finds_the_same(tmp_path: Path) -> None:
     index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
@@ -310,9 +310,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return faiss_format.file_of(directory, 0).read_bytes()
 
 
-def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
-    file: bytes, tmp_path: Path
-) -> None:
+def test_stale_index_file_is_not_used(file: bytes, tmp_path: Path) -> None:
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
     asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
@@ -324,9 +322,7 @@ def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
         faiss_format.read(tmp_path, index, 0)
 
 
-def test_a_document_whose_keys_changed_is_not_served_from_a_file(
-    file: bytes, tmp_path: Path
-) -> None:
+def test_changed_document_is_not_served_from_a_file(file: bytes, tmp_path: Path) -> None:
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
@@ -386,7 +382,7 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
+def test_damaged_file_is_rebuilt_unless_read_only(
     read_only: bool, file: bytes, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     path = faiss_format.file_of(tmp_path, 0)
@@ -412,7 +408,7 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
 # Without FAISS
 
 
-def test_without_faiss_only_what_needs_it_is_refused(
+def test_without_faiss_search_is_exact(
     file: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
