@@ -74,13 +74,13 @@ soak: ray
 		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} MEMSTORE_STOPS=$${MEMSTORE_STOPS:-40} \
 		MEMSTORE_LOAD_SECONDS=$${MEMSTORE_LOAD_SECONDS:-300} \
 		MEMSTORE_SERVE_HOSTILE=$${MEMSTORE_SERVE_HOSTILE:-2000} \
-		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-5000} \
+		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-1000} \
 		MEMSTORE_PUBLISHED_RANDOM=$${MEMSTORE_PUBLISHED_RANDOM:-100} MEMSTORE_SHARE_FAULTS=$${MEMSTORE_SHARE_FAULTS:-12000} \
 		MEMSTORE_RAY_KILLS=$${MEMSTORE_RAY_KILLS:-100} \
 		MEMSTORE_PAGES_APART=$${MEMSTORE_PAGES_APART:-1} \
 		$(TEST) tests/store/test_durability.py tests/store/test_soak.py tests/store/test_hostile.py tests/documents/test_hostile_documents.py \
 		tests/index/test_index_engines.py tests/index/test_passage_files.py tests/tiers/test_trace.py \
-		tests/cli/test_signals.py tests/share/test_published_hostile.py tests/share/test_publish_passages.py \
+		tests/cli/test_signals.py tests/share/test_publication_format.py tests/share/test_publish_passages.py \
 		tests/share/test_share_faults.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/store/test_computed_again.py \
 		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.kernels.windows import Gates, Windows
+from benchmarks.gpu.windows import Gates, Windows
 from memstore.kernels import (
     reference_grouped_softmax,
     reference_landmark_topk,

@@ -50,7 +50,7 @@ def test_search_equals_the_direct_product_for_every_head_of_a_group(index: Packe
     assert index.search(3, q, [(1, 0, 200)], 8).lse is None
 
 
-def test_a_bias_counts_like_the_scores_themselves(index: PackedIndex) -> None:
+def test_bias_is_added_to_the_scores(index: PackedIndex) -> None:
     stored, q = keys(200), queries()
     index.add(1, 3, 0, stored)
     index.add(9, 3, 0, keys(30, 1))
@@ -106,7 +106,7 @@ def test_packed_keeps_memory_within_a_small_factor_when_documents_come_and_go() 
     assert torch.equal(index.keys(0, [(198, 0, 50)]), keys(50, 198).transpose(0, 1))
 
 
-def test_heads_without_an_open_row_find_nothing_and_are_not_counted(index: PackedIndex) -> None:
+def test_closed_rows_find_nothing_and_are_not_counted(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(40))
     q = queries()
     every = index.search(0, q, [(1, 0, 40)], 4)
@@ -174,3 +174,6 @@ def test_search_is_exact_after_any_changes_of_documents(kind: str, data: st.Data
             hits.scores[..., : scores.shape[-1]], scores, atol=1e-4, rtol=1e-5
         )
         assert torch.equal(hits.candidates[..., : expected.shape[-1]], expected)
+        gathered = index.gather(0, scope, expected)  # (H, T, k, D)
+        for head in range(4):
+            assert torch.equal(gathered[head], candidates[expected[head], head // 2])

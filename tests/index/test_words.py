@@ -13,6 +13,7 @@ from memstore.disk.format.block_words import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.text_words import count, split
 from memstore.index.word_index import WordIndex
+from support.rounding import assert_same_to_rounding
 
 VOCABULARY = [f"w{number}" for number in range(60)]
 
@@ -146,7 +147,7 @@ def test_a_spread_is_that_of_the_scope_and_of_nothing_else() -> None:
             rare = index.rare(words, scope)
             assert rare.spread == pytest.approx(expected, rel=0.08, abs=1e-6)
             places = [(*place, place[1] + 1) for place in zip(rare.documents, rare.blocks)]
-            np.testing.assert_array_equal(rare.scores, index.scores(words, places, scope))
+            assert_same_to_rounding(rare.scores, index.scores(words, places, scope))
             if words == {5: 1.0} and len(scope) == 1 and scope[0][0] == 2:
                 assert (2, 77, 78) in places
     assert WordIndex().rare({5: 1.0}, []).spread == (0.0, 0.0)

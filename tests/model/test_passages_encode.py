@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from support.fake_device import FakeDevice
-from support.rounding import assert_same_to_rounding
 from support.tiny_decoder import decoder, pointer_heads, tokenizer
 
 pytest.importorskip("transformers")
@@ -17,8 +16,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_encoding import encode, fitting
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.adaptation import Adaptation
-
-PRODUCTS = 8  # in a row, in three layers: each adds to the stream, which the next ones read
+from support.rounding import TINY_MODEL, assert_same_to_rounding
 
 
 def reader_of(dtype=torch.float32, device="cpu", **options):
@@ -47,10 +45,10 @@ def test_a_passage_is_computed_alike_alone_and_with_others(dtype, device):
         # no layer reads what is below the last three
         for half, other in zip(one[:2], together[number][:2]):
             assert half.shape == (3, 2, len(some[number]), 16)
-            assert_same_to_rounding(half, other, products=PRODUCTS, dtype=dtype)
+            assert_same_to_rounding(half, other, products=TINY_MODEL, dtype=dtype)
         for name in ("q", "k"):
             shown, other = (getattr(each.captured, name)[2] for each in (one, together[number]))
-            assert_same_to_rounding(shown, other, products=PRODUCTS)
+            assert_same_to_rounding(shown, other, products=TINY_MODEL)
 
 
 def test_they_are_those_of_the_passage_behind_the_prefix():

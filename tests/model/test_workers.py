@@ -23,7 +23,6 @@ from torch import Tensor
 
 from support.commands import STORY, refused, run, start, whole, write_model
 from support.processes import TELLS_CHILDREN, children_of, runs
-from support.rounding import assert_same_to_rounding
 from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer
 
 pytest.importorskip("transformers")
@@ -46,6 +45,7 @@ from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text
 from memstore.tiers.raw_bits import from_raw
 from support.forked_workers import forked_workers
+from support.rounding import assert_same_to_rounding
 
 WORDS = ["mill", "ferry", "captain", "lantern", "orchard", "harbour", "anchor", "letter", "river"]
 

@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+TINY_MODEL = 8
+"""Products in a row, in the layers of the models that tests make: what one adds to the stream, the
+next ones read."""
+
 _FULL = 32  # units in the last place of the largest number, of float32 and float64
 _HALF = 2  # of float16 and bfloat16
 
