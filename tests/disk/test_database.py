@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from memstore.block import RecordKey
-from memstore.disk.files import file_system_of
 from memstore.disk.format.keys import document_range, record_key
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.errors import (
@@ -142,19 +141,6 @@ def test_one_environment_serves_all_openings_of_a_directory(path, database, tmp_
         pass
 
 
-def test_a_network_file_system_is_known_by_its_mount(tmp_path):
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
-        "2 1 0:5 / /home rw shared:1 - nfs4 server:/home rw\n"
-        "3 2 0:6 / /home/my\\040disk rw - xfs /dev/sdb rw\n"
-    )
-    assert file_system_of(Path("/home/someone"), mounts) == "nfs4"
-    assert file_system_of(Path("/home/my disk/memory"), mounts) == "xfs"
-    assert file_system_of(Path("/homes"), mounts) == "ext4"
-    assert file_system_of(Path("/homes"), tmp_path / "absent") is None
-
-
 # Transactions
 
 
@@ -189,34 +175,6 @@ def test_writing_inside_ones_own_transaction_is_a_mistake(database):
     with pytest.raises(RuntimeError, match="same thread"):
         database.write(lambda txn: database.write(nothing))
     database.write(put(b"b", b"2"))
-
-
-def test_keys_are_scanned_deleted_and_found_in_order(database):
-    keys = [
-        record_key(RecordKey(document, block, layer))
-        for document in (1, 2, 3)
-        for block in range(5)
-        for layer in (0, 1)
-    ]
-    shuffled = random.Random(0).sample(keys, len(keys))
-    database.write(lambda txn: [txn.put("blocks", key, key[-4:]) for key in shuffled] and None)
-    with database.read() as txn:
-        assert [key for key, _ in txn.scan("blocks")] == keys
-        assert [key for key, _ in txn.scan("blocks", *document_range(2))] == keys[10:20]
-        assert next(iter(txn.scan("blocks", keys[4])))[0] == keys[4]  # left unfinished
-        assert txn.key_at_or_before("blocks", keys[7]) == keys[7]
-        assert txn.key_at_or_before("blocks", keys[7] + b"\0") == keys[7]
-        assert txn.key_at_or_before("blocks", b"\xff") == keys[-1]
-        assert txn.key_at_or_before("blocks", b"\0") is None
-        assert txn.key_at_or_before("documents", b"\0") is None
-    assert database.write(lambda txn: txn.delete_range("blocks", *document_range(2))) == (10, 40)
-    assert database.write(lambda txn: txn.delete_range("blocks", *document_range(2))) == (0, 0)
-    assert database.write(
-        lambda txn: (txn.delete("blocks", keys[0]), txn.delete("blocks", keys[0]))
-    ) == (4, 0)
-    with database.read() as txn:
-        assert [key for key, _ in txn.scan("blocks")] == keys[1:10] + keys[20:]
-    assert database.write(lambda txn: txn.delete_range("blocks", *document_range())[0]) == 19
 
 
 def test_a_place_tells_where_a_value_lies_in_the_file(path, database):

@@ -85,7 +85,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, change: Callable[..., int]) -> None
     monkeypatch.setattr(os, "preadv", lambda *arguments: change(true, *arguments))
 
 
-def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
+def test_io_error_names_the_record(memory, cold, monkeypatch):
     _, disk = memory
     with monkeypatch.context() as patched:
 
@@ -104,14 +104,14 @@ def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
     check_right(disk)
 
 
-def test_a_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch):
+def test_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch):
     _, disk = memory
     reading(monkeypatch, lambda true, file, buffers, offset, *flags: 0)
     with pytest.raises(CorruptBlock, match=r"cannot be read .*the file ends before it"):
         check_right(disk)
 
 
-def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatch):
+def test_stale_extent_still_reads_the_right_record(memory, cold, monkeypatch):
     _, disk = memory
     true = Transaction.extents_of
 
@@ -128,9 +128,7 @@ def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatc
 
 
 @pytest.mark.parametrize("way", [None, share, uncached, mapped])
-def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
-    memory, monkeypatch, way
-):
+def test_bad_checksum_is_refused_and_other_heads_are_read(memory, monkeypatch, way):
     catalog, disk = memory
     spoil(catalog, RecordKey(1, 4, 1))
     if way is not None:
@@ -146,7 +144,7 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
     check_right(disk, [unit for unit in UNITS if unit != BlockKey(1, 1, 4, HEADS - 1)])
 
 
-def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
+def test_stuck_reader_only_makes_the_file_grow(memory):
     catalog, disk = memory
     database = catalog.database
     want_k, want_v = keys_and_values(1, 0, 0)
@@ -183,7 +181,7 @@ def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
     assert rewrite(3) == freed
 
 
-def test_the_map_that_another_process_grows_is_taken_over_while_this_one_reads(tmp_path, cold):
+def test_map_growth_of_another_process_is_adopted_while_reading(tmp_path, cold):
     code = """
         database = Database.open(sys.argv[1])
         say("open"); hear()
@@ -228,7 +226,7 @@ def in_shared_child(tier: DiskTier, path: Path, results: "multiprocessing.Queue[
     results.put("right")
 
 
-def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monkeypatch):
+def test_child_forked_during_reads_has_its_own_threads(tmp_path, monkeypatch):
     share(monkeypatch)
     catalog, disk = make(tmp_path / "memory")
     true, reading, forked = Batch.fill, threading.Event(), threading.Event()
@@ -256,7 +254,7 @@ def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monk
     catalog.close()
 
 
-def test_an_interrupt_leaves_no_thread_that_fills_slots(tmp_path, monkeypatch):
+def test_interrupt_stops_every_reading_thread(tmp_path, monkeypatch):
     share(monkeypatch)
     catalog, disk = make(tmp_path / "memory")
     true, helped = Batch.fill, threading.Event()

@@ -118,11 +118,6 @@ def test_html_is_read_as_it_is_seen() -> None:
     assert [place.name for place in converted(page.encode(), "a.html").places] == ["One two three"]
 
 
-def test_a_page_without_headings_stands_under_its_title() -> None:
-    document = converted(b"<html><title>The \n Mill</title><p>At the river.", "a.html")
-    assert document.places == (Place(0, 1, "The Mill"),)
-
-
 @pytest.mark.parametrize(
     ("head", "encoding"),
     [
@@ -182,17 +177,6 @@ def test_chapters_without_headings_have_their_title_of_the_table_of_contents() -
         ("It bega", "The Mill"),
         ("It went", "The Inn"),
     ]
-
-
-def test_chapters_that_are_no_xml_are_read_as_html_and_named_characters_are_known() -> None:
-    ill = '<html><head><title/><script src="x"/></head><body><p>One &mdash; two<p>Three</body>'
-    well = (
-        '<?xml version="1.0"?><!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "xhtml11.dtd">'
-        '<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head>'
-        "<body><p>caf&eacute; &amp; bar</p></body></html>"
-    )
-    document = converted(made.epub_of([ill, well]), "a.epub")
-    assert document.text.strip() == "One — two\n\nThree\n\ncafé & bar"
 
 
 # Markdown
@@ -399,16 +383,6 @@ def test_appending_keeps_the_places_of_both_parts(model, tmp_path: Path) -> None
         assert replaced.metadata == {}
 
 
-def test_a_document_that_was_read_without_places_gets_them(model, tmp_path: Path) -> None:
-    text = made.markdown(BOOK).decode()
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        assert model.ingest(Text(text, "a"), store).places.at(0, 9) is None
-        again = model.ingest(Text(converted(text.encode(), "a.md"), "a"), store)
-        assert again.places.at(0, 9) == "The Mill" and again.id == 1
-        model.ingest(Text(text, "a"), store)
-        assert store.document("a").places.at(0, 9) == "The Mill"
-
-
 def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
@@ -428,14 +402,6 @@ def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: P
         done = model.ingest(tmp_path / "a.html", store, progress=states.append, chunk_blocks=1)
         assert done.state == "ready" and states[0].resumed_tokens > 0
         assert len(unpack_places(done.metadata)) == 3
-
-
-def test_what_needs_a_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(UnreadableDocument, match=r"pypdf.*pip install '\.\[documents\]'"):
-        convert(made.pdf([["x"]]), "pdf")
 
 
 def test_a_path_and_its_bytes_are_read_alike_and_errors_name_the_file(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def refused(data: bytes, name: str, *words: str, limits: Limits = LIMITS) -> Non
 
 
 @pytest.mark.parametrize("limits", [SMALL, replace(SMALL, all_bytes=1 << 16)])
-def test_a_small_archive_of_much_is_not_unpacked(limits: Limits) -> None:
+def test_archive_bomb_is_not_unpacked(limits: Limits) -> None:
     much = b" " * (3 << 20)
     for data, name in (
         (made.docx_of("", **{"word/document.xml": much}), "a.docx"),
@@ -79,7 +79,7 @@ def test_a_small_archive_of_much_is_not_unpacked(limits: Limits) -> None:
 
 
 @pytest.mark.parametrize("declared", [BOMB, OUTSIDE])
-def test_xml_that_declares_entities_is_refused(declared: str) -> None:
+def test_xml_entities_are_refused(declared: str) -> None:
     document = f'{declared}<w:document xmlns:w="{made.W}"><w:t>&i;</w:t></w:document>'
     for encoding in ("utf-8", "utf-16"):
         data = made.docx_of("", **{"word/document.xml": document.encode(encoding)})
@@ -89,7 +89,7 @@ def test_xml_that_declares_entities_is_refused(declared: str) -> None:
         refused(broken, "a.epub", "entities")
 
 
-def test_nothing_outside_of_a_document_is_read(tmp_path: Path) -> None:
+def test_external_references_are_not_read(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("never to be seen")
     url = secret.as_uri()
@@ -111,7 +111,7 @@ def test_nothing_outside_of_a_document_is_read(tmp_path: Path) -> None:
     refused(made.epub(SECTIONS, **spine), "a.epub", "missing")
 
 
-def test_texts_that_are_too_long_are_refused() -> None:
+def test_too_long_texts_are_refused() -> None:
     limits = replace(LIMITS, characters=1000)
     long = [Section(1, "The Mill", ["x " * 600])]
     for name, data in (
@@ -130,14 +130,14 @@ def test_texts_that_are_too_long_are_refused() -> None:
 # What does not end, or takes all memory: a child is ended
 
 
-def test_a_document_that_takes_too_long_is_refused() -> None:
+def test_slow_document_is_refused() -> None:
     drawing = b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000 + b"ET"
     data = made.pdf([], [drawing])
     with pytest.raises(UnreadableDocument, match=r"^slow\.pdf needs too much memory or time"):
         read(data, "slow.pdf", replace(LIMITS, seconds=1))
 
 
-def test_a_document_that_takes_too_much_memory_is_refused() -> None:
+def test_document_beyond_the_memory_limit_is_refused() -> None:
     bomb = zlib.compress(b"(word) Tj " * 5_000_000, 1)
     stream = b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(bomb), bomb)
     data = made.pdf_of(
@@ -152,7 +152,7 @@ def test_a_document_that_takes_too_much_memory_is_refused() -> None:
         read(data, "large.pdf", replace(LIMITS, memory=200 << 20, seconds=5))
 
 
-def test_a_child_runs_nothing_of_the_working_directory(tmp_path: Path) -> None:
+def test_child_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
     for module in ("lxml", "pypdf", "markdown_it", "msgspec", "json", "cryptography", "brotli"):
         trap = f"open({str(tmp_path / 'ran')!r}, 'a').write({module!r})\n"
         (tmp_path / f"{module}.py").write_text(trap + "raise SystemExit(1)\n")
@@ -174,7 +174,7 @@ def test_a_child_runs_nothing_of_the_working_directory(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_child_that_cannot_start_is_not_called_a_broken_document(
+def test_child_that_cannot_start_is_no_broken_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memstore.errors import MemstoreError
@@ -188,7 +188,7 @@ def test_a_child_that_cannot_start_is_not_called_a_broken_document(
     assert not isinstance(said.value, UnreadableDocument)
 
 
-def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
     if not TELLS_CHILDREN:
         pytest.skip("the system does not tell the children of a process")
     slow = tmp_path / "slow.pdf"  # minutes of the processor
@@ -261,7 +261,7 @@ def test_damaged_document_is_a_text_or_refused(name: str, random: Random, in_mem
     [1, ["0 1 x"], "0 1 x", "x 1 a\n", "0 11 a\n", "-1 1 a\n", "0 1 a\x00\n", "9" * 16 + " 1 a\n",
      "0 1 " + "x" * 121 + "\n"],
 )  # fmt: skip
-def test_places_of_another_form_are_none_and_break_nothing(tmp_path: Path, places: object) -> None:
+def test_malformed_places_are_ignored(tmp_path: Path, places: object) -> None:
     with MemoryStore.create(tmp_path / "m", SIGNATURE, host_budget=1 << 20) as store:
         ingest(store, "a", text=1, tokens=40)
         store.describe("a", {"places": places, "later": {"b": [1]}})

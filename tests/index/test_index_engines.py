@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,22 +23,60 @@ from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
 from support.crafted import WRONG, changed, fuzzed, places
-from support.index_engines import (
-    DIM,
-    DOCUMENTS,
-    EACH,
-    KV_HEADS,
-    TOP_K,
-    build,
-    filled,
-    keys,
-    queries,
-    samples,
-)
 from support.rounding import assert_same_to_rounding
 
 FAISS = "faiss-ivf-sq8"
 KINDS = [kind for kind in INDEX_KINDS if kind != "packed"]
+KV_HEADS, DIM, TOP_K, EACH = 2, 16, 4, 250
+DOCUMENTS = 6
+
+
+def directions(seed: int) -> Tensor:
+    """Where queries and keys of every head spread: far in a few directions, little in the
+    others.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(KV_HEADS, DIM, DIM, generator=generator) * torch.linspace(1, 0.05, DIM)[:, None]
+    )
+
+
+def keys(n: int, seed: int = 0) -> Tensor:
+    """[n, Hkv, D]: around 20 centres, which lie around a mean far from zero, as landmark keys
+    do.
+    """
+    centres = torch.randn(20, KV_HEADS, DIM, generator=torch.Generator().manual_seed(1234))
+    generator = torch.Generator().manual_seed(seed)
+    chosen = centres[torch.randint(20, (n,), generator=generator)]
+    return 5 + chosen + 0.4 * torch.randn(n, KV_HEADS, DIM, generator=generator)
+
+
+def queries(rows: int, seed: int = 99) -> Tensor:
+    """[H, rows, D] for 2 query heads a KV head, distributed alike whatever the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(KV_HEADS, 2 * rows, DIM, generator=generator) @ directions(5)).reshape(
+        2 * KV_HEADS, rows, DIM
+    )
+
+
+def samples() -> dict[tuple[int, int], np.ndarray]:
+    """What engines of layer 0 are trained and calibrated with."""
+    return {
+        (0, head): queries(200, 7).view(KV_HEADS, -1, DIM)[head].numpy() for head in range(KV_HEADS)
+    }
+
+
+def filled(kind: str, documents: int = DOCUMENTS) -> tuple[PackedIndex, Scope]:
+    index = make_index(kind, KV_HEADS, DIM)
+    for document in range(1, documents + 1):
+        index.add(document, 0, 0, keys(EACH, document))
+    return index, [(document, 0, EACH) for document in range(1, documents + 1)]
+
+
+def build(index: PackedIndex) -> None:
+    if isinstance(index, FaissIndex):
+        index.queries.kept = samples()
+        index.build(0, TOP_K)
 
 
 @pytest.fixture(params=KINDS)
@@ -220,7 +259,7 @@ def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[PackedIndex,
     assert (some.candidates[2:] == -1).all() and (some.scores[2:] == NEG).all()
 
 
-def test_what_does_not_fit_is_refused(memory: tuple[PackedIndex, Scope]) -> None:
+def test_queries_of_a_wrong_shape_are_refused(memory: tuple[PackedIndex, Scope]) -> None:
     index, scope = memory
     for q in (queries(2)[..., :8], queries(2)[:3], queries(2)[0]):
         with pytest.raises(InvalidInput, match="queries of shape"):
@@ -229,7 +268,7 @@ def test_what_does_not_fit_is_refused(memory: tuple[PackedIndex, Scope]) -> None
         index.search(0, queries(2), scope, 0)
 
 
-def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
+def test_auto_uses_its_engine_only_where_it_is_cheaper() -> None:
     index, scope = filled("auto")
     q = queries(64)
     assert isinstance(index, FaissIndex)
@@ -245,7 +284,7 @@ def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
     assert index.asked == 1
 
 
-def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 200)
     index, scope = filled(FAISS)
     build(index)
@@ -279,7 +318,7 @@ def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch
 # Files
 
 
-def test_engines_from_a_file_find_the_same(tmp_path: Path) -> None:
+def test_stored_engine_finds_the_same(tmp_path: Path) -> None:
     index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
@@ -310,9 +349,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return faiss_format.file_of(directory, 0).read_bytes()
 
 
-def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
-    file: bytes, tmp_path: Path
-) -> None:
+def test_stale_index_file_is_not_used(file: bytes, tmp_path: Path) -> None:
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
     asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
@@ -324,9 +361,7 @@ def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
         faiss_format.read(tmp_path, index, 0)
 
 
-def test_a_document_whose_keys_changed_is_not_served_from_a_file(
-    file: bytes, tmp_path: Path
-) -> None:
+def test_changed_document_is_not_served_from_a_file(file: bytes, tmp_path: Path) -> None:
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
@@ -386,7 +421,7 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
+def test_damaged_file_is_rebuilt_unless_read_only(
     read_only: bool, file: bytes, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     path = faiss_format.file_of(tmp_path, 0)
@@ -412,7 +447,7 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
 # Without FAISS
 
 
-def test_without_faiss_only_what_needs_it_is_refused(
+def test_without_faiss_search_is_exact(
     file: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)

@@ -91,18 +91,6 @@ def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
             assert np.array_equal(found, expected)
 
 
-def test_lists_are_held_once_they_were_asked_for(made: Made) -> None:
-    place = Held(made)
-    kept = kept_in(place)
-    first = kept.lists.propose(*question(0), (40, 40), None)
-    place.content[:] = 0
-    again = kept.lists.propose(*question(0), (40, 40), None)
-    assert first is not None and again is not None and np.array_equal(first.rows, again.rows)
-    with pytest.raises(CorruptMemory):
-        for seed in range(1, 9):
-            kept.lists.propose(*question(seed), (40, 40), None)
-
-
 @fuzzed
 @given(data=st.data())
 def test_crafted_head_is_unusable_or_consistent(made: Made, data: st.DataObject) -> None:

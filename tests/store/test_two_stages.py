@@ -17,7 +17,6 @@ from memstore.index.scope import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
-from memstore.store.retrieve.listed_passages import ListedPassages
 from memstore.store.retrieve.shortlist import Shortlist
 from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, small_lists
@@ -297,22 +296,6 @@ def test_a_full_disk_is_told_and_the_lists_that_were_stay(
     }
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
         assert other.shortlist(*asked(0), whole) is not None
-
-
-def test_a_document_that_changes_between_two_looks_is_told(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, rows = everything(memory), asked(0)[0]
-    short, maxima = shortlist(memory, 0, whole), ListedPassages.maxima
-    number = memory.document("1").id
-
-    def later(*given: object, **more: object) -> torch.Tensor:
-        memory.forget("1")
-        return maxima(*given, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ListedPassages, "maxima", later)
-    with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
-        short.token_maxima(rows, 0, [(number, 40, 41)])
 
 
 def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:

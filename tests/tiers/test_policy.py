@@ -93,9 +93,7 @@ def library_hits(simulated: Any, library: ModuleType, stream: Iterable[int]) -> 
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_request_hits_or_misses_as_in_libcachesim(
-    name: str, stream: str, libcachesim: ModuleType
-) -> None:
+def test_hits_equal_libcachesim(name: str, stream: str, libcachesim: ModuleType) -> None:
     for capacity in (1, 2, 3, 10, 20, 25, 100, 1000):
         simulated = getattr(libcachesim, name.upper())(capacity, hashpower=10)
         expected = library_hits(simulated, libcachesim, STREAMS[stream])
@@ -103,7 +101,7 @@ def test_every_request_hits_or_misses_as_in_libcachesim(
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_belady_has_as_many_hits_as_in_libcachesim(stream: str, libcachesim: ModuleType) -> None:
+def test_belady_hits_equal_libcachesim(stream: str, libcachesim: ModuleType) -> None:
     units = STREAMS[stream]
     later: dict[int, int] = {}
     following = [0] * len(units)
@@ -151,7 +149,7 @@ EVENTS = st.lists(
 @pytest.mark.parametrize("name", NAMES)
 @given(capacity=st.integers(1, 8), events=EVENTS)
 @settings(max_examples=100)
-def test_leases_pins_and_drops_are_kept(
+def test_policy_respects_leases_pins_and_drops(
     name: str, capacity: int, events: list[tuple[str, Any, Any]]
 ) -> None:
     policy: Any = make_policy(name, capacity)
@@ -206,7 +204,7 @@ def test_leases_pins_and_drops_are_kept(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_units_of_one_lookup_do_not_evict_each_other(name: str) -> None:
+def test_units_of_one_lookup_do_not_evict_each_other(name: str) -> None:
     # Whatever the policy prefers, after [0, 1, 2] has been looked up in 4 slots, all three are
     # there.
     requests = [[3, 4, 5, 6], [0, 1, 2], [2, 1, 0]]
@@ -215,7 +213,7 @@ def test_the_units_of_one_lookup_do_not_evict_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lookup_larger_than_the_capacity_is_done_in_groups(name: str) -> None:
+def test_lookup_larger_than_the_capacity_is_split(name: str) -> None:
     requests = [range(7), range(6, 9)]  # 0 1 2, 3 4 5, 6; then 6 7 8
     assert replay(requests, 3, name).misses == belady(requests, 3).misses == 9
     assert belady(requests, 3) == ReplayResult(1, 9, 6)

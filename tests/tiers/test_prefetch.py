@@ -57,7 +57,7 @@ def units(first: int, end: int) -> list[BlockKey]:
 # Requests
 
 
-def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> None:
+def test_requests_are_batched_without_repeats(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     check_lease(tier, [unit(0)])
     ahead = Prefetcher(tier, workers=1, batch=4)
@@ -76,7 +76,7 @@ def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> 
     ahead.close()
 
 
-def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSource) -> None:
+def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=1, most=5)
     below.stand_still()
@@ -92,7 +92,7 @@ def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSourc
     ahead.close()
 
 
-def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSource) -> None:
+def test_cancelled_requests_are_not_read(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
     below.stand_still()
@@ -110,7 +110,7 @@ def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSo
     ahead.close()
 
 
-def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: CountingSource) -> None:
+def test_close_waits_only_for_the_current_read(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
     others = set(threading.enumerate())
@@ -137,9 +137,7 @@ def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: Counti
     [OSError(5, "Input/output error"), CorruptBlock("x"), MemoryError()],
     ids=lambda error: type(error).__name__,
 )
-def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
-    below: CountingSource, error: Exception
-) -> None:
+def test_workers_survive_errors_of_the_source(below: CountingSource, error: Exception) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=2)
     below.refuse, below.error = True, lambda: error
@@ -162,7 +160,7 @@ def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("with_device", [False, True], ids=["host", "device"])
-def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
+def test_concurrent_leases_prefetches_and_drops_never_deadlock(
     below: CountingSource, policy: str, with_device: bool
 ) -> None:
     host = host_tier(below, 9, policy)
@@ -254,7 +252,7 @@ VARIANTS: list[tuple[dict[str, object], dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("shape", "lookup"), VARIANTS, ids=[str({**a, **b}) for a, b in VARIANTS])
-def test_answers_are_the_same_whatever_is_predicted(
+def test_prediction_never_changes_an_answer(
     tmp_path: Path, shape: dict[str, object], lookup: dict[str, object]
 ) -> None:
     model = tiny_model(tmp_path / "model", num_layers=3, **{"cmt_cutoff": 0.02, **shape})
@@ -275,7 +273,7 @@ def test_answers_are_the_same_whatever_is_predicted(
 
 
 @pytest.mark.parametrize("forget", ["here", "in another process"])
-def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_next_read(
+def test_session_does_not_find_a_document_forgotten_during_prefetch(
     elsewhere: Callable[..., str], tmp_path: Path, forget: str
 ) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
@@ -301,7 +299,7 @@ def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_
 # Forks
 
 
-def test_a_process_forked_while_reading_ahead_gets_a_named_error_and_hangs_nowhere(
+def test_process_forked_during_prefetch_gets_a_named_error(
     elsewhere: Callable[..., str], tmp_path: Path
 ) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
