@@ -33,7 +33,7 @@ from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import counting
 from benchmarks.real.questions import TASKS, build
 from memstore import MemoryStore
-from memstore.disk.format.codec import NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.training.corpus import read_documents
 
@@ -76,7 +76,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--length", "8K", "tokens of memory", type=tokens_number)
     add(options, "--trials", 50, "questions a task")
     add(options, "--tasks", ASKED, choices=TASKS, metavar="TASK")
-    add(options, "--codecs", list(NEW_CODECS[:3]), choices=NEW_CODECS, metavar="CODEC")
+    add(options, "--codecs", list(CODECS), choices=CODECS, metavar="CODEC")
     return options.parse_args()
 
 

@@ -43,7 +43,7 @@ from benchmarks.common.timing import in_fresh_process, interleaved, timed
 from benchmarks.storage.codec_errors import attention
 from memstore import LandmarkModel, MemoryStore
 from memstore.block import RecordKey
-from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 
@@ -84,11 +84,7 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument(
-        "--codecs",
-        nargs="+",
-        choices=NEW_CODECS,
-        default=list(NEW_CODECS),
-        help="raw is always measured",
+        "--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="raw is always measured"
     )
     add(options, "--tokens", "16K", "tokens ingested with every codec, for size and speed")
     add(options, "--queries", "1K", "tokens that attend to that memory")
@@ -97,7 +93,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--length", "8K", "tokens of memory that a fact is among")
     add(options, "--passage", 512, "tokens of the passage around a fact")
     given = options.parse_args()
-    given.codecs = [codec for codec in NEW_CODECS if codec == "raw" or codec in given.codecs]
+    given.codecs = [codec for codec in CODECS if codec == "raw" or codec in given.codecs]
     for name in ("tokens", "queries", "length"):
         setattr(given, name, tokens_number(getattr(given, name)))
     return given

@@ -71,7 +71,7 @@ def _job(how: HowRead, url: str) -> "Job":
     if newest is None:
         model = how.by.model or default_name()
     else:
-        codec = newest.manifest.codec.removesuffix("+zstd")
+        codec = newest.manifest.codec
         model = str(name_of(newest.manifest.signature, url, how.by.model))
     if Path(model).exists():
         model = str(Path(model).absolute())  # where it lies on every machine

@@ -149,7 +149,7 @@ def pull(
             raise no_published(published, name) from None
         manifest = published.manifest
         memory = MemoryStore.create(
-            store, manifest.signature, codec=_codec(manifest.codec), selector=manifest.selector
+            store, manifest.signature, codec=manifest.codec, selector=manifest.selector
         )
     with memory:
         document = memory.pull(name, url, as_name)
@@ -160,11 +160,6 @@ def pull(
             f"{console.one_line(document.name)}: pulled, {document.tokens:,} tokens, "
             f"{console.size(document.bytes)}"
         )
-
-
-def _codec(name: str) -> str:
-    """The codec of a new memory beside one in this: old ones may have what new ones do not."""
-    return name.removesuffix("+zstd")
 
 
 @command("rm", "memstore share rm s3://team/library diary letters")

@@ -65,7 +65,7 @@ class OpenMemory(Closing):
         """Make a new memory in a directory that is absent or empty, for the model with this
         signature.
 
-        codec: "zstd" or "raw" (lossless), "int8" or "int4" (see disk/format/codec.py). quota: bytes
+        codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). quota: bytes
         that the memory's file may reach. kv_budget: see set_kv_budget. selector: what blocks are
         found by, if not by landmark keys of the model's own layers. options: see OpenOptions.
 

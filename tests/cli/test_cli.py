@@ -27,7 +27,7 @@ import memstore
 from memstore.cli import main as cli
 from memstore.cli.demo.planted_facts import print_planted
 from memstore.cli.terminal import answers, console
-from memstore.disk.format.codec import NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidConfig
 from memstore.model.landmark.byte_tokenizer import Tokenizer
@@ -228,7 +228,7 @@ def test_ingest_of_many_texts_does_not_list_all_documents_for_each(
 def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Path) -> None:
     help_text = run("ingest", "--help").out
     sizes = {}
-    for codec in NEW_CODECS:
+    for codec in CODECS:
         memory = tmp_path / codec
         result = run("ingest", story, "--store", memory, "--codec", codec, "--json").json
         sizes[codec] = result["documents"][0]["bytes"]
@@ -238,9 +238,9 @@ def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Pat
         assert run("ls", "--store", memory).out.endswith(f"stored with {codec}\n")
         assert codec in help_text
         intact(memory, "story")
-    assert sizes["int4"] < sizes["int8"] < sizes["zstd"] < sizes["raw"]
-    again = run("ingest", story, "--store", tmp_path / "int4", "--codec", "raw")
-    assert "keeps its codec, int4" in again.err and "already read" in again.out
+    assert sizes["int8"] < sizes["zstd"] < sizes["raw"]
+    again = run("ingest", story, "--store", tmp_path / "int8", "--codec", "raw")
+    assert "keeps its codec, int8" in again.err and "already read" in again.out
 
 
 def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Path) -> None:
@@ -852,8 +852,8 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
         (("ingest", story, "--store", new, "--retrieve", "--score-range", "inf"), "score_range"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
-        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int4"),
-        (("ingest", story, "--store", store, "--codec", "jpeg"), "int4"),
+        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int8"),
+        (("ingest", story, "--store", store, "--codec", "jpeg"), "int8"),
     ]:
         refused(run(*arguments), word)
     intact(store, "story")

@@ -39,7 +39,7 @@ def forecast_of(reader, store, content, name="book", **more):
 
 
 @pytest.mark.parametrize("words", [3, 90, 250])
-@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_the_bytes_foretold_are_those_of_the_records(reader, tmp_path, codec, words):
     content = text(words)
     with created(reader, tmp_path / "m", codec=codec) as store:

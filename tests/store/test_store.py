@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.environment import Environment
 from memstore.disk.tables.catalog import Catalog
@@ -244,7 +244,7 @@ def test_staged_chunks_can_be_searched_and_read_before_they_are_committed(
         assert store.stats()["tiers"]["disk"]["hits"] == 0
 
 
-@pytest.mark.parametrize("codec", [name for name in NEW_CODECS if not CODECS[name].lossless])
+@pytest.mark.parametrize("codec", [name for name in CODECS if not CODECS[name].lossless])
 def test_a_lossy_memory_shows_staged_blocks_as_they_will_be_stored(path: Path, codec: str) -> None:
     tokens = 2 * CHUNK + BLOCK + 1
     with MemoryStore.create(path, SIGNATURE, codec=codec, host_budget=BUDGET) as store:

@@ -110,7 +110,7 @@ class HowRead:
         typer.Option(
             "--codec",
             metavar="NAME",
-            help="Of a new memory: zstd or raw, lossless; int8 or int4, smaller. Default: zstd; "
+            help="Of a new memory: zstd or raw, lossless; int8, smaller. Default: zstd; "
             "int8 where a selector chooses blocks, as for --model smollm2.",
         ),
     ] = None
@@ -137,7 +137,7 @@ class HowRead:
         """Raises typer.BadParameter for options that do not go together, InvalidConfig for a codec
         that is unknown, whether or not the memory exists.
         """
-        from memstore.disk.format.codec import codec_for_new
+        from memstore.disk.format.codec import get_codec
 
         if self.append and self.replace:
             raise typer.BadParameter("--append and --replace exclude each other")
@@ -146,7 +146,7 @@ class HowRead:
                 "--score-range chooses among retrieved blocks; it goes with --retrieve"
             )
         if self.codec is not None:
-            codec_for_new(self.codec)
+            get_codec(self.codec)
 
     @property
     def mode(self) -> "Mode":

@@ -1,10 +1,13 @@
-"""The heads of a record as their bits: as they are, or by byte plane."""
+"""Lossless codecs: a head's raw bits unchanged, or compressed by byte plane."""
+
+import threading
 
 import numpy as np
+import zstandard
 
 
 class Raw:
-    """The bits as they are."""
+    """The raw bits, unchanged."""
 
     name = "raw"
     lossless = True
@@ -25,32 +28,59 @@ class Raw:
         return 2 * rows * dim * itemsize
 
 
-class Shuffled(Raw):
-    """The bits by byte plane: bytes of equal significance lie together, which compresses better.
-    Not stored as such.
+class Zstd:
+    """The raw bits by byte plane, compressed: bytes of equal significance are adjacent, which
+    compresses better.
     """
 
-    name = "shuffled"
+    name = "zstd"
+    lossless = True
+    _LEVEL = 1
 
-    def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
+    def __init__(self) -> None:
+        self._local = threading.local()  # a compressor may not be used by two threads at once
+
+    def encode(self, units: np.ndarray, dtype: str) -> list[bytes]:
+        compressor = getattr(self._local, "compressor", None)
+        if compressor is None:
+            compressor = self._local.compressor = zstandard.ZstdCompressor(level=self._LEVEL)
         count = len(units)
         values = np.ascontiguousarray(units).view(np.uint8).reshape(count, -1, units.itemsize)
         planes = np.empty((count, units.itemsize, values.shape[1]), np.uint8)
         for place in range(units.itemsize):  # a plane at a time: four times faster
             planes[:, place] = values[:, :, place]
-        return rows_of(planes.reshape(count, -1))
+        return [compressor.compress(payload) for payload in rows_of(planes.reshape(count, -1))]
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
         k, v = content_of(k, v, length)
-        check_size(payload, 2 * k.nbytes)
+        data = self._decompress(payload, 2 * k.nbytes)
+        check_size(data, 2 * k.nbytes)
         # [itemsize, K and V, length * head_dim]
-        planes = np.frombuffer(payload, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
+        planes = np.frombuffer(data, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
         for half, out in enumerate((k, v)):
             values = out.view(np.uint8).reshape(k.size, k.itemsize)
             for place, plane in enumerate(planes[:, half]):
                 values[:, place] = plane
+
+    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
+        return 2 * rows * dim * itemsize
+
+    def _decompress(self, payload: bytes | memoryview, most: int) -> bytes:
+        """Raises ValueError for anything but a frame of at most so many bytes."""
+        decompressor = getattr(self._local, "decompressor", None)
+        if decompressor is None:
+            decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
+        try:
+            # zstandard allocates what a frame declares, whatever the limit
+            declared = zstandard.frame_content_size(payload)
+            if declared > most:
+                raise ValueError(f"{declared} bytes are declared, of {most} at most")
+            data: bytes = decompressor.decompress(payload, max_output_size=most)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        return data
 
 
 def rows_of(data: np.ndarray) -> list[memoryview]:
@@ -59,7 +89,7 @@ def rows_of(data: np.ndarray) -> list[memoryview]:
 
 
 def content_of(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that are content; those behind become zero."""
+    """The first `length` rows, which are content; those after them become zero."""
     if length < len(k):
         k[length:] = 0
         v[length:] = 0

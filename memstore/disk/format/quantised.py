@@ -1,10 +1,9 @@
-"""The heads of a record, quantised: codes of 8 or 4 bits.
+"""The quantised codec: the heads of a record as codes of 8 bits.
 
 A quantised head is, in little-endian order,
 
     steps, then zeros of K [ceil(length / 32), head_dim], then those of V [length, ceil(head_dim /
-    32)], in the KV dtype codes [length, head_dim], signed: int8 those of K, then of V; int4 a byte
-    for both, that of K in its low four bits
+    32)], in the KV dtype; then codes [length, head_dim], signed: those of K, then of V
 
 and a value is zero + code * step, computed in float32 (float64 for float64) and rounded to the KV
 dtype. K has a step a channel over a group of 32 tokens and V a step a token over a group of 32
@@ -20,70 +19,39 @@ from memstore.disk.format.lossless import Raw, check_size, content_of, rows_of
 
 GROUP = 32  # values that share a step
 _TOKENS, _CHANNELS = -2, -1  # axes
+_BELOW, _ABOVE = 128, 127  # codes on either side of 0
 # The largest number of each dtype.
 _MOST = {name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}
 _MOST["bfloat16"] = float(np.uint32(0x7F7F0000).view(np.float32))
 
 
-class Quantised:
-    """Codes of 8 or 4 bits, each group of values with a step and a zero of its own.
+class Int8:
+    """Codes of 8 bits, each group of values with its own step and zero.
 
-    A value differs from what it was by at most half a step, and by the rounding of the KV dtype; a
-    group of equal values is exact. A head is stored as it is (its content rows, K then V) where it
-    has a value that is not finite or larger than half the dtype's largest, for which the arithmetic
-    could overflow, and where codes would take as much room. The payload's size tells which.
+    A value changes by at most half a step, and by the rounding of the KV dtype; a group of equal
+    values is exact. A head is stored as its raw bits (its content rows, K then V) where it has a
+    value that is not finite or larger than half the dtype's largest, for which the arithmetic could
+    overflow, and where codes would take as many bytes. The payload's size tells which.
     """
 
+    name = "int8"
     lossless = False
-
-    def __init__(self, bits: int) -> None:
-        self.name = f"int{bits}"
-        self._bits = bits
-        self._below, self._above = 1 << bits - 1, (1 << bits - 1) - 1  # codes on either side of 0
 
     def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
         whole = Raw().encode(units, dtype)
         x = _floats(units, dtype)
-        with np.errstate(all="ignore"):  # of heads that are stored as they are
-            keys, values = (
-                self._quantise(x[:, 0], _TOKENS, dtype),
-                self._quantise(x[:, 1], _CHANNELS, dtype),
-            )
-        if self._bits == 4:
-            codes = [keys.codes & 15 | values.codes << 4]
-        else:
-            codes = [keys.codes, values.codes]
-        parts = [keys.steps, keys.zeros, values.steps, values.zeros, *codes]
+        with np.errstate(all="ignore"):  # of heads that are stored as raw bits
+            keys = _quantise(x[:, 0], _TOKENS, dtype)
+            values = _quantise(x[:, 1], _CHANNELS, dtype)
+        parts = [keys.steps, keys.zeros, values.steps, values.zeros, keys.codes, values.codes]
         coded = rows_of(
             np.concatenate([part.view(np.uint8).reshape(len(units), -1) for part in parts], 1)
         )
-        # not so if it is NaN
+        # false where it is NaN
         small = np.maximum(keys.largest, values.largest) <= _MOST[dtype] / 2
-        # where codes take as much room, a group of a token or so, the values are as good
+        # of a group of a token or so, raw bits may take no more bytes than codes
         small &= len(coded[0]) < len(whole[0])
         return [coded[unit] if small[unit] else whole[unit] for unit in range(len(units))]
-
-    def _quantise(self, x: np.ndarray, axis: int, dtype: str) -> "_Groups":
-        """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
-        starts = range(0, x.shape[axis], GROUP)
-        low = np.minimum.reduceat(x, starts, axis)
-        high = np.maximum.reduceat(x, starts, axis)
-        share = self._below / (self._below + self._above)
-        # of equal values, that value
-        zeros = _bits(low + (high - low) * share, dtype)
-        zero = _floats(zeros, dtype)
-        above, below = high - zero, zero - low
-        steps = _bits(np.maximum(above / self._above, below / self._below), dtype)
-        step = _floats(steps, dtype)
-        # rounded down: not all codes would fit
-        short = (step * self._above < above) | (step * self._below < below)
-        steps += short  # the next bit pattern is the next larger number
-        step = _floats(steps, dtype)
-        size = x.shape[axis]
-        codes = x - _spread(zero, axis, size)
-        codes /= _spread(np.where(step > 0, step, 1), axis, size)
-        codes = np.rint(codes, out=codes).astype(np.int8)
-        return _Groups(codes, steps, zeros, np.maximum(-low, high).max((1, 2)))
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
@@ -93,11 +61,9 @@ class Quantised:
             return Raw().decode(payload, k, v, dtype, length)
         rows, dim = k.shape
         end, last = _steps(rows, dim)
-        check_size(payload, last * k.itemsize + 2 * rows * dim * self._bits // 8)
+        check_size(payload, last * k.itemsize + 2 * rows * dim)
         steps = _floats(np.frombuffer(payload, k.dtype, last), dtype)
         codes = np.frombuffer(payload, np.int8, -1, last * k.itemsize)
-        if self._bits == 4:
-            codes = np.concatenate((codes << 4 >> 4, codes >> 4))
         decoded = codes.astype(steps.dtype).reshape(2, rows, dim)
         keys, values = decoded
         _scale(keys, *steps[:end].reshape(2, -1, dim))
@@ -107,7 +73,7 @@ class Quantised:
         v[...] = bits[1]
 
     def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
-        coded = _steps(rows, dim)[1] * itemsize + 2 * rows * dim * self._bits // 8
+        coded = _steps(rows, dim)[1] * itemsize + 2 * rows * dim
         return min(2 * rows * dim * itemsize, coded)
 
 
@@ -118,6 +84,28 @@ class _Groups(NamedTuple):
     steps: np.ndarray  # raw bits [num_kv_heads, groups, head_dim] or [num_kv_heads, length, groups]
     zeros: np.ndarray  # likewise
     largest: np.ndarray  # [num_kv_heads], of all magnitudes
+
+
+def _quantise(x: np.ndarray, axis: int, dtype: str) -> _Groups:
+    """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
+    starts = range(0, x.shape[axis], GROUP)
+    low = np.minimum.reduceat(x, starts, axis)
+    high = np.maximum.reduceat(x, starts, axis)
+    # of equal values, that value
+    zeros = _bits(low + (high - low) * (_BELOW / (_BELOW + _ABOVE)), dtype)
+    zero = _floats(zeros, dtype)
+    above, below = high - zero, zero - low
+    steps = _bits(np.maximum(above / _ABOVE, below / _BELOW), dtype)
+    step = _floats(steps, dtype)
+    # rounded down: not all codes would fit
+    short = (step * _ABOVE < above) | (step * _BELOW < below)
+    steps += short  # the next bit pattern is the next larger number
+    step = _floats(steps, dtype)
+    size = x.shape[axis]
+    codes = x - _spread(zero, axis, size)
+    codes /= _spread(np.where(step > 0, step, 1), axis, size)
+    codes = np.rint(codes, out=codes).astype(np.int8)
+    return _Groups(codes, steps, zeros, np.maximum(-low, high).max((1, 2)))
 
 
 # Numbers behind raw bits

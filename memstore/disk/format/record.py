@@ -35,7 +35,7 @@ _FIXED = struct.Struct("<2sBBBxHIII16s")  # the same for full blocks of a codec
 _OWN = struct.Struct("<16sIH")
 _DIGEST = 8
 # Numbers in headers; none is ever given another meaning.
-_CODECS = {"raw": 0, "zstd": 1, "int8": 2, "int4": 3, "int8+zstd": 4, "int4+zstd": 5}
+_CODECS = {"raw": 0, "zstd": 1, "int8": 2}
 _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 _DTYPE_NAMES = {number: name for name, number in _DTYPES.items()}

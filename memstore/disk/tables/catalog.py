@@ -23,7 +23,7 @@ from typing import Any
 import msgpack
 
 from memstore.decode import typed
-from memstore.disk.format.codec import codec_for_new
+from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range
@@ -112,7 +112,7 @@ class Catalog(DocumentPassages):
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
-            "codec": codec_for_new(codec).name,
+            "codec": get_codec(codec).name,
             "created": time.time(),
             "quota": quota,
             "selector": selector is not None,
