@@ -37,6 +37,7 @@ from benchmarks.real.choice_at_1m import Chosen, planned, read_options
 from benchmarks.real.passage_model import passage_model
 from benchmarks.real.prompting import tokenizer_of
 from memstore.model.passages.activation_capture import capture
+from memstore.model.passages.selectors.selector import Selector
 
 _SEARCHED = 200_000  # landmarks that centroids are made of
 
@@ -119,13 +120,14 @@ def asking(chosen: Chosen, question: Any) -> Asked:
     reader, found = chosen.reader, chosen.found
     ids, words = reader.turn_ids(question.text, first=True)
     captured = capture(reader, ids).part(words)
-    (learned, own), (lexical, weight) = reader.selector.parts
+    selector = reader.selector
+    assert selector.learned is not None
     scope = [
         (chosen.numbers[name], 0, len(chosen.blocks.spans(name))) for name in question.documents
     ]
-    rows, weights = learned.rows(captured)
-    by_words = lexical.scores(captured, question.text, found, scope).numpy()
-    return Asked(rows, weights, by_words, weight / own, exact)
+    rows, weights = selector.learned.rows(captured)
+    by_words = Selector().scores(captured, question.text, found, scope).numpy()
+    return Asked(rows, weights, by_words, selector.word_weight, exact)
 
 
 def made(landmarks: Tensor, lengths: np.ndarray, options: argparse.Namespace) -> dict[str, Stage]:

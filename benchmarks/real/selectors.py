@@ -44,8 +44,6 @@ from memstore.model.passages.selectors.captured_activations import Captured, Cap
 from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
 from memstore.model.passages.selectors.selector_file import load_selector
-from memstore.model.passages.selectors.selector_sum import Sum
-from memstore.model.passages.selectors.selector_sum import Words as WordSelector
 from memstore.training.corpus import read_documents
 from memstore.training.selectors import make_selector as adapt
 from memstore.training.selectors.measure import Haystack
@@ -160,22 +158,17 @@ def run(given: argparse.Namespace) -> list[Row]:
     blocks = Blocks(passages(reader.tokenizer, reader.passage_tokens), plan.documents)
     known: dict[str, Adaptation] = {"as shipped": reader.adaptation}
     for path in given.selectors:
-        known[path.stem] = load_selector(path, reader.made_for, reader.rotate)
-    captures = [adaptation.selector.captures for adaptation in known.values()]
+        known[path.stem] = load_selector(path, reader.made_for)
+    layers = {at for adaptation in known.values() for at in adaptation.selector.captures.states}
     read = Read(
         reader,
         blocks,
-        Captures(
-            tuple(sorted({layer for each in captures for layer in each.states})),
-            tuple(sorted({layer for each in captures for layer in each.heads})),
-        ),
+        Captures(tuple(sorted(layers))),
         [question.text for question in plan.questions],
     )
     selectors = {name: adaptation.selector for name, adaptation in known.items()}
-    first = reader.selector.parts[0][0] if isinstance(reader.selector, Sum) else reader.selector
     for weight in given.weights:
-        joined: Selector = Sum([(first, 1.0), (WordSelector(), weight)]) if weight else first
-        selectors[f"{weight} BM25"] = joined
+        selectors[f"{weight} BM25"] = Selector(reader.selector.learned, weight)
     choosers: dict[str, Chooser] = {"bm25": Words(blocks)}
     choosers |= {name: Chosen(selector, read) for name, selector in selectors.items()}
     if given.minilm:

@@ -51,7 +51,7 @@ from memstore.errors import DocumentNotFound, MemstoreError, ObjectNotFound, Sto
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.selector_sum import Words
+from memstore.model.passages.selectors.selector import Selector
 from memstore.model.texts.source_text import Text
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.format.published import Published
@@ -103,7 +103,7 @@ def model() -> HuggingFacePassageModel:
     """The same one every time."""
     made = tiny_decoder.decoder("llama", num_hidden_layers=3)
     return HuggingFacePassageModel(
-        made, tiny_decoder.tokenizer(), Adaptation(Words(), top_k=3), weights="random"
+        made, tiny_decoder.tokenizer(), Adaptation(Selector(), top_k=3), weights="random"
     )
 
 

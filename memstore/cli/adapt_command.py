@@ -32,10 +32,6 @@ Windows = Annotated[
 class AdaptSettings:
     """What is made, and of how much text: an option a field."""
 
-    train: Annotated[
-        bool,
-        typer.Option("--train", help="Learn a projection (some 10 minutes); else pointer heads."),
-    ] = False
     out: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +45,7 @@ class AdaptSettings:
 @command(
     "adapt",
     "memstore adapt smollm2 --text novels.txt",
-    "memstore adapt ~/models/my-decoder --train --text books.jsonl.zst",
+    "memstore adapt ~/models/my-decoder --text books.jsonl.zst",
     interrupted="interrupted; the same command goes on with what was read",
 )
 def adapt(
@@ -151,13 +147,8 @@ def _selector(
 
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
-    options = AdaptOptions(
-        windows=how.windows,
-        calibration=min(24, how.windows),
-        held_out=min(48, how.windows),
-        seed=how.seed or 0,
-    )
-    adaptation = run(subject, texts, work, train=how.train, options=options, report=console.note)
+    options = AdaptOptions(windows=how.windows, held_out=min(48, how.windows), seed=how.seed or 0)
+    adaptation = run(subject, texts, work, options=options, report=console.note)
     with_it = load_reader(model, adaptation=adaptation)
     assert isinstance(with_it, HuggingFacePassageModel)
     adaptation = calibrate_reading(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from memstore.hf.weights import cache_directory
 from memstore.model.passages.selectors.adaptation import UNADAPTED, Adaptation
-from memstore.model.passages.selectors.pointer_heads import Rotate
 from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, read_made_for
 
 SHIPPED = Path(__file__).parent / "selectors"
@@ -19,13 +18,13 @@ def made_here(weights: str) -> Path:
     return cache_directory() / "selectors" / f"{weights}.safetensors"
 
 
-def adaptation_of(model: MadeFor, rotate: Rotate) -> Adaptation:
+def adaptation_of(model: MadeFor) -> Adaptation:
     """The selector that was made for a model, this user's own before one that ships; words alone
     where there is none. Raises InvalidWeights for a file that is damaged.
     """
     for path in _files(model.weights):
         if read_made_for(path).weights == model.weights:
-            return load_selector(path, model, rotate)
+            return load_selector(path, model)
     return UNADAPTED
 
 

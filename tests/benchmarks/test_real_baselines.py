@@ -35,8 +35,7 @@ from memstore.hf.load import load_reader
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.learned_selector import Learned, Projection
-from memstore.model.passages.selectors.selector_sum import Sum
-from memstore.model.passages.selectors.selector_sum import Words as OurWords
+from memstore.model.passages.selectors.selector import Selector
 
 HAY = "the grass is green and the sky is blue . "
 DOCUMENTS = {
@@ -240,7 +239,7 @@ def test_the_choice_alone_scores_blocks_as_a_memory_that_changed_its_selector_do
     weights = torch.randn(hidden, 8, generator=generator)
     idf = torch.ones(len(tokenizer()), dtype=torch.float16)
     learned = Learned(2, Projection(weights, flat, ones, flat, ones, flat, idf))
-    adaptation = Adaptation(Sum([(learned, 1.0), (OurWords(), 0.1)]))
+    adaptation = Adaptation(Selector(learned, 0.1))
     long = {"a": DOCUMENTS["a"] * 20, "b": DOCUMENTS["b"]}  # of many passages
     blocks = Blocks(passages(tokenizer_of(tiny)), long)
     with Memory(load_reader(tiny), tmp_path / "m", blocks) as memory:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.tiny_decoder import decoder, pointer_heads, tokenizer
+from support.tiny_decoder import decoder, learned_selector, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -151,7 +151,7 @@ def test_a_published_memory_of_another_selector_says_where_it_is_changed(
         reader.ingest(TEXT, store, name="inventory")
         store.publish(url)
     other = load_reader(directory, dtype=torch.float32)
-    other.selector = pointer_heads(other, (2, 1))
+    other.selector = learned_selector(other)
     with (
         MemoryStore.open(url, reader.signature) as store,
         pytest.raises(MemstoreError, match="publish it again") as refused,

@@ -11,7 +11,7 @@ from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
-from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, saved, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -297,18 +297,18 @@ def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatc
 
 def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tmp_path):
     plain = word_reader()
-    heads = pointer_heads(plain, (2, 1), (1, 3))
+    heads = learned_selector(plain)
     pointing = word_reader(plain.model)
     pointing.selector = heads
     with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
         pointing.ingest(TEXT, store, name="inventory")
-        wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
+        wanted = store.token_maxima(torch.eye(16), 0, [(1, 0, store.document("inventory").blocks)])
     with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
         plain.ingest(TEXT, store, name="inventory")
         with pytest.raises(WrongModel, match="memstore reindex"):
             pointing.ask(QUESTION, store)
         assert pointing.build_index(store)["replaced"]
-        found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
+        found = store.token_maxima(torch.eye(16), 0, [(1, 0, store.document("inventory").blocks)])
         assert torch.equal(found, wanted) and len(wanted.unique()) > 50
         assert pointing.ask(QUESTION, store, max_new_tokens=2).sources
         assert not pointing.build_index(store)["replaced"]

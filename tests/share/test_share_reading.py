@@ -148,13 +148,10 @@ def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -
 
 
 def selectors(made: Any) -> dict[str, Any]:
-    from memstore.model.passages.selectors.pointer_heads import PointerHeads
-    from memstore.model.passages.selectors.selector_sum import Sum, Words
+    from memstore.model.passages.selectors.selector import Selector
+    from support.tiny_decoder import learned_selector
 
-    shape = made.shape
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    heads = PointerHeads([(2, 1), (1, 3)], sizes, made.rotate)
-    return {"words": Words(), "both": Sum([(heads, 1.0), (Words(), 50.0)])}
+    return {"words": Selector(), "both": learned_selector(made, word_weight=50.0)}
 
 
 @pytest.mark.parametrize("kind", ["words", "both"])
@@ -162,10 +159,10 @@ def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("transformers")
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
+    from memstore.model.passages.selectors.selector import Selector
     from support.tiny_decoder import decoder, tokenizer
 
-    reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
+    reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Selector(), top_k=3))
     reader.selector = selectors(reader)[kind]
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as directory:
         for seed, name in enumerate(("kettle", "ladder")):

@@ -45,10 +45,10 @@ def passage_model() -> ModelAPI:
     pytest.importorskip("transformers")
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
+    from memstore.model.passages.selectors.selector import Selector
     from support.tiny_decoder import decoder, tokenizer
 
-    return HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2))
+    return HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Selector(), top_k=2))
 
 
 @pytest.fixture(scope="module", params=[load_model, passage_model], ids=["landmarks", "passages"])

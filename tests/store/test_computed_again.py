@@ -21,7 +21,7 @@ from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at
-from support.tiny_decoder import decoder, pointer_heads, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -32,7 +32,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_records as stack
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.passage_choice import Chosen
-from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.model.passages.selectors.selector import Selector
 
 TEXT = " ".join(
     f"The {colour} {thing} of the {place} has the number {len(colour + thing) * len(place)}."
@@ -45,14 +45,15 @@ QUESTION = "What number has the copper anchor of the orchard?"
 
 
 def pointing(reader: HuggingFacePassageModel) -> Adaptation:
-    heads = pointer_heads(reader, (1, 0))
-    return Adaptation(Sum([(heads, 1.0), (Words(), 1.0)]), top_k=3)
+    return Adaptation(learned_selector(reader, layer=1, word_weight=1.0), top_k=3)
 
 
 @pytest.fixture(scope="module")
 def reader() -> HuggingFacePassageModel:
     model = decoder("llama")
-    plain = HuggingFacePassageModel(model, tokenizer(), Adaptation(Words()), kv_dtype=torch.float32)
+    plain = HuggingFacePassageModel(
+        model, tokenizer(), Adaptation(Selector()), kv_dtype=torch.float32
+    )
     return HuggingFacePassageModel(model, tokenizer(), pointing(plain), kv_dtype=torch.float32)
 
 

@@ -20,7 +20,7 @@ from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_ingest import find_again, ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.passages.selectors.scoring import score_blocks
+from memstore.model.passages.selectors.selector import score_blocks
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text

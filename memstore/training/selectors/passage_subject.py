@@ -27,4 +27,4 @@ def subject_of(reader: PassageModel, made_for: MadeFor) -> Subject:
         shown = dict(zip(order, (one.captured for one in read), strict=True))
         return [shown[row] for row in range(len(rows))]
 
-    return Subject(made_for, reader.tokenizer, cut, walk, reader.rotate, reader.passage_tokens)
+    return Subject(made_for, reader.tokenizer, cut, walk, reader.passage_tokens)
