@@ -36,8 +36,6 @@ class Memory(AbstractContextManager["Memory"]):
         open_or_create = MemoryStore.open if known else MemoryStore.create
         more = {} if known else {"selector": reader.keeps}
         self.store = open_or_create(directory, reader.signature, **more)
-        if reader.build_index(self.store)["replaced"]:
-            print("  the memory is found by another selector now", flush=True)
 
     def reopen(self) -> None:
         """Hold nothing of it in main memory any more."""

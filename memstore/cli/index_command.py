@@ -1,4 +1,4 @@
-"""The commands that change how a memory is found: index, reindex."""
+"""The command that builds an index over a memory: index."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import IndexKind, Json, ReadStore, Store
+from memstore.cli.options.command_options import IndexKind, Json, ReadStore
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.readers import opened
 from memstore.cli.terminal import console
@@ -53,8 +53,8 @@ def index(
     with opened(store, by, options, read_only=is_url(store)) as (reader, memory):
         if reader.keeps != memory.selector:
             raise InvalidInput(
-                "another selector than this model's finds passages here; `memstore reindex` has "
-                "the memory found by the model's, and then this command makes its index"
+                "another selector than this model's finds passages here; ingest the documents "
+                "again into a new memory"
             )
         if reader.keeps is not None and options:
             raise InvalidInput(
@@ -92,31 +92,6 @@ def _say_lists(built: dict[str, Any]) -> None:
     )
 
 
-@command("reindex", "memstore reindex --model smollm2")
-def reindex(store: Store, *, by: ModelOptions, as_json: Json = False) -> None:
-    """Have passages be found by the model's present selector.
-
-    For a memory that an older selector wrote: its texts are read again, through the layers that the
-    present one needs.
-    """
-    with opened(store, by, {}, read_only=False) as (reader, memory):
-        if reader.keeps is None:
-            raise InvalidInput(
-                "this model finds blocks by the landmarks it was trained for, and has no selector; "
-                "`memstore index` builds an approximate index over them"
-            )
-        selector = reader.keeps.name
-        built: dict[str, Any] = {"replaced": False, "seconds": 0.0}
-        if memory.selector != reader.keeps:
-            built = _built(reader, memory, "documents")
-    if as_json:
-        told = {"replaced": built["replaced"], "seconds": built["seconds"]}
-        console.emit({"store": str(store), "selector": selector, **told})
-        return
-    how = "is now found" if built["replaced"] else "was found already"
-    console.say(f"the memory {how} by {selector}; {built['seconds']:.1f} s")
-
-
 def _built(reader: "ModelAPI", memory: "MemoryStore", parts: str) -> dict[str, Any]:
     """What the model's build_index says of it, and the seconds that it took."""
     began = time.monotonic()
@@ -125,4 +100,4 @@ def _built(reader: "ModelAPI", memory: "MemoryStore", parts: str) -> dict[str, A
     return built | {"seconds": round(time.monotonic() - began, 3)}
 
 
-COMMANDS = (index, reindex)
+COMMANDS = (index,)

@@ -61,14 +61,3 @@ class IndexEntries(NamedTuple):
         if self.words is not None:
             found["words"] = WordRun(first_block, self.words)
         return found
-
-    @classmethod
-    def joined(cls, parts: "Sequence[IndexEntries]") -> "IndexEntries":
-        """What is kept of all blocks of some runs of them, one after the other, at least one."""
-        landmarks = [part.landmarks for part in parts if part.landmarks is not None]
-        words = [part.words for part in parts if part.words is not None]
-        return cls(
-            np.concatenate([part.lengths for part in parts]),
-            np.concatenate(landmarks) if landmarks else None,
-            BlockWords.joined(words) if words else None,
-        )

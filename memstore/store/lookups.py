@@ -71,8 +71,7 @@ class Lookups(OpenMemory):
         width] (float32) with the block's token landmarks of a head, [R, blocks of the scope].
 
         A landmark in int8 counts as the unit vector that it stands for. Raises InvalidInput for a
-        memory without token landmarks, WrongModel where its selector was replaced meanwhile,
-        DocumentNotFound, CorruptMemory.
+        memory without token landmarks, DocumentNotFound, CorruptMemory.
         """
         return self._select().maxima(q, head, scope)
 

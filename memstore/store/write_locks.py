@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.transaction import Transaction
-from memstore.store.names_written import all_names_held, name_held, names_written
+from memstore.store.names_written import name_held, names_written
 from memstore.store.refresh import Committed
 
 
@@ -22,15 +22,6 @@ def written_here(committed: Committed, name: str, *, wait: bool) -> Iterator[Non
     with name_held(database.path, name), database.writer(wait=wait):
         committed.refresh()
         remove_leftovers(committed, name)
-        yield
-
-
-@contextmanager
-def all_written_here(committed: Committed, *, wait: bool) -> Iterator[None]:
-    """Hold what changing all documents needs. Raises as written_here does."""
-    database = committed.catalog.database
-    with all_names_held(database.path), database.writer(wait=wait):
-        committed.refresh()
         yield
 
 

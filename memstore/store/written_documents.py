@@ -1,23 +1,20 @@
-"""Writing documents into a memory, describing and forgetting them, and finding them anew."""
+"""Writing documents into a memory, describing and forgetting them."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memstore.disk.files import remove_index
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.lmdb.database import Transaction
 from memstore.store.refresh import Committed
 from memstore.store.stored_documents import StoredDocuments
 from memstore.store.write import admission
 from memstore.store.write.admission import Mode
-from memstore.store.write_locks import all_written_here, written_here
+from memstore.store.write_locks import written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
     from memstore.store.size_estimate import SizeEstimate
-    from memstore.store.write.replace_selector import Find
     from memstore.store.write.writer import DocumentWriter
 
 
@@ -93,8 +90,6 @@ class WrittenDocuments(StoredDocuments):
         catalog = committed.catalog
         with ExitStack() as locks:
             locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
-            with catalog.database.read() as txn:
-                catalog.check_selector(txn)
             wanted = admission.wanted(catalog, name, source_hash, settings, metadata)
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
@@ -174,30 +169,3 @@ class WrittenDocuments(StoredDocuments):
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):
             writer.store_staged()
-
-    def replace_selector(
-        self,
-        spec: IndexSpec,
-        find: "Find",
-        progress: Callable[[int, int], None] = lambda done, documents: None,
-    ) -> None:
-        """Find every document by what another selector keeps, from now on.
-
-        find: document -> pieces (first block, landmarks, words) one after the other that cover it,
-        as DocumentWriter takes them; it is asked about one document after the other, also
-        of those that are only partly read. progress: called with (documents done, documents).
-
-        Until all of it is there, the memory is searched as before; interrupted, the next call with
-        the same spec goes on. Other stores of this memory, in whatever process, are told by
-        WrongModel to open it anew. Raises InvalidInput (also for a memory without a selector),
-        MemoryLocked (a document is being written), StorageFull, ReadOnlyMemory.
-        """
-        from memstore.store.write.replace_selector import replace_selector
-
-        committed = self._writable()
-        with all_written_here(committed, wait=self._wait_for_writer):
-            table = replace_selector(committed.catalog, spec, find, progress)
-            self._selector = committed.catalog.runs = table
-            if self._retrieval is not None:
-                self._retrieval.select(table)
-        self._refresh()

@@ -63,7 +63,6 @@ COMMANDS = [
     "import",
     "compact",
     "index",
-    "reindex",
     "serve",
     "mcp",
     "train",
@@ -860,7 +859,6 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
 
 
 def test_a_landmark_model_has_no_selector_to_be_found_by(store: Path) -> None:
-    refused(run("reindex", "--store", store), "memstore index")
     assert "too few landmarks" in run("index", "--store", store).out
 
 

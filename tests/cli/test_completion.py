@@ -15,7 +15,7 @@ def test_the_script_of_a_shell_is_shown(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("typed", "wanted"),
-    [("memstore re", ["reindex"]), ("memstore share p", ["push", "pull", "prune"])],
+    [("memstore ind", ["index"]), ("memstore share p", ["push", "pull", "prune"])],
 )
 def test_a_word_that_is_begun_is_completed(
     monkeypatch: pytest.MonkeyPatch, typed: str, wanted: list[str]

@@ -141,9 +141,7 @@ def test_a_damaged_selector_can_be_made_anew(directory: Path) -> None:
     assert reader_named(directory, adaptation=UNADAPTED).selector is UNADAPTED.selector
 
 
-def test_a_published_memory_of_another_selector_says_where_it_is_changed(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_a_published_memory_of_another_selector_is_refused(directory: Path, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     reader = load_reader(directory, dtype=torch.float32)
     url = f"file://{tmp_path / 'there'}"
@@ -154,7 +152,7 @@ def test_a_published_memory_of_another_selector_says_where_it_is_changed(
     other.selector = learned_selector(other)
     with (
         MemoryStore.open(url, reader.signature) as store,
-        pytest.raises(MemstoreError, match="publish it again") as refused,
+        pytest.raises(MemstoreError, match="ingest the documents again") as refused,
     ):
         other.ask("Which number?", store)
     assert str(refused.value).startswith(url)

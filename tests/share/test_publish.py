@@ -25,7 +25,7 @@ from memstore.store.verify.verify_published import verify_published
 from support.places import Killed, WatchedPlace, in_memory
 from support.published import open_at
 from support.publishing import before_the_manifest, names, same_as, send, spoil
-from support.selected_documents import FORM, OTHER, find
+from support.selected_documents import FORM
 from support.selected_documents import create as create_selected
 from support.selected_documents import ingest as ingest_selected
 from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
@@ -104,20 +104,6 @@ def test_an_append_sends_what_it_added(memory: MemoryStore, tmp_path: Path) -> N
         assert report.documents == ["a"] and report.bytes < first.bytes / 5
         same_as(memory, place, tmp_path, "a")
     assert names(place) == ["a"]
-
-
-def test_another_selector_sends_its_landmarks_alone(tmp_path: Path) -> None:
-    place = WatchedPlace(in_memory())
-    with create_selected(tmp_path / "memory") as store:
-        ingest_selected(store, "a", 600)
-        ingest_selected(store, "b", 30, text=2)
-        first = send(store, place)
-        store.replace_selector(OTHER, find(OTHER))
-        with pytest.raises(WrongModel, match="1 other documents"):
-            send(store, place, "a")
-        report = send(store, place)
-        assert report.documents == ["a", "b"] and report.bytes < first.bytes / 2  # no record
-        same_as(store, place, tmp_path, "a", "b")
 
 
 def test_a_name_is_not_taken_from_other_content(memory: MemoryStore, tmp_path: Path) -> None:

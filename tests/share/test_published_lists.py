@@ -22,7 +22,7 @@ from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage, selector_index
 from memstore.store.verify.verify_memory import verify_memory
-from support.many_passages import SPEC, WIDTH, add, create, everything, landmarks, question, words
+from support.many_passages import SPEC, add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
@@ -232,18 +232,11 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
             short.token_maxima(rows, 0, short.scope)
 
 
-def test_another_selector_leaves_no_lists(memory: MemoryStore, url: str) -> None:
-    memory.replace_selector(
-        replace(SPEC, digest="b" * 32),
-        lambda document: [
-            (
-                0,
-                torch.from_numpy(landmarks(int(document.name), EACH)).view(-1, 1, WIDTH),
-                words(int(document.name), EACH),
-            )
-        ],
-    )
-    memory.publish(url)
+def test_another_selector_leaves_no_lists(tmp_path: Path, url: str) -> None:
+    with create(tmp_path / "other", replace(SPEC, digest="b" * 32)) as other:
+        for text in range(1, DOCUMENTS + 1):
+            add(other, str(text), text, EACH)
+        other.publish(url, replace=True)
     assert Published.open(objects_of(url)).manifest.lists is None
     with open_(url) as there:
         assert by_name(there, 0) is None

@@ -101,15 +101,6 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
     return outcome
 
 
-def replace_selector_job(path: str) -> int:
-    """Another selector for a memory that has one."""
-    other = selected_documents.OTHER
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        if store.selector != other:
-            store.replace_selector(other, selected_documents.find(other))
-    return RIGHT
-
-
 def several_job(path: str) -> int:
     """Several documents at once, one a thread; each goes on from where it was left."""
     failed: list[BaseException] = []
@@ -284,7 +275,6 @@ JOBS = {
         read_selected_job,
         passages_job,
         read_passages_job,
-        replace_selector_job,
         several_job,
         changes_job,
         shared_job,

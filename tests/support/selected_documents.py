@@ -150,20 +150,3 @@ def selected(path: Path) -> dict[str, object]:
 
 def as_words(text: int, count: int) -> BlockWords:
     return BlockWords.of(words(text, 0, count))
-
-
-def find(form: IndexSpec) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
-    """What `replace_selector` asks for, of documents whose source hash names their text; in pieces
-    of some blocks.
-    """
-
-    def pieces(document: Document) -> list[tuple[int, Tensor | None, object]]:
-        text, told = int(document.source_hash.split(":")[0]), []
-        for first in range(0, document.blocks, 37):
-            end = min(first + 37, document.blocks)
-            last = min(end * BLOCK, document.tokens)
-            some = landmarks(text, first * BLOCK, last, form) if form.heads else None
-            told.append((first, some, words(text, first, end) if form.words else None))
-        return told
-
-    return pieces

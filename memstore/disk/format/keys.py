@@ -53,8 +53,8 @@ def tokens_key(document: int, first: int) -> bytes:
 
 
 def run_key(document: int, part: int, first_block: int, *, of_selector: bool) -> bytes:
-    """Key of a run of what blocks are found by; part: of landmark keys the layer, of a selector's a
-    kind in a generation.
+    """Key of a run of what blocks are found by; part: of landmark keys the layer, of a selector's the
+    kind.
     """
     return _RUN.pack(document, part, first_block, _SELECTOR if of_selector else _LANDMARKS)
 

@@ -36,8 +36,8 @@ from memstore.disk.tables.document_passages import DocumentPassages
 from memstore.disk.tables.passage_records import PassageRecords
 from memstore.disk.tables.passage_rows import Digest
 from memstore.disk.tables.passage_table import PassageTable
-from memstore.disk.tables.run_table import CURRENT, NEXT, RunTable
-from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat, WrongModel
+from memstore.disk.tables.run_table import RunTable
+from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat
 
 
 class Catalog(DocumentPassages):
@@ -75,11 +75,12 @@ class Catalog(DocumentPassages):
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
-        selector = self.read_selector()
+        with database.read() as txn:
+            selector = RunTable.read(txn, self.signature.geometry)
         self.runs = RunTable(self.signature.geometry) if selector is None else selector
         if (selector is not None) != known.selector:
             raise CorruptMemory(
-                f"{database.path} lacks what it says of its selector; restore it from a copy"
+                f"{database.path} lacks the row of its selector; restore it from a copy"
             )
         self._writes = {}
         self.created = known.created
@@ -204,11 +205,6 @@ class Catalog(DocumentPassages):
 
         self.database.write(change, wait=wait, beyond_limit=True)
 
-    def read_selector(self, which: bytes = CURRENT) -> RunTable | None:
-        """What the memory says of its selector now. Raises CorruptMemory."""
-        with self.database.read() as txn:
-            return RunTable.read(txn, self.signature.geometry, which)
-
     # Documents
 
     def delete_document(self, txn: Transaction, document: int) -> int:
@@ -242,13 +238,7 @@ class Catalog(DocumentPassages):
             freed = self.release(txn, row, blocks)
         else:
             freed = self.blocks.delete(txn, document, first=blocks)
-        tables: list[RunTable | None] = [self.runs]
-        if self.selector is not None:
-            geometry = self.signature.geometry
-            tables = [RunTable.read(txn, geometry, which) for which in (CURRENT, NEXT)]
-        for table in tables:
-            if table is not None:
-                table.truncate(txn, document, blocks)
+        self.runs.truncate(txn, document, blocks)
         if row is not None and row.of_passages:
             self.truncate_passages(txn, document, blocks)
         else:
@@ -262,15 +252,6 @@ class Catalog(DocumentPassages):
         """These documents' values of a table are read next. What lies in a file is read when it
         comes to that.
         """
-
-    def check_selector(self, txn: Transaction) -> None:
-        """Raises WrongModel where the memory has another selector by now than when this was
-        opened.
-        """
-        if RunTable.read(txn, self.signature.geometry) != self.selector:
-            raise WrongModel(
-                f"the selector of {self.database.path} was replaced; open the memory anew"
-            )
 
     def _description(self, txn: Transaction) -> dict[str, Any]:
         value = txn.get_checked("meta", b"memory")

@@ -7,7 +7,7 @@ import msgspec
 from memstore.decode import Amount, Count, Positive, typed
 from memstore.errors import InvalidInput
 
-FORMAT = 6
+FORMAT = 7
 
 
 class Description(msgspec.Struct):

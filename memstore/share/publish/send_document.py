@@ -63,7 +63,7 @@ class DocumentPublisher:
 
     def _parts(self, document: Document) -> list[int]:
         """Under which the keys of its landmarks lie, once they are published."""
-        runs = self._catalog.runs._replace(generation=0)
+        runs = self._catalog.runs
         return list(runs.parts(document.layers_of(self._catalog.signature)))
 
     def _send_blocks(self, document: Document, old: Entry | None) -> None:
@@ -162,10 +162,7 @@ class DocumentPublisher:
     def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
         """What the memory holds of a kind, as it is published."""
         catalog, number = self._catalog, document.id
-        at = part
-        if catalog.selector is not None and kind == "landmarks":
-            at = catalog.selector.part(catalog.selector.kind(part))
-        low, high = run_range(number, at)
+        low, high = run_range(number, part)
         if kind == "tokens":
             low, high = tokens_key(number, 0), document_range(number + 1)[0]
         values = []
@@ -201,7 +198,6 @@ class DocumentPublisher:
         return same
 
     def _check_unchanged(self, txn: Transaction, document: Document) -> None:
-        self._catalog.check_selector(txn)
         if self._catalog.row(txn, document.id) != document:
             raise InvalidInput(
                 f"document {document.name!r} was changed while it was published; publish it again"

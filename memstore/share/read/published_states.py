@@ -45,7 +45,7 @@ class State:
         }
         meta = {b"memory": msgpack.packb(described)}
         if selector is not None:
-            meta[b"selector"] = msgpack.packb({"form": selector.to_dict(), "generation": 0})
+            meta[b"selector"] = msgpack.packb(selector.to_dict())
         return meta
 
     @property

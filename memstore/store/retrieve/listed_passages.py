@@ -201,8 +201,6 @@ class ListedPassages:
         with self._catalog.database.read() as txn:
             landmarks = self._table.token_landmarks(txn, places)
             if landmarks is None:
-                selected.follow(txn)
-                selected.check_current()
                 self._check_same(txn, documents, at)
                 raise CorruptMemory(
                     f"{self._catalog.database.path}: token landmarks are missing or damaged; run "

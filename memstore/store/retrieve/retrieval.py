@@ -109,11 +109,6 @@ class Retrieval:
             self.selected.reopened(catalog)
             self._first_stage = _first_stage(self.selected.table, catalog)
 
-    def select(self, selector: RunTable) -> None:
-        """The memory has another selector: hold nothing of the old."""
-        self.selected = SelectorIndex(selector, self._catalog)
-        self._first_stage = _first_stage(selector, self._catalog)
-
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
         if self._engines is not None:
@@ -131,8 +126,6 @@ class Retrieval:
 
         Documents in `but` are being written here and left alone. Raises CorruptMemory.
         """
-        if self.selected is not None:
-            self.selected.follow(txn)
         new = []
         for number, row in changed.items():
             loaded = self._loaded.get(number)

@@ -18,13 +18,7 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidInput,
-    ObjectNotFound,
-    WrongModel,
-)
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import RareBlocks, WordIndex
@@ -54,7 +48,6 @@ class SelectorIndex:
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
-        self._replaced = False
         self._rows: Mapping[int, Document] = {}
         self._changes: Changes | None = None
 
@@ -132,11 +125,6 @@ class SelectorIndex:
                 first = self._words.span(document)[1] if first_block is None else first_block
                 self._words.add(document, first, entries.words)
 
-    def follow(self, txn: Transaction) -> None:
-        """Notice whether the memory has another selector by now. Raises CorruptMemory."""
-        if RunTable.read(txn, self.table.geometry) != self.table:
-            self._replaced = True
-
     def know(self, rows: Mapping[int, Document], changes: Changes) -> None:
         """Ready documents' rows, when what had changed last was that: they are not read again."""
         self._rows, self._changes = rows, changes
@@ -173,13 +161,12 @@ class SelectorIndex:
         return self._tokens.bytes + self._words.bytes
 
     def _hold(self, kind: Kind, scope: Scope) -> None:
-        """Have what a search of a scope needs. Raises InvalidInput, WrongModel, DocumentNotFound,
+        """Have what a search of a scope needs. Raises InvalidInput, DocumentNotFound,
         CorruptMemory.
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
             raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
-        self.check_current()
         catalog = self._catalog
         if catalog is None:
             return
@@ -192,8 +179,6 @@ class SelectorIndex:
             kinds = [kind] if catalog.source is None else [*self._held]
             missing = {each: wanted - self._held[each] for each in kinds}
             with catalog.database.read() as txn:
-                self.follow(txn)
-                self.check_current()
                 known = self._rows if catalog.changes(txn) == self._changes else {}
                 numbers = sorted(set().union(*missing.values()))
                 rows = [known.get(n) or _ready(catalog, txn, n) for n in numbers]
@@ -242,13 +227,6 @@ class SelectorIndex:
             index.remove(row.id)
             raise CorruptMemory(
                 f"{kind} landmarks of document {row.name!r} are missing; run verify"
-            )
-
-    def check_current(self) -> None:
-        """Raises WrongModel where the memory has another selector by now."""
-        if self._replaced:
-            raise WrongModel(
-                f"selector {self.spec.name} of this memory was replaced; open the memory anew"
             )
 
 

@@ -37,7 +37,6 @@ class Shortlist:
 
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         """As MemoryStore.token_maxima, for blocks of the shortlist."""
-        self._selected.check_current()
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
         at, known = self._listed.find(runs[:, 0])

@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 
 
 class IndexRun(NamedTuple):
-    part: Layer  # layer of landmark keys, or part of a selector's first generation
+    part: Layer  # layer of landmark keys, or part of a selector's runs
     first_block: Block
     value: bytes  # a run, as in the memory
 

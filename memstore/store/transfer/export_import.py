@@ -35,9 +35,8 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
     with catalog.database.read() as txn:
         for number, value in catalog.parts(txn, document.id):
             yield Tokens(number, bytes(value))
-        catalog.check_selector(txn)
         for part, first_block, run in catalog.runs.values(txn, document.id):
-            yield IndexRun(catalog.runs.of_first_generation(part), first_block, run)
+            yield IndexRun(part, first_block, run)
         if document.of_passages:
             for block, passage in catalog.passages_of(txn, document):
                 for key, data in catalog.blocks.walk(txn, passage.number):
@@ -77,7 +76,6 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     imported = replace(head[1].portable(), name=name)
 
     def begin(txn: Transaction) -> Document:
-        catalog.check_selector(txn)
         row = replace(
             imported,
             id=catalog.new_document_id(txn),
@@ -119,7 +117,6 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
 
 def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:
     number = document.id
-    catalog.check_selector(txn)
     for part in batch:
         if isinstance(part, Tokens):
             catalog.put_part(txn, number, part.first, part.value)
@@ -128,10 +125,7 @@ def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[P
                 digests = catalog.digests(document, found.passages)
                 catalog.refer(txn, document, part.first, digests)
         elif isinstance(part, IndexRun):
-            at, first_block, run = part
-            if catalog.selector is not None:
-                at = catalog.selector.part(catalog.selector.kind(at))
-            catalog.runs.put_value(txn, number, at, first_block, run)
+            catalog.runs.put_value(txn, number, *part)
         elif not document.of_passages:
             catalog.blocks.put(txn, RecordKey(number, part.block, part.layer), part.data)
     if document.of_passages:

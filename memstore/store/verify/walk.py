@@ -24,7 +24,6 @@ from memstore.disk.format.keys import (
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.salvage import is_sound, salvage
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.run_table import NEXT
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 from memstore.store.transfer.document_parts import Head, IndexRun, PartOrder, Record, Tokens
 from memstore.store.verify.walk_passages import PassageWalk, recount
@@ -94,7 +93,6 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
     catalog = Catalog.open(path, read_only=True)
     try:
         catalog.database.last_commit()
-        catalog.read_selector(NEXT)
         with catalog.database.read() as txn:
             catalog.next_number(txn)
             rows = [read_document_key(key) for key, _ in txn.scan("documents")]
@@ -190,8 +188,8 @@ def _read_all(
         order.add(Tokens(first, bytes(value)))
     for part, first, value in runs.values(txn, number):
         _expect(runs.has(txn, number, part, first), f"landmarks from block {first} on")
-        order.add(IndexRun(runs.of_first_generation(part), first, value))
-    runs.check_generations(txn, number)
+        order.add(IndexRun(part, first, value))
+    runs.check_parts(txn, number)
     if document.of_passages:
         order.end()
         return passages.check(txn, document, order.lengths())

@@ -145,7 +145,6 @@ class Commits:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
             for chunk in chunks:
                 size += self._refer(txn, chunk)
-            catalog.check_selector(txn)
             for layer in self._other_layers:
                 begin, end = (run_of("landmark", block) for block in (self._keep, keep))
                 for first in range(begin, end, RUN_BLOCKS["landmark"]):

@@ -33,14 +33,13 @@ class KnownPassages:
         self._part: tuple[int, int, list[Digest]] | None = None
 
     def look_up(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is known of each of these passages; None: it has to be read. Raises CorruptMemory,
-        WrongModel.
+        """What is known of each of these passages; None: it has to be computed. Raises
+        CorruptMemory.
         """
         digests = self._catalog.digests(self._document, passages)
         self._holding.add(digests)
         self._part = self._run = None  # which others may have written anew since
         with self._catalog.database.read() as txn:
-            self._catalog.check_selector(txn)
             # what a budget has no room for is not read in again
             bounded = self._catalog.passages.records.kept(txn).budget is not None
             return [self._known(txn, digest, bounded) for digest in digests]
