@@ -61,12 +61,11 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     )
     passages = figures["passages"]
     if passages["different"]:
-        shared, budget = passages["shared_bytes"], passages["kv_budget"]
+        shared = passages["shared_bytes"]
         more = f"; {console.size(shared)} of them stand in several places" if shared else ""
         console.say(
             f"{passages['different']:,} different passages, keys and values of "
-            f"{passages['stored']:,}, {console.size(passages['bytes'])} of a kv budget of "
-            f"{'none' if budget is None else console.size(budget)}{more}"
+            f"{passages['stored']:,}, {console.size(passages['bytes'])}{more}"
         )
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)

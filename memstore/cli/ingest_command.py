@@ -110,7 +110,6 @@ def _open_or_create(
             reader.signature,
             codec=how.codec or reader.codec,
             quota=how.quota,
-            kv_budget=None if how.kv_budget == "none" else how.kv_budget,
             selector=reader.keeps,
             **tiers,
         )
@@ -119,9 +118,6 @@ def _open_or_create(
             console.note(f"note: {path} exists and keeps its codec, {memory.codec}")
         if how.quota is not None and how.quota != memory.quota:
             memory.set_quota(how.quota)
-        budget = memory.kv_budget if how.kv_budget is None else how.kv_budget
-        if budget != memory.kv_budget:
-            memory.set_kv_budget(None if budget == "none" else budget)
     except BaseException:
         memory.close()
         raise

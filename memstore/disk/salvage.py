@@ -18,14 +18,7 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.format.keys import (
-    document_key,
-    passage_key,
-    record_key,
-    run_key,
-    tokens_key,
-    worth_key,
-)
+from memstore.disk.format.keys import document_key, passage_key, record_key, run_key, tokens_key
 from memstore.disk.lmdb import commit_record as commit
 from memstore.disk.lmdb.commit_record import Commit
 from memstore.disk.lmdb.lmdb_errors import named_lmdb_errors
@@ -35,7 +28,7 @@ from memstore.disk.lmdb.new_file import Entry, fill
 from memstore.disk.lmdb.transaction import TABLES, digest
 from memstore.disk.lmdb.tree import Tree
 from memstore.disk.tables import changes
-from memstore.disk.tables.passage_rows import DIGEST_BYTES
+from memstore.disk.tables.passage_table import DIGEST_BYTES
 from memstore.errors import CorruptMemory, MemoryLocked
 
 _NEXT = b"next_document"
@@ -45,7 +38,6 @@ _KEY_SIZES = {
     "landmarks": {len(run_key(0, 0, 0, of_selector=False))},
     "passages": {len(passage_key(0))},
     "digests": {DIGEST_BYTES},
-    "worth": {len(worth_key(0, 0))},
     "blocks": {len(record_key(RecordKey(0, 0, 0)))},
 }
 
@@ -163,7 +155,7 @@ def _rescued(tree: Tree, root: int) -> Iterator[Entry]:
                     continue
                 counted |= key == _NEXT
             elif len(key) in _KEY_SIZES[table]:
-                if table not in ("digests", "worth"):
+                if table != "digests":
                     last = max(last, int.from_bytes(key[:8], "big"))
             else:
                 continue

@@ -80,7 +80,6 @@ class Chat:
             chosen.tell(rest)
             yield rest
         after, seconds = store.tier_stats(), time.perf_counter() - began
-        store.store_computed()
         return Answer(
             text=said.text,
             tokens=said.tokens,

@@ -132,22 +132,11 @@ class Lookups(OpenMemory):
         """
         self._built.computed.count(passages=passages, damaged=damaged, away=away)
 
-    def note_used(self, places: Sequence[tuple[int, int]]) -> None:
-        """Count uses of passages that are read, as `stored_at` tells them."""
-        self._built.computed.used([number for number, _ in places if number > 0])
-
     def take_computed(
         self, document: int, block: int, k: "Tensor", v: "Tensor", seconds: float
-    ) -> "tuple[Tensor, Tensor]":
+    ) -> None:
         """Hold what a session computed of a passage: see Computed.take."""
-        return self._built.computed.take(document, block, k, v, seconds)
-
-    def store_computed(self) -> None:
-        """Behind an answer: store what was computed for it, if the memory has a budget for that and
-        nobody is writing. Neither waits nor raises.
-        """
-        if self._retrieval is not None:
-            self._retrieval.computed.store()
+        self._built.computed.take(document, block, k, v, seconds)
 
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is

@@ -58,7 +58,6 @@ class OpenMemory(Closing):
         *,
         codec: str = "zstd",
         quota: int | None = None,
-        kv_budget: int | None = None,
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
@@ -66,16 +65,14 @@ class OpenMemory(Closing):
         signature.
 
         codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). quota: bytes
-        that the memory's file may reach. kv_budget: see set_kv_budget. selector: what blocks are
-        found by, if not by landmark keys of the model's own layers. options: see OpenOptions.
+        that the memory's file may reach. selector: what blocks are found by, if not by landmark
+        keys of the model's own layers. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
         check_open_options(options, signature, Path(path))  # a bad option leaves nothing behind
-        catalog = Catalog.create(
-            path, signature, codec=codec, quota=quota, kv_budget=kv_budget, selector=selector
-        )
+        catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
         return cls(catalog, signature, **options)
 
     @classmethod
@@ -204,20 +201,6 @@ class OpenMemory(Closing):
     def set_quota(self, quota: int | None) -> None:
         """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
         self._writable().catalog.set_quota(quota)
-
-    @property
-    def kv_budget(self) -> int | None:
-        """Bytes that keys and values of passages may take; None for no bound."""
-        return None if self._committed is None else self._on_disk().catalog.kv_budget
-
-    def set_kv_budget(self, budget: int | None) -> None:
-        """Change that, for good: what is beyond it is dropped now, those first that are least
-        worth, and questions compute what they need of it. With a budget, what was computed is
-        stored behind the answer, and uses are counted.
-
-        Raises InvalidInput (also for a memory without passages), ReadOnlyMemory, MemoryLocked.
-        """
-        self._writable().catalog.set_kv_budget(budget, wait=self._wait_for_writer)
 
     def watch(self, changed: threading.Event) -> None:
         """Have an event be set, for as long as somebody holds it, whenever this store sees that

@@ -129,7 +129,7 @@ class StoredDocuments(Lookups):
 
         "bytes" are those of the records. "passages": how many different ones there are, of how many
         of them keys and values are stored, their bytes, those of them that are referred to more
-        than once, the bytes that they may take, and how many sessions computed, among them damaged
+        than once, and how many sessions computed, among them damaged
         ones and such as a published memory could not be asked for. "landmarks" are the bytes of
         landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
         """
@@ -152,7 +152,6 @@ class StoredDocuments(Lookups):
                 "stored": held.stored,
                 "bytes": held.bytes,
                 "shared_bytes": held.shared,
-                "kv_budget": self.kv_budget,
                 "computed": looked_up.get("computed", 0),
                 "damaged": looked_up.get("damaged", 0),
                 "away": looked_up.get("away", 0),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.real import bytes_figure, recall_figure, speed_figure
+from benchmarks.real import recall_figure, speed_figure
 from support.paths import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -24,10 +24,9 @@ def test_a_mean_over_kinds_weighs_kinds_alike_and_has_an_interval() -> None:
 
 def test_the_pictures_are_drawn_from_the_kept_results() -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure
-    accuracy, speed, size = figure(), figure(), figure()
+    accuracy, speed = figure(), figure()
     names = ("recall-8k", "recall-200", "recall-128k")
     recall_figure.draw(accuracy, [row for name in names for row in kept(name)["answers"]])
     first = ("first-token", "first-token-text")
     speed_figure.draw(speed, [run for name in first for run in kept(name).values()])
-    bytes_figure.draw(size, kept("codecs-passages"), kept("kv-budget"))
-    assert [len(one.axes) for one in (accuracy, speed, size)] == [2, 2, 2]
+    assert [len(one.axes) for one in (accuracy, speed)] == [2, 2]

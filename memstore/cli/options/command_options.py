@@ -49,11 +49,6 @@ def parse_size(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-def parse_budget(text: str) -> int | str:
-    """The same, or "none". Raises typer.BadParameter."""
-    return text if text == "none" else parse_size(text)
-
-
 @contextmanager
 def metrics_served(port: int | None) -> "Iterator[Metrics]":
     """`memstore.serve.metrics.serve`, that says on stderr where."""

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memstore.cli.options.command_options import (
-    MetricsPort,
-    ScoreRange,
-    TopK,
-    parse_budget,
-    parse_size,
-)
+from memstore.cli.options.command_options import MetricsPort, ScoreRange, TopK, parse_size
 from memstore.cli.options.model_options import ModelOptions
 
 if TYPE_CHECKING:
@@ -93,16 +87,6 @@ class HowRead:
             metavar="SIZE",
             parser=parse_size,
             help="Most that the memory's file may take.",
-        ),
-    ] = None
-    kv_budget: Annotated[
-        Any,
-        typer.Option(
-            "--kv-budget",
-            metavar="SIZE|none",
-            parser=parse_budget,
-            help="Most that keys and values of passages may take, for good: what is asked seldom "
-            "is dropped, and computed when it is asked for (a selector chooses blocks).",
         ),
     ] = None
     codec: Annotated[
@@ -226,7 +210,6 @@ class OnCluster:
             ("sync", which.sync),
             ("workers", how.workers != 1),
             ("quota", how.quota is not None),
-            ("kv-budget", how.kv_budget is not None),
         ):
             if set_there:
                 raise typer.BadParameter(f"--{name} does not go with --engine ray")

@@ -11,7 +11,7 @@ from memstore.disk.lmdb.extents import Extent, ask, extent_of, extents_of
 from memstore.disk.lmdb.key_pages import KeyPages
 from memstore.errors import CorruptMemory
 
-TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
+TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 _CHECKSUM = 8  # bytes before a value that has one
 _AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
 
@@ -52,6 +52,13 @@ class Transaction:
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
         self.bytes_put = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that all tables fill."""
+        stats = [self.inner.stat(table) for table in self.tables.values()]
+        kinds = ("branch_pages", "leaf_pages", "overflow_pages")
+        return self._page_size * sum(stat[kind] for stat in stats for kind in kinds)
 
     def view(self, table: str, key: bytes) -> memoryview | None:
         """A value where it lies, or None. Its pages are read from disk if need be, without the

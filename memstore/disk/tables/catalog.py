@@ -31,11 +31,9 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.changes import note_change
-from memstore.disk.tables.description import FORMAT, Description, check_bound, check_budget
+from memstore.disk.tables.description import FORMAT, Description, check_quota
 from memstore.disk.tables.document_passages import DocumentPassages
-from memstore.disk.tables.passage_records import PassageRecords
-from memstore.disk.tables.passage_rows import Digest
-from memstore.disk.tables.passage_table import PassageTable
+from memstore.disk.tables.passage_table import Digest, PassageTable
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat
 
@@ -94,22 +92,19 @@ class Catalog(DocumentPassages):
         *,
         codec: str = "zstd",
         quota: int | None = None,
-        kv_budget: int | None = None,
         selector: IndexSpec | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        quota: bytes that the data file may reach; None for no bound. kv_budget: bytes that records
-        of passages may take; likewise. selector: what blocks are found by; None for landmark keys
-        of the model's own layers. All or nothing: killed at any
-        point, the directory holds a whole memory or none, and creating can be tried again.
+        quota: bytes that the data file may reach; None for no bound. selector: what blocks
+        are found by; None for landmark keys of the model's own layers. All or nothing: killed at
+        any point, the directory holds a whole memory or none, and creating can be tried again.
 
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system; no quota),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        check_bound("quota", quota)
-        check_budget(kv_budget, selector)
+        check_quota(quota)
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
@@ -124,8 +119,6 @@ class Catalog(DocumentPassages):
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
             if selector is not None:
                 RunTable(signature.geometry, selector).write(txn)
-            if kv_budget is not None:
-                PassageRecords.begin(txn, kv_budget)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -179,7 +172,7 @@ class Catalog(DocumentPassages):
 
         Raises InvalidInput.
         """
-        check_bound("quota", quota)
+        check_quota(quota)
 
         def change(txn: Transaction) -> None:
             row = self._description(txn)
@@ -187,23 +180,6 @@ class Catalog(DocumentPassages):
 
         self.database.write(change, beyond_limit=True)
         self.database.limit = quota
-
-    @property
-    def kv_budget(self) -> int | None:
-        """Bytes that records of passages may take; None for no bound. Raises CorruptMemory."""
-        with self.database.read() as txn:
-            return self.passages.records.kept(txn).budget
-
-    def set_kv_budget(self, budget: int | None, *, wait: bool = False) -> None:
-        """Change that, for good; what is beyond it is dropped. wait: for another process that
-        writes. Raises InvalidInput, and what Database.write raises.
-        """
-        check_budget(budget, self.selector)
-
-        def change(txn: Transaction) -> None:
-            self.passages.records.set_budget(txn, budget)
-
-        self.database.write(change, wait=wait, beyond_limit=True)
 
     # Documents
 

@@ -71,7 +71,6 @@ class PassageFetch:
         places = self._store.stored_at([(one.document, one.block) for one in passages])
         found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
-        self._store.note_used([place for place, one in zip(places, found) if place and one])
         if missing:
             self._store.note_computed(len(missing), damaged=damaged, away=away)
             if not compute:
@@ -81,15 +80,14 @@ class PassageFetch:
             began = time.perf_counter()
             for at, made in zip(missing, encode(self._reader, ids)):
                 chosen, seconds = passages[at], time.perf_counter() - began
-                k, v = self._store.take_computed(
-                    chosen.document, chosen.block, made.k, made.v, seconds
-                )
-                found[at] = _Taken(dict(zip(every, zip(k, v))), dict.fromkeys(every, computed))
+                self._store.take_computed(chosen.document, chosen.block, made.k, made.v, seconds)
+                layers = dict(zip(every, zip(made.k, made.v)))
+                found[at] = _Taken(layers, dict.fromkeys(every, computed))
                 began = time.perf_counter()
         taken = [one for one in found[: len(passages)] if one is not None]
         lengths = [next(iter(one.layers.values()))[0].shape[1] for one in taken]
         device = self._reader.device
-        layers = {
+        halves = {
             layer: (
                 torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
                 torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
@@ -100,7 +98,7 @@ class PassageFetch:
             layer: [tier for one in taken for tier in one.tiers[layer]]
             for layer in self._reader.shape.memory_layers
         }
-        return Fetched(layers, lengths, tiers)
+        return Fetched(halves, lengths, tiers)
 
     def _there(
         self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]

@@ -223,9 +223,7 @@ class PassageSession(GeneratingSession, Closing):
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
-        # of what is stored behind the answer every number is as if it had been read in
-        compute = not chained or self.store.kv_budget is not None
-        fetched = self._fetch(passages[:1] if chained else passages, compute=compute)
+        fetched = self._fetch(passages[:1] if chained else passages, compute=not chained)
         stored = len(fetched.lengths)
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []

@@ -113,7 +113,6 @@ class Answer(Iterator[str]):
                     warm.close()
                     raise
                 yield detokenizer.rest()
-                warm.session.store.store_computed()
         except BaseException as error:
             failed = error
             raise

@@ -13,7 +13,7 @@ from memstore.disk.format.passage_parts import Keep
 from memstore.disk.format.record import WriteId
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_rows import StoredPassage
+from memstore.disk.tables.passage_table import StoredPassage
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.passage_runs import Run

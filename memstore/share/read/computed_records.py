@@ -8,7 +8,7 @@ from torch import Tensor
 from memstore.block import RecordKey
 from memstore.disk.read.batch import Wanted
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 from memstore.tiers.raw_bits import raw_view
 
 

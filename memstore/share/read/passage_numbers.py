@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgpack
 
 from memstore.block import RecordKey
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 from memstore.errors import DocumentNotFound
 
 _FIRST = 1 << 40  # beyond all numbers of documents
@@ -50,7 +50,7 @@ class PassagePlaces:
         known = self._known.get(number)
         if known is None:
             return None
-        row: bytes = msgpack.packb([known.digest, 1, 1, 0, known.document, known.block])
+        row: bytes = msgpack.packb([known.digest, 1, 1, known.document, known.block])
         return row
 
     def in_documents(self, wanted: Sequence[tuple[int, RecordKey]]) -> list[tuple[int, RecordKey]]:

@@ -94,10 +94,7 @@ class Retrieval:
         self._session_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
-        """Store what was computed, and end the tiers' threads and the trace; more than once is the
-        same as once.
-        """
-        self.computed.store(all_uses=True)
+        """End the tiers' threads and the trace; idempotent."""
         self.tiers.close()
 
     def reopened(self, catalog: Catalog) -> None:

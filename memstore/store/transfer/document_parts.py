@@ -17,7 +17,7 @@ from memstore.disk.format.runs import Coverage, KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import decode_tokens, equal_lengths
 from memstore.disk.tables.block_table import BlockTable, is_finite
-from memstore.disk.tables.passage_rows import Digest, digest_of
+from memstore.disk.tables.passage_table import Digest, digest_of
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory
 

@@ -140,4 +140,4 @@ def _store_passages(
         _, digest = next(catalog.digests_of(txn, document, block))
         row = catalog.passages.find(txn, digest)
         if row is not None and not row.bytes:
-            catalog.passages.records.store(txn, row, {record.layer: record.data for record in some})
+            catalog.passages.store(txn, row, {record.layer: record.data for record in some})

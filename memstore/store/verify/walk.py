@@ -228,7 +228,7 @@ def _drop(path: Path, numbers: set[int]) -> None:
 
 
 def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
-    if not catalog.passages.records.drop(txn, number):
+    if not catalog.passages.drop_records(txn, number):
         catalog.delete_document(txn, number)
 
 

@@ -11,7 +11,7 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.keys import passage_key, read_passage_key, record_key
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_rows import Digest, StoredPassage
+from memstore.disk.tables.passage_table import Digest, StoredPassage
 from memstore.errors import CorruptMemory
 
 
@@ -77,12 +77,8 @@ class PassageWalk:
         passages = self._catalog.passages
         with self._catalog.database.read() as txn:
             try:
-                wanted, size = _references(txn, self._catalog), 0
-                ordered = set(passages.records.by_worth(txn))
+                wanted = _references(txn, self._catalog)
                 for row in passages.all(txn):
-                    size += row.bytes
-                    if row.bytes:
-                        ordered ^= {(row.worth, row.number)}
                     right = wanted.pop(row.digest, 0)
                     if row.references != right:
                         yield (
@@ -91,13 +87,6 @@ class PassageWalk:
                         )
                     if passages.number(txn, row.digest) != row.number:
                         yield f"passage {row.number} is not found by its digest"
-                kept = passages.records.kept(txn)
-                if ordered:
-                    yield f"{len(ordered)} passages are not in the order of their worth"
-                if kept.bytes != size:
-                    yield f"keys and values of {size} bytes are counted as {kept.bytes}"
-                if kept.budget is not None and size > kept.budget:
-                    yield f"keys and values take {size} bytes, and may take {kept.budget}"
             except CorruptMemory as error:
                 yield str(error)
                 return
@@ -129,9 +118,7 @@ def recount(txn: Transaction, catalog: Catalog) -> None:
             txn.delete("digests", bytes(key))
     numbers = catalog.new_numbers(txn)
     for digest in wanted.keys() - there:
-        row = StoredPassage(next(numbers), digest, 0, 0, 0, (0, 0))
-        passages.correct(txn, row, wanted[digest])
-    passages.records.recount(txn)
+        passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
 
 
 def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:

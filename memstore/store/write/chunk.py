@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.runs import Run
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 
 LayerBlocks = tuple[Tensor, Tensor, Tensor]
 """K [n, Hkv, block_size, D], V likewise, landmark keys [n, Hkv, D] of a chunk's n blocks in one

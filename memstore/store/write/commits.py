@@ -183,7 +183,7 @@ class Commits:
                 row = catalog.passages.row(txn, row.number) or row
             if not row.bytes and (number, layers[0]) in chunk.records:
                 records = {layer: chunk.records[number, layer] for layer in layers}
-                row = catalog.passages.records.store(txn, row, records)
+                row = catalog.passages.store(txn, row, records)
             size += row.bytes
         return size
 

@@ -10,8 +10,7 @@ from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.runs import TokenRun, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_rows import Digest
-from memstore.disk.tables.passage_table import Holding
+from memstore.disk.tables.passage_table import Digest, Holding
 from memstore.errors import CorruptMemory
 
 
@@ -40,15 +39,13 @@ class KnownPassages:
         self._holding.add(digests)
         self._part = self._run = None  # which others may have written anew since
         with self._catalog.database.read() as txn:
-            # what a budget has no room for is not read in again
-            bounded = self._catalog.passages.records.kept(txn).budget is not None
-            return [self._known(txn, digest, bounded) for digest in digests]
+            return [self._known(txn, digest) for digest in digests]
 
-    def _known(self, txn: Transaction, digest: Digest, bounded: bool) -> Known | None:
+    def _known(self, txn: Transaction, digest: Digest) -> Known | None:
         row = self._catalog.passages.find(txn, digest)
         if row is None:
             return None
-        stored = bounded or row.bytes > 0
+        stored = row.bytes > 0
         spec = self._catalog.runs.spec
         if spec is None or not spec.heads:
             return Known(None, stored)
