@@ -11,17 +11,14 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.block import BlockKey
-from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable, WrongModel
+from memstore.errors import ReadOnlyMemory, StoreUnavailable, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.lookup_settings import LookupSettings
 from memstore.model.texts.source_text import Text
-from memstore.share.caches.local_cache import LocalCache
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
-from support.published import Wild, WildPlace, WildServer, open_at
+from support.published import Wild, WildPlace, open_at
 from support.tiny_model import text, tiny_model
 
 PHRASE = "the river lantern captain"
@@ -256,114 +253,3 @@ def test_blocks_that_go_away_in_a_session_are_left_out_and_told(
                 states = session.feed(ids[3:])
                 assert bool(states.isfinite().all())
                 assert session.absent == {store.document("river").id}
-
-
-# The gate by tier
-
-
-def fed(session: Any, ids: list[int]) -> torch.Tensor:
-    """Token by token: in one step a unit that one row waits for is there for all."""
-    return torch.cat([session.feed([token]) for token in ids])
-
-
-def test_cutoffs_by_tier_that_are_all_the_same_change_nothing(
-    model: LandmarkModel, path: Path
-) -> None:
-    ids = model.tokenizer.encode(text(20, 5))
-    states = []
-    for cutoff in (0.2, {"host": 0.2}, {"host": 0.2, "disk": 0.2, "remote": 0.2}):
-        with (
-            MemoryStore.open(path / "m", model.signature) as store,
-            model.session(store, cmt_cutoff=cutoff) as session,
-        ):
-            states.append(session.feed(ids))
-            assert session.lookups.done and session.lookups.skipped and not session.lookups.left
-    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])
-
-
-@pytest.mark.parametrize(
-    ("where", "granularity"), [("disk", "per_token_per_head"), ("remote", "per_head")]
-)
-def test_a_row_below_a_tiers_cutoff_reads_what_faster_tiers_hold(
-    model: LandmarkModel, path: Path, where: str, granularity: str
-) -> None:
-    ids = model.tokenizer.encode(text(9, 5))
-    url: Any = path / "m" if where == "disk" else f"file://{path}/there"
-    settings: dict[str, Any] = {"granularity": granularity}
-    with MemoryStore.open(url, model.signature) as store:
-        with model.session(store, cmt_cutoff={"host": 0.0, where: 1.0}, **settings) as session:
-            nothing = fed(session, ids)  # no gate is 1: nothing is read from there
-            assert store.tier_stats()[where]["hits"] == 0 and session.lookups.left > 0
-        with model.session(store, cmt_cutoff=0.0, **settings) as session:
-            everything = fed(session, ids)
-            reads = store.tier_stats()[where]["hits"]
-        with model.session(store, cmt_cutoff={"host": 0.0, where: 1.0}, **settings) as session:
-            held = fed(session, ids)  # the host tier has it all now
-            assert store.tier_stats()[where]["hits"] == reads and session.lookups.left == 0
-        assert torch.equal(held, everything) and not torch.equal(nothing, everything)
-    with MemoryStore.open(url, model.signature) as store:
-        with model.session(store, cmt_cutoff={"host": 0.0, where: 0.3}, **settings) as session:
-            some = fed(session, ids)
-            assert 0 < store.tier_stats()[where]["hits"] < reads
-        assert bool(some.isfinite().all())
-
-
-def test_a_row_left_with_nothing_attends_as_one_that_looked_nothing_up(
-    model: LandmarkModel, path: Path
-) -> None:
-    ids = model.tokenizer.encode(text(7, 5))[:7]  # inside one block: no recent ones
-    with MemoryStore.open(path / "m", model.signature) as store:
-        with model.session(store, cmt_cutoff={"host": 0.0, "disk": 1.0}) as session:
-            left = session.feed(ids)
-        with model.session(store, retrieve=False, cmt_cutoff=1.0) as session:
-            closed = session.feed(ids)
-    assert not torch.equal(left, closed)  # a session without memory gives nothing back
-    with (
-        MemoryStore.open(path / "m", model.signature) as store,
-        model.session(store, cmt_cutoff=1.0) as session,
-    ):
-        torch.testing.assert_close(session.feed(ids), left)
-
-
-@pytest.mark.parametrize(
-    ("cutoff", "match"),
-    [
-        ({"remote": 0.3}, "needs one for host"),
-        ({"host": 0.3, "disk": 0.1}, "must not fall"),
-        ({"host": 0.1, "moon": 0.3}, "no tier 'moon'"),
-        ({"host": 0.1, "disk": 1.3}, "must lie in 0..1"),
-    ],
-)
-def test_cutoffs_that_cannot_be_meant_are_refused(cutoff: Any, match: str) -> None:
-    with pytest.raises(InvalidInput, match=match):
-        LookupSettings(cmt_cutoff=cutoff)
-
-
-def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_path: Path) -> None:
-    with open_at(
-        open_object_store(f"file://{path}/there"),
-        local=LocalCache(tmp_path / "c", 1 << 22),
-        shared=WildServer(Wild(0, 0.0)),
-        host_budget=8 * 2 * 2 * 8 * 8 * 2,
-    ) as store:
-        units = [BlockKey(1, 1, block, head) for block in range(12) for head in (0, 1)]
-        assert {*store.tiers.nearest(units)} == {"remote"}
-        store.lease(units[:4]).release()
-        store._on_disk().catalog.source.settle()
-        for at in range(4, 24, 4):
-            store.lease(units[at : at + 4]).release()
-        capacity = store.capacity
-        assert store.tiers.nearest(units[:4]) == ["local"] * 4 and capacity < 24
-        assert store.tiers.nearest(units[20:]) == ["host"] * 4
-
-
-def test_cutoffs_of_the_command_line() -> None:
-    from typer import BadParameter
-
-    from memstore.cli.options.command_options import parse_cutoff
-
-    assert parse_cutoff("0.2") == 0.2
-    assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}
-    for wrong in ("much", "host=", "host=.1,remote"):
-        with pytest.raises(BadParameter, match="numbers by tier"):
-            parse_cutoff(wrong)

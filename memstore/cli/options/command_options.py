@@ -28,19 +28,6 @@ def parse_directory(text: str) -> Path:
     return Path(text)
 
 
-def parse_cutoff(text: str) -> float | dict[str, float]:
-    """A number, or numbers by tier."""
-    try:
-        if "=" not in text:
-            return float(text)
-        parts = (part.partition("=") for part in text.split(","))
-        return {tier.strip(): float(value) for tier, _, value in parts}
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"{text!r} is neither a number nor numbers by tier, such as host=.05,remote=.3"
-        ) from error
-
-
 def parse_size(text: str) -> int:
     """`console.parse_size` for an option. Raises typer.BadParameter."""
     try:

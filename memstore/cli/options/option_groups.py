@@ -16,7 +16,6 @@ from memstore.cli.options.command_options import (
     Seed,
     TopK,
     option,
-    parse_cutoff,
     parse_size,
 )
 from memstore.cli.options.model_options import ModelOptions
@@ -50,13 +49,11 @@ class Lookup:
     top_k: TopK = None
     score_range: ScoreRange = None
     cmt_cutoff: Annotated[
-        object | None,
+        float | None,
         option(
             "--cmt-cutoff",
             "C",
-            "Skip lookups whose gate is below C (0 = none), or by tier, as "
-            "host=.05,disk=.16,remote=.3; default: the model's.",
-            parser=parse_cutoff,
+            "Skip lookups whose gate is below C (0 = none); default: the model's.",
         ),
     ] = None
     caution: Annotated[

@@ -10,15 +10,14 @@ from operator import itemgetter
 
 from torch import Tensor
 
-from memstore.block import BlockKey, RecordKey
-from memstore.disk.format.document import write_of
+from memstore.block import BlockKey
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.tables.catalog import Catalog
 from memstore.share.caches.answers import Answers, Found, fill
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.shared_reads import SharedReads
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import WriteBehind, record_name, record_names
+from memstore.share.caches.write_behind import WriteBehind, record_names
 from memstore.share.calls.failures import Failure
 from memstore.share.calls.rest import Rest
 from memstore.share.objects.sizes import most_record_bytes
@@ -118,20 +117,6 @@ class SharedSource:
 
             self._object_reads.read(batch, rest, until, used, done)
         return batch.lengths, tiers
-
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """ "local" for what the local cache has, "remote" for the rest. Raises DocumentNotFound."""
-        if self.local is None:
-            return ["remote"] * len(units)
-        found: dict[RecordKey, str] = {}
-        with self._catalog.database.read() as txn:
-            for unit in units:
-                key = RecordKey(unit.document, unit.block, unit.layer)
-                if key not in found:
-                    write = write_of(self._catalog.writes(txn, unit.document), unit.block)
-                    has = self.local.has(record_name(self._signature, write or b"", key))
-                    found[key] = "local" if has else "remote"
-        return [found[RecordKey(unit.document, unit.block, unit.layer)] for unit in units]
 
     def _from_cache(
         self,

@@ -64,4 +64,5 @@ class Computed:
         heads, n = k.shape[1:3]
         units = [BlockKey(at.number, layer, 0, head) for layer in layers for head in range(heads)]
         rest = (0, 0, 0, catalog.signature.block_size - n)
-        self._tiers.admit(units, *(pad(half, rest).flatten(0, 1) for half in (k, v)), n)
+        k, v = (pad(half, rest).flatten(0, 1) for half in (k, v))
+        self._tiers.admit(units, k, v, n)
