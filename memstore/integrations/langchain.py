@@ -17,7 +17,8 @@ class MemstoreRetriever(BaseRetriever):
     or its name (None: the model that it was made with). documents: to search; None for all. k: how
     many passages; an `invoke(query, k=..)` may differ. The metadata of a passage are "document",
     "span" (characters of it), "place" (its page or headings, or None), "block" and "weight" (how
-    like the query it is: docs/appendix/method.md section 9).
+    like the query it is: docs/appendix/method.md section 9) and "answered": False where the
+    memory's gate would refuse the query, since none of the passages seems to answer it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -36,6 +37,7 @@ class MemstoreRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
+        found = self._opened.search(query, self.documents, self.k if k is None else k)
         return [
             Document(
                 id=label(source),
@@ -46,7 +48,8 @@ class MemstoreRetriever(BaseRetriever):
                     "place": source.place,
                     "block": source.block,
                     "weight": source.weight,
+                    "answered": found.answered,
                 },
             )
-            for source in self._opened.search(query, self.documents, self.k if k is None else k)
+            for source in found
         ]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 class MemstoreRetriever(BaseRetriever):
     """The passages of a memory where most of a query is found, best first; a node's score says how
-    much of it, 0..1, its metadata "document", "span" (characters of it), "place" (its page or
-    headings, or None) and "block".
+    much of it, its metadata "document", "span" (characters of it), "place" (its page or headings,
+    or None), "block" and "answered": False where the memory's gate would refuse the query, since
+    none of the passages seems to answer it.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class MemstoreRetriever(BaseRetriever):
         self._documents, self.similarity_top_k = documents, similarity_top_k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        found = self._opened.search(query_bundle.query_str, self._documents, self.similarity_top_k)
         return [
             NodeWithScore(
                 node=TextNode(
@@ -48,11 +50,10 @@ class MemstoreRetriever(BaseRetriever):
                         "span": list(source.span),
                         "place": source.place,
                         "block": source.block,
+                        "answered": found.answered,
                     },
                 ),
                 score=source.weight,
             )
-            for source in self._opened.search(
-                query_bundle.query_str, self._documents, self.similarity_top_k
-            )
+            for source in found
         ]

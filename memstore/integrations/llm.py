@@ -65,7 +65,6 @@ class MemstoreModel(llm.Model):
             warm, self._chat_is = self._chat_is, ()  # a session that is left half-way is no use
             steps = chat.asking(
                 prompt.prompt,
-                from_memory=True,
                 max_new_tokens=options.max_tokens,
                 temperature=options.temperature,
                 seed=options.seed,
@@ -78,8 +77,8 @@ class MemstoreModel(llm.Model):
         told = answer.to_dict()
         response.response_json = {name: told[name] for name in ("answered", "sources", "seconds")}
         response.set_usage(output=len(answer.tokens))
-        if not answer.answered:
-            yield "(not in the memory)"
+        if answer.refused:
+            yield str(answer)
 
     def _chat_of(self, options: Any, conversation: llm.Conversation | None) -> "Chat":
         """The session in which a question is asked: the warm one, or one that is told what was said
@@ -121,7 +120,7 @@ class Memstore(llm.Toolbox):
         """Ask the memory a question; a few words, as they stand in its documents."""
         reader, store = _opened(*self._of).get()
         answer = reader.ask(question, store)
-        return answer.text if answer.answered else "(not in the memory)"
+        return str(answer)
 
     def documents(self) -> list[str]:
         """List the documents of the memory."""

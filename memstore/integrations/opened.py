@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from memstore.api.memory import Memory
-    from memstore.model.answer import Source
+    from memstore.model.answer import Matches, Source
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
 
@@ -54,7 +54,7 @@ class Opened:
             return _reader(store, named), store
         return named, store
 
-    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "list[Source]":
+    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "Matches[Source]":
         """The passages where most of a phrase is found: see ModelAPI.search."""
         reader, store = self.get()
         return reader.search(phrase, store, documents=documents, top_k=top_k)

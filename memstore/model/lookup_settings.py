@@ -134,9 +134,9 @@ class AnswerSettings:
     seed: int | None = None  # makes samples repeatable
     until_sentence: bool = True  # stop at the end of a sentence or line
     max_sources: int = 5  # places in documents that it names
-    # say nothing where a reader that can tell finds that nothing in the memory answers; otherwise
-    # the model answers by itself
-    from_memory: bool = False
+    # where the gate finds no answer in the memory: refuse, and name the closest passages; False has
+    # the model answer without the memory
+    from_memory: bool = True
     on_text: Callable[[str], None] | None = None  # told the text piece by piece, as it comes
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
+from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Ranking, Source
 from memstore.model.ask_session import AskSession
 from memstore.model.batched_asking import ask_together
 from memstore.model.chat_session import Chat, check_phrase
@@ -110,7 +110,7 @@ class ModelAPI(ModelAdapter):
     @abstractmethod
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Iterator[Found]:
+    ) -> Ranking:
         """Blocks of documents (id, blocks) where most of the phrase is found, best first."""
 
     def ask(
@@ -198,9 +198,9 @@ class ModelAPI(ModelAdapter):
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
-        searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
-        best = (self._source(store, searched, block) for block in islice(found, top_k))
-        return Matches(best, absent)
+        searched, ranking, absent = self._ranking(phrase, store, documents, top_k, shortlist)
+        best = (self._source(store, searched, block) for block in islice(ranking.found, top_k))
+        return Matches(best, absent, ranking.answered)
 
     def search_documents(
         self,
@@ -214,9 +214,9 @@ class ModelAPI(ModelAdapter):
         """The documents where most of the phrase is found in one block, best first; otherwise as
         `search`.
         """
-        searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
+        searched, ranking, absent = self._ranking(phrase, store, documents, top_k, shortlist)
         best: dict[int, Source] = {}
-        for block in found:
+        for block in ranking.found:
             if block.document not in best:
                 best[block.document] = self._source(store, searched, block)
                 if len(best) == min(top_k, len(searched)):
@@ -224,16 +224,16 @@ class ModelAPI(ModelAdapter):
         matches = (
             DocumentMatch(source.document, source.weight, source) for source in best.values()
         )
-        return Matches(matches, absent)
+        return Matches(matches, absent, ranking.answered)
 
-    def _found(
+    def _ranking(
         self,
         phrase: str,
         store: MemoryStore,
         documents: Sequence[str] | None,
         top_k: int,
         shortlist: int,
-    ) -> tuple[dict[int, Document], Iterator[Found], list[str]]:
+    ) -> tuple[dict[int, Document], Ranking, list[str]]:
         check_phrase("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if not isinstance(value, Integral) or value < 1:
@@ -257,10 +257,10 @@ class ModelAPI(ModelAdapter):
 
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """LookupSettings, and AnswerSettings, which answer from the memory unless told otherwise."""
+    """LookupSettings, and AnswerSettings."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
         known = ", ".join(AskOptions.__annotations__)
         raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
     answering = {name: given.pop(name) for name in ANSWER_SETTINGS if name in given}
-    return given, {"from_memory": True, **answering}
+    return given, answering

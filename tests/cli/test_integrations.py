@@ -16,10 +16,12 @@ import pytest
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
+from memstore.model.passages.selectors.selector import Gate
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from support.imported import imported
 from support.paths import ROOT
+from support.tiny_decoder import word_reader
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
@@ -80,6 +82,19 @@ def test_langchain_gets_the_passage_and_where_it_stands(diary: Path) -> None:
         MemstoreRetriever(store=diary, documents=["no such"]).invoke("ferry")
     with pytest.raises(InvalidInput):
         retriever.invoke("ferry", k=0)
+
+
+def test_retrievers_say_where_the_memory_would_refuse(tmp_path: Path) -> None:
+    from memstore.integrations import langchain, llama_index
+
+    model = word_reader(gate=Gate(1.0))
+    with MemoryStore.create(tmp_path / "m", model.signature, selector=model.keeps) as store:
+        model.ingest(DIARY, store, name="diary")
+        for query, answered in (("Why do whales sing?", False), ("price of the mare", True)):
+            documents = langchain.MemstoreRetriever(store=store, reader=model).invoke(query)
+            nodes = llama_index.MemstoreRetriever(store, model).retrieve(query)
+            found = [one.metadata for one in [*documents, *nodes]]
+            assert found and all(one["answered"] is answered for one in found)
 
 
 def test_llama_index_answers_a_query_from_its_passages(diary: Path, reader: LandmarkModel) -> None:

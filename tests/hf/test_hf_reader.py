@@ -308,17 +308,57 @@ def test_a_memory_of_another_selector_is_refused(tmp_path):
             learned.build_index(store)
 
 
-def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
+def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
     reader = word_reader(gate=Gate(1.0))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)
         assert there.answered and there.sources and there.tokens
         absent = reader.ask("Why do whales sing?", store, max_new_tokens=2)
-        assert not absent.answered and not absent.tokens and not absent.sources
+        assert not absent.answered and not absent.tokens and absent.refused
         assert absent.lookups == {"done": 0, "skipped": 1}
-        with reader.chat(store) as chat:  # where the model may answer by itself
-            assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
+        searched = reader.search("Why do whales sing?", store, top_k=len(absent.sources))
+        assert len(searched) == 5
+        assert [one.weight for one in absent.sources] == [one.weight for one in searched]
+        assert absent.needed is not None and absent.sources[0].weight < absent.needed
+        assert not searched.answered and reader.search(QUESTION, store).answered
+        shown = str(absent).splitlines()
+        assert shown[0].startswith("Not sure") and f"{absent.needed:.2f} needed" in shown[0]
+        assert len(shown) == 1 + len(absent.sources) and "inventory" in shown[1]
+        with reader.chat(store) as chat:
+            assert chat.ask("Why do whales sing?", max_new_tokens=2).refused
+            alone = chat.ask("Why do whales sing?", max_new_tokens=2, from_memory=False)
+            assert alone.tokens and not alone.answered and not alone.refused
+
+
+def test_turns_that_ask_nothing_go_to_the_model_without_a_lookup(tmp_path):
+    reader = word_reader(gate=Gate(1.0))
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        with reader.chat(store) as chat:
+            greeting = chat.ask("Hi!", max_new_tokens=2)
+            assert greeting.tokens and greeting.answered and not greeting.sources
+            assert greeting.lookups == {"done": 0, "skipped": 0}
+            read = {one.block for one in chat.ask(QUESTION, max_new_tokens=2).sources}
+            shorter = chat.ask("Make that shorter.", max_new_tokens=2)
+            assert shorter.tokens and shorter.lookups == {"done": 0, "skipped": 0}
+            assert {one.block for one in shorter.sources} == read  # it is still about these
+
+
+def test_message_is_searched_by_the_question_in_it(tmp_path):
+    reader = word_reader(gate=Gate(1.0))
+    message = f"Hi,\n\nthe whales sang all night, and we slept badly. {QUESTION}\n\nThanks,\nTom"
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        alone = reader.search(QUESTION, store, top_k=3)
+        found = reader.search(message, store, top_k=3)
+        assert [(one.block, one.weight) for one in found] == [
+            (one.block, one.weight) for one in alone
+        ]
+        answer = reader.ask(message, store, max_new_tokens=2)
+        assert answer.answered
+        expected = {one.block for one in reader.ask(QUESTION, store, max_new_tokens=2).sources}
+        assert {one.block for one in answer.sources} == expected
 
 
 def test_what_is_remembered_may_change_under_a_local_text(reader):

@@ -69,15 +69,18 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     """An answer (unless it was streamed), and below an empty line its sources; stats: with their
     weights, and what the answer cost.
     """
-    if not answer.get("answered", True):
-        say("(not in the memory)")
+    refused = not answer.get("answered", True) and not answer["text"]
+    if refused:
+        needed = answer.get("needed")
+        least = "" if needed is None else f" A passage needs {needed:.2f}."
+        say(f"Not sure.{least} Closest:" if answer["sources"] else "Not sure.")
     elif not answer["text"]:
         say("(nothing was found)")
     elif not streamed:
         say(answer["text"])
     if answer["sources"] or stats:
         say("")
-    print_sources(answer["sources"], score=weight if stats else None, stats=stats)
+    print_sources(answer["sources"], score=weight if stats or refused else None, stats=stats)
     print_absent(answer.get("absent", ()))
     if stats:
         say(cost(answer))

@@ -71,7 +71,10 @@ class ChunkSession(GeneratingSession):
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
-    answered = True  # its gate is of every token and head: it says nothing of a question
+    # its gate is of every token and head: it says nothing of a question
+    answered = True
+    needed: float | None = None
+    closest: Sequence[tuple[int, int, float]] = ()
 
     @property
     def lookups(self) -> Lookups:

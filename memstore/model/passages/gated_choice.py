@@ -47,3 +47,8 @@ class GatedChoice:
             gate is not None and gate.answer_together(scores, best.together, caution, blocks=blocks)
         )
         return best, best.meant(self._settings, parts=not alone) if answers else None
+
+    def needed(self, best: Candidates) -> float | None:
+        """The score that the gate wants among these candidates; None without a gate."""
+        gate = self._reader.gate
+        return None if gate is None else gate.threshold(best.blocks, self._settings.caution)

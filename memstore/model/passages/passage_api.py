@@ -11,7 +11,7 @@ import torch
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
-from memstore.model.answer import Found
+from memstore.model.answer import Found, Ranking
 from memstore.model.ask_session import attached
 from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.lookup_settings import AnswerSettings
@@ -20,9 +20,10 @@ from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.passages.selectors.selector import score_blocks
+from memstore.model.passages.selectors.selector import Scored, score_blocks
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.reads import OnRead
+from memstore.model.texts.questions import query_of
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
@@ -136,20 +137,27 @@ class PassageAPI(ModelAPI, PassageModel):
 
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Iterator[Found]:
-        """As ModelAPI.ranked, by the selector's scores."""
+    ) -> Ranking:
+        """As ModelAPI.ranked, by the selector's scores; of a message, by the question in it."""
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
+        phrase = query_of(phrase)
         ids, words = self.turn_ids(phrase, first=True)
         captured = capture(self, ids).part(words)
         found = score_blocks(self.selector, captured, phrase, store, runs)
-        places = [
-            (number, block) for number, first, end in found.scope for block in range(first, end)
-        ]
-        best = torch.sort(found.scores, descending=True, stable=True)
-        for score, place in zip(best.values.tolist(), best.indices.tolist()):
-            document, block = places[place]
-            yield Found(document, block, score, {})
+        caution = self.lookup.caution
+        answered = self.gate is None or self.gate.answers(
+            found.scores, caution, blocks=found.blocks
+        )
+        return Ranking(_best_first(found), answered)
+
+
+def _best_first(found: Scored) -> Iterator[Found]:
+    places = [(number, block) for number, first, end in found.scope for block in range(first, end)]
+    best = torch.sort(found.scores, descending=True, stable=True)
+    for score, place in zip(best.values.tolist(), best.indices.tolist()):
+        document, block = places[place]
+        yield Found(document, block, score, {})
 
 
 def _ending(workers: Workers, read: Callable[..., Ingesting]) -> Ingesting:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.errors import DocumentNotFound
-from memstore.model.answer import Source
+from memstore.model.answer import Source, closest_sources, refusal
 from memstore.model.generation import Continuation
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.detokenizer import Detokenizer
@@ -41,7 +41,7 @@ class Question:
     max_sources: int = 5
     trace: bool = False  # tell all of what was read, by token and head
     may_read: Callable[[str], bool] = lambda name: True  # may this document be shown?
-    from_memory: bool = False  # say nothing where nothing in the memory answers
+    from_memory: bool = True  # refuse where the gate finds no answer in the memory
 
 
 @dataclass
@@ -54,6 +54,7 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answered: bool = True
+    refused: bool = False  # the text says so, and the sources are the closest passages
     key: bytes = b""  # of the turn, if it is stored
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
     read: float = 0.0  # the weight of all blocks of documents that it read
@@ -108,6 +109,9 @@ class Answer(Iterator[str]):
                     until = began + answers.most_seconds
                     detokenizer = yield from self._generate(warm, state, until)
                     _report(question, warm, outcome)
+                    if outcome.refused:
+                        outcome.text = refusal(outcome.sources, warm.session.needed)
+                        yield outcome.text
                     self._keep(warm, detokenizer, read)
                 except BaseException:
                     warm.close()
@@ -158,10 +162,10 @@ class Answer(Iterator[str]):
         outcome.prompt_tokens, outcome.cached_tokens = warm.prompt_tokens, warm.cached_tokens
         outcome.answered = session.answered
         detokenizer = sampling.detokenizer(self._answers.reader.tokenizer)
-        silent = self._question.from_memory and not session.answered
+        outcome.refused = self._question.from_memory and not session.answered
         self.continuation = session.generate(
             state,
-            0 if silent else sampling.max_new_tokens,
+            0 if outcome.refused else sampling.max_new_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=sampling.seed,
@@ -192,7 +196,7 @@ class Answer(Iterator[str]):
             outcome.key = self._answers.conversations.add_turn(
                 question.owner, question.turns, turn, warm.documents, question.conversation
             )
-        if not outcome.key or detokenizer.cut:
+        if not outcome.key or detokenizer.cut or outcome.refused:  # it has not read the refusal
             warm.close()
             return
         if outcome.finish_reason == "length":  # the last token was not asked behind
@@ -232,20 +236,24 @@ class Answers:
 def _report(question: Question, warm: WarmSession, outcome: Outcome) -> None:
     """Fill in what an outcome says of the sources."""
     most, trace, may_read = question.max_sources, warm.trace, question.may_read
-    outcome.sources = [
-        source
-        for source in trace_report.sources(trace, warm.session.store, most)
-        if may_read(source.document)
-    ]
+    if outcome.refused:
+        found = closest_sources(trace.reader, warm.session, most)
+    else:
+        found = trace_report.sources(trace, warm.session.store, most)
+    outcome.sources = [source for source in found if may_read(source.document)]
     outcome.read = sum(block.mass for block in trace.blocks.values())
+    shown = ("document", "block", "span", "place", "text", "weight")
+    sources = [{name: getattr(source, name) for name in shown} for source in outcome.sources]
     if question.trace:
         outcome.memstore = trace_report.report(
             trace, warm.session, text=outcome.text, most=most, may_read=may_read
         )
+        if outcome.refused:
+            outcome.memstore["sources"] = [{**source, "tiers": {}} for source in sources]
         return
-    shown = ("document", "block", "span", "place", "text", "weight")
     outcome.memstore = {
         "answered": outcome.answered,
+        "needed": warm.session.needed,
         "absent": trace_report.absent(warm.session, may_read),
-        "sources": [{name: getattr(source, name) for name in shown} for source in outcome.sources],
+        "sources": sources,
     }

@@ -127,8 +127,8 @@ def _invalid(error: ValidationError) -> str:
 def _as_text(result: dict[str, Any]) -> str:
     """What a model reads that is given no structured content."""
     lines = [str(value) for key, value in result.items() if not isinstance(value, list | bool)]
-    if result.get("answered") is False:
-        lines = ["(not in the memory)"]
+    if result.get("answered") is False and "passages" in result:
+        lines.append("(none of these passages seems to answer it as a question)")
     if result.get("absent"):
         lines.append(f"(could not be read, and left out: {', '.join(result['absent'])})")
     for key in ("sources", "passages"):

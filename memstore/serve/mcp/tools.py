@@ -124,7 +124,6 @@ class MemoryTools:
             owner=access.name,
             keep=False,
             may_read=access.sees,
-            from_memory=True,
         )
         pieces, outcome = self.answers.begin(asker.owner, question)
         try:
@@ -151,6 +150,7 @@ class MemoryTools:
             lambda: reader.search(given.phrase, store, documents=names, top_k=given.top_k),
         )
         return {
+            "answered": matches.answered,
             "passages": [_passage(source) for source in matches],
             "absent": list(matches.absent),
         }

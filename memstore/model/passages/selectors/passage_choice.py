@@ -47,15 +47,15 @@ class Candidates:
         """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks. If the
         scope is a shortlist, deviation: of all scores, and blocks: how many there are.
         """
-        self.scores, self._deviation = scores, deviation
+        self.scores, self._deviation, self._content = scores, deviation, content
         self._scope = [run for run in scope if run[2] > run[1]]
         self.blocks = len(scores) if blocks is None else blocks
         self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
-        self._best = self._distinct(k, content)
+        self._best = self.distinct(k)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
         self._covers = adds(runs)
 
-    def _distinct(self, k: int, content: Content) -> list[Chosen]:
+    def distinct(self, k: int) -> list[Chosen]:
         """The best k different ones, best first. What has the same text has the same score."""
         n = k
         while True:
@@ -65,7 +65,7 @@ class Candidates:
             places = sorted(zip(ranked.values.tolist(), ranked.indices.tolist()), key=_order)
             for score, candidate in places:
                 place = self._place(candidate)
-                key = content(*place) if score in tied else place
+                key = self._content(*place) if score in tied else place
                 alike.setdefault((score, key), []).append(place)
             if len(alike) >= k or n >= len(self.scores):
                 break

@@ -55,13 +55,14 @@ Stop = (
 
 class Options(Strict):
     """The `memstore` field of a request. documents: names of those to be asked; None = all. trace:
-    tell all of what was read. from_memory: say nothing where nothing in the memory answers.
+    tell all of what was read. from_memory: refuse where the gate finds no answer in the memory;
+    False has the model answer without it.
     """
 
     documents: Annotated[list[str], entries()] | None = None
     trace: bool = False
     max_sources: int = Field(default=5, ge=0, le=64)
-    from_memory: bool = False
+    from_memory: bool = True
 
 
 class StreamOptions(Strict):
