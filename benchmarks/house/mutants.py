@@ -33,7 +33,7 @@ SUBJECTS = {
     ],
     "checksum": [
         "memstore/disk/format/record.py",
-        "memstore/store/transfer/export_file.py",
+        "memstore/store/transfer/exports.py",
         "memstore/disk/lmdb/meta_pages.py",
     ],
     "lock": [

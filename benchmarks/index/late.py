@@ -82,10 +82,10 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         return [(document.id, 0, document.blocks) for document in store.documents()]
 
     def by_tokens(store: MemoryStore) -> Any:
-        return store.token_maxima(q[:12], 0, scope(store))
+        return store.retrieval.token_maxima(q[:12], 0, scope(store))
 
     def by_words(store: MemoryStore) -> Any:
-        return store.word_scores(words, scope(store))
+        return store.retrieval.word_scores(words, scope(store))
 
     first = interleaved(
         {
@@ -108,12 +108,16 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
             return run
 
         runs = {
-            f"landmarks, {rows} rows": clock(partial(store.token_maxima, q[:rows], 0, everything))
+            f"landmarks, {rows} rows": clock(
+                partial(store.retrieval.token_maxima, q[:rows], 0, everything)
+            )
             for rows in (1, 12, 64)
         }
-        runs["landmarks, 12 rows, one document"] = clock(lambda: store.token_maxima(q[:12], 0, one))
-        runs["8 words"] = clock(lambda: store.word_scores(words, everything))
-        runs["8 words, one document"] = clock(lambda: store.word_scores(words, one))
+        runs["landmarks, 12 rows, one document"] = clock(
+            lambda: store.retrieval.token_maxima(q[:12], 0, one)
+        )
+        runs["8 words"] = clock(lambda: store.retrieval.word_scores(words, everything))
+        runs["8 words, one document"] = clock(lambda: store.retrieval.word_scores(words, one))
         floats = torch.randn(tokens, options.width, generator=generator)
         runs["(one product over as many numbers in float32, 12 rows)"] = clock(
             lambda: q[:12] @ floats.T

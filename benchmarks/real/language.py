@@ -102,7 +102,9 @@ class Continuation:
         asking = range(len(local) - min(self.rows, len(local)), len(local))
         captured = capture(self.reader, local).part(asking)
         words = self.reader.tokenizer.decode(local[asking.start :])
-        scores = self.reader.selector.scores(captured, words, self.store, [(number, first, last)])
+        scores = self.reader.selector.scores(
+            captured, words, self.store.retrieval, [(number, first, last)]
+        )
         best = scores.topk(min(self.top_k, len(scores)))
         chosen = best.indices[in_range(best.values, scores, self.score_range)].sort().values
         blocks = [Chosen(number, first + block, float(scores[block])) for block in chosen.tolist()]

@@ -118,7 +118,7 @@ class Asked:
             "a session": lambda: self.session().close(),
             "the question to the tap": lambda: capture(reader, ids),
             "its blocks' scores": lambda: reader.selector.scores(
-                captured, QUESTION, self.memory.store, scope
+                captured, QUESTION, self.memory.store.retrieval, scope
             ),
             f"a session that reads {len(chosen)} blocks": only_read,
             "the same, and the question through all layers": walk,

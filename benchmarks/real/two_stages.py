@@ -136,7 +136,7 @@ def compared(
 ) -> dict[str, Any]:
     """Two stages beside the exact search."""
     start = time.thread_time()
-    exact = reader.selector.scores(captured, question.text, store, scope)
+    exact = reader.selector.scores(captured, question.text, store.retrieval, scope)
     spent = 1000 * (time.thread_time() - start)
     places = [(number, block) for number, first, end in found.scope for block in range(first, end)]
     whole = np.cumsum([0, *(end for _, _, end in scope)])
@@ -167,7 +167,7 @@ def answered(
     """What is answered to every question in two stages, and where every passage is scored."""
     for question in questions:
         found = []
-        for shortlist in (store.shortlist, lambda *_: None):
+        for shortlist in (store.retrieval.shortlist, lambda *_: None):
             searched = mock.patch.object(store, "shortlist", shortlist)
             with searched, reader.session(store, caution=0.0) as session:
                 found.append(answer(reader, session, question))

@@ -167,7 +167,7 @@ def exact(reader: Any, there: Reader, asked: Any) -> dict[str, Any]:
     text, captured = asked
     with there.measured(told):
         scope = [(document.id, 0, document.blocks) for document in there.store.documents()]
-        reader.selector.scores(captured, text, there.store, scope)
+        reader.selector.scores(captured, text, there.store.retrieval, scope)
     there.store.close()
     return told
 

@@ -137,9 +137,9 @@ class Passages:
         blocks = SessionBlocks([(row.id, row.blocks) for row in store.ready()])
         scope = blocks.runs(blocks.count)
         q = torch.randn(12, SPEC.width, generator=torch.Generator().manual_seed(0))
-        scores = store.token_maxima(q, 0, scope).mean(0)
+        scores = store.retrieval.token_maxima(q, 0, scope).mean(0)
         words = {number * HASH % (1 << 32): 1.0 for number in (1, 5, 77, 1234, 40_000)}
-        scores += 0.01 * store.word_scores(words, scope)
+        scores += 0.01 * store.retrieval.word_scores(words, scope)
 
         def content(document: int, block: int) -> bytes:
             return store.passages(document, block, block + 1)[0].ids.tobytes()

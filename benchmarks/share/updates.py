@@ -257,7 +257,7 @@ def passage_is_right(
 ) -> bool:
     """Are a passage's keys and values those of its tokens, but for rounding?"""
     (passage,) = store.passages(document, block, block + 1)
-    (place,) = store.stored_at([(document, block)])
+    (place,) = store.retrieval.stored_at([(document, block)])
     assert place is not None
     (made,) = encode(reader, [passage.ids.tolist()])
     layers, heads = reader.shape.memory_layers, range(reader.shape.num_kv_heads)

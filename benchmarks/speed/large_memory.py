@@ -128,10 +128,10 @@ def fill(
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
-    scratch = None if plan.pool else store.session_document()
+    scratch = None if plan.pool else store.retrieval.session_document()
     for layer in config.memory_layers or ():
         if scratch is None:
-            store.add_landmarks(
+            store.retrieval.add_landmarks(
                 DOCUMENT, layer, draw(plan.blocks, config.num_kv_heads, config.head_dim)
             )
             continue

@@ -87,7 +87,7 @@ def write(store: MemoryStore, name: str, chunks: int) -> None:
 
 def search(store: MemoryStore) -> None:
     scope = [(document.id, 0, document.blocks) for document in store.ready()]
-    store.search_landmarks(0, torch.randn(1, 1, DIM), scope, 4)
+    store.retrieval.search_landmarks(0, torch.randn(1, 1, DIM), scope, 4)
 
 
 def opened(path: Path) -> float:

@@ -14,7 +14,7 @@ from memstore.disk.format.record import header_bytes
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import StorageFull
-from memstore.store.document_rows import Rows
+from memstore.store.committed import Rows
 
 _PAGE = mmap.PAGESIZE
 _PAGE_HEADER = 16  # of the pages of a value that has pages of its own

@@ -55,7 +55,7 @@ def stored(store, reader, name):
     found = {}
     for layer in shape.memory_layers:
         for block in range(document.blocks):
-            ((number, at),) = store.stored_at([(document.id, block)])
+            ((number, at),) = store.retrieval.stored_at([(document.id, block)])
             units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
             with store.lease(units) as lease:
                 found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
@@ -109,7 +109,9 @@ def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, c
             assert torch.equal(one, other), place
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
-    assert torch.equal(made[0].word_scores(words, scope), made[1].word_scores(words, scope))
+    assert torch.equal(
+        made[0].retrieval.word_scores(words, scope), made[1].retrieval.word_scores(words, scope)
+    )
     for memory in made:
         memory.close()
 

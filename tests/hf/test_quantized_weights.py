@@ -209,7 +209,7 @@ def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
             document = reader.ingest(TEXT, store, name="inventory")
             units = [
                 BlockKey(number, layer, at, head)
-                for number, at in store.stored_at(
+                for number, at in store.retrieval.stored_at(
                     [(document.id, block) for block in range(document.blocks)]
                 )
                 for layer in reader.shape.memory_layers

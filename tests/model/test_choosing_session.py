@@ -49,7 +49,7 @@ def tell(session, text):
 def kept(store, layer, block):
     """Keys and values [heads, block size, head_dim] of a block as stored."""
     heads = range(store.signature.num_kv_heads)
-    ((number, at),) = store.stored_at([(block.document, block.block)])
+    ((number, at),) = store.retrieval.stored_at([(block.document, block.block)])
     units = [BlockKey(number, layer, at, head) for head in heads]
     with store.lease(units) as lease:
         return lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
@@ -288,7 +288,7 @@ def test_a_text_that_stands_twice_is_read_once_at_its_last_place(tmp_path):
 
 def test_a_closed_session_holds_nothing(learned, tmp_path):
     with memory(learned, tmp_path) as store:
-        store.word_scores({1: 1.0}, [(1, 0, store.document("inventory").blocks)])
+        store.retrieval.word_scores({1: 1.0}, [(1, 0, store.document("inventory").blocks)])
         session = learned.session(store)
         tell(session, FACT)
         session.feed(filler(2 * WINDOW))
@@ -299,9 +299,9 @@ def test_a_closed_session_holds_nothing(learned, tmp_path):
         session.close()
         assert store.tier_stats()["host"]["held"] < before
         with pytest.raises(DocumentNotFound):
-            store.word_scores({1: 1.0}, [(own.document, 0, 1)])
+            store.retrieval.word_scores({1: 1.0}, [(own.document, 0, 1)])
         with pytest.raises(DocumentNotFound):
-            store.token_maxima(torch.ones(1, 16), 0, [(own.document, 0, 1)])
+            store.retrieval.token_maxima(torch.ones(1, 16), 0, [(own.document, 0, 1)])
 
 
 def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):

@@ -293,7 +293,7 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 monkeypatch.setattr("memstore.index.text_words.split", lambda text: [1004, 7])
                 found = score_blocks(selector, NOTHING, "", store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
-                exact = selector.scores(NOTHING, "", store, scope)
+                exact = selector.scores(NOTHING, "", store.retrieval, scope)
                 given = 4, lambda runs: None, lambda *place: place
                 best = Candidates(exact, scope, *given).best(4)
                 short = Candidates(
@@ -317,7 +317,9 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 told = gate.answers(found.scores, blocks=found.blocks)
                 assert told == gate.answers(exact)
                 added = selector.adds(NOTHING, found.store, found.scope[:2])
-                torch.testing.assert_close(added, selector.adds(NOTHING, store, found.scope[:2]))
+                torch.testing.assert_close(
+                    added, selector.adds(NOTHING, store.retrieval, found.scope[:2])
+                )
 
 
 def test_what_words_decide_is_not_left_to_landmarks() -> None:

@@ -21,7 +21,7 @@ from memstore.share.format.published import Published
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.places import Killed, WatchedPlace, in_memory
 from support.published import open_at
 from support.publishing import before_the_manifest, names, same_as, send, spoil

@@ -23,7 +23,7 @@ from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.damaged_bytes import damaged
 from support.places import WatchedPlace, in_memory
 from support.selected_documents import create as create_selected

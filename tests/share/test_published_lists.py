@@ -81,7 +81,7 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
     """The names and blocks on the shortlist, and their scores."""
     rows, weights = question(1 + seed % DOCUMENTS, seed * 37 % EACH, seed)
     names = {document.id: document.name for document in store.documents()}
-    short = store.shortlist(rows, weights, everything(store))
+    short = store.retrieval.shortlist(rows, weights, everything(store))
     if short is None:
         return None
     blocks = [(names[d], at) for d, first, end in short.scope for at in range(first, end)]
@@ -119,7 +119,7 @@ def test_a_question_is_few_requests_deep(url: str) -> None:
 
         remote.calls.gather = counted
         rows, weights = question(1, 37, 0)
-        short = there.shortlist(rows, weights, whole)
+        short = there.retrieval.shortlist(rows, weights, whole)
         assert short is not None
         short.token_maxima(rows, 0, short.scope)
         # the head, lists, where landmarks lie, landmarks
@@ -205,7 +205,10 @@ def test_damage_costs_time_and_no_answer(
         with open_(url) as there:
             assert by_name(there, 0) is None
             rows, _ = question(1, 37, 0)
-            assert there.token_maxima(rows, 0, everything(there)).shape == (5, DOCUMENTS * EACH)
+            assert there.retrieval.token_maxima(rows, 0, everything(there)).shape == (
+                5,
+                DOCUMENTS * EACH,
+            )
         assert "memstore index" in caplog.text
         caplog.clear()
         path.write_bytes(kept)
@@ -214,7 +217,7 @@ def test_damage_costs_time_and_no_answer(
 def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
     rows, weights = question(1, 37, 0)
     with open_(url) as there:
-        short = there.shortlist(rows, weights, everything(there))
+        short = there.retrieval.shortlist(rows, weights, everything(there))
         assert short is not None
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
@@ -226,7 +229,7 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
                 path.unlink()
-        short = there.shortlist(*question(2, 5, 1), everything(there))
+        short = there.retrieval.shortlist(*question(2, 5, 1), everything(there))
         assert short is not None
         with pytest.raises(StoreUnavailable):
             short.token_maxima(rows, 0, short.scope)
@@ -289,7 +292,7 @@ def test_words_that_are_away_or_damaged_are_read_from_the_documents(
     kept = path.read_bytes()
     for content in (bytes(len(kept)), None):
         with open_(url) as there:
-            there.shortlist(*question(1, 0, 0), everything(there))  # holds its lists
+            there.retrieval.shortlist(*question(1, 0, 0), everything(there))  # holds its lists
             path.unlink()
             if content is not None:
                 path.write_bytes(content)
@@ -367,10 +370,12 @@ def test_without_lists_landmarks_and_words_are_read_at_once(
     monkeypatch.setattr(selector_index, "_AT_ONCE", 12 * EACH)
     with open_(url) as there:
         whole, remote = everything(there), there._on_disk().catalog.source.remote
-        scores = there.word_scores({7: 1.0}, whole)
+        scores = there.retrieval.word_scores({7: 1.0}, whole)
         read = remote.bytes
-        maxima = there.token_maxima(question(1, 0, 0)[0], 0, whole)
+        maxima = there.retrieval.token_maxima(question(1, 0, 0)[0], 0, whole)
         assert remote.bytes == read
-        torch.testing.assert_close(scores, memory.word_scores({7: 1.0}, everything(memory)))
-        here = memory.token_maxima(question(1, 0, 0)[0], 0, everything(memory))
+        torch.testing.assert_close(
+            scores, memory.retrieval.word_scores({7: 1.0}, everything(memory))
+        )
+        here = memory.retrieval.token_maxima(question(1, 0, 0)[0], 0, everything(memory))
         torch.testing.assert_close(maxima, here)

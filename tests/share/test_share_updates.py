@@ -31,7 +31,7 @@ from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
 from memstore.share.read import published_states, published_tables
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.places import WatchedPlace
 from support.published import open_at
 from support.synthetic_documents import SIGNATURE, ingest
@@ -244,7 +244,7 @@ def test_what_left_is_forgotten_in_time(library: Library, monkeypatch: pytest.Mo
         monkeypatch.setattr(published_states, "time", SimpleNamespace(monotonic=lambda: past))
         look(memory)
         assert number not in store.readable()
-        assert number not in store._retrieve()._loaded
+        assert number not in store.retrieval._loaded
         with pytest.raises(DocumentNotFound):
             store.lease([BlockKey(number, 1, 0, 0)])
 
@@ -253,7 +253,7 @@ def test_what_left_and_was_pruned_is_told_as_that(library: Library) -> None:
     library.add()  # in a segment of its own
     with reader(library, refresh=3600.0, host_budget=1 << 20) as memory:
         store = memory.store
-        (place,) = store.stored_at([(store.document("more").id, 0)])
+        (place,) = store.retrieval.stored_at([(store.document("more").id, 0)])
         assert place is not None
         number, layer, block = place[0], store.signature.memory_layers[0], place[1]
         library.remove("more")

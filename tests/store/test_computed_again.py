@@ -295,7 +295,7 @@ def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document
     store.publish(url)
     with MemoryStore.open(url) as away:
         number, lease = away.document("kept").id, away.lease
-        ((gone, _),) = away.stored_at([(number, 1)])
+        ((gone, _),) = away.retrieval.stored_at([(number, 1)])
 
         def leased(units):
             if missing := [unit for unit in units if unit.document == gone]:

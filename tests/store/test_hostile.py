@@ -98,7 +98,7 @@ def use(store: MemoryStore, document: Document, scratch: Path) -> None:
     q = torch.ones(HEADS, 1, DIM)
     for layer in SIGNATURE.memory_layers:
         scope = [(document.id, 0, document.blocks)]
-        hits = store.search_landmarks(layer, q, scope, 2)
+        hits = store.retrieval.search_landmarks(layer, q, scope, 2)
         assert torch.isfinite(hits.scores).all()
         for block in range(document.blocks):
             with store.lease([BlockKey(document.id, layer, block, 0)]) as held:

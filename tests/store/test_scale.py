@@ -83,7 +83,7 @@ def test_writing_and_forgetting_read_as_little_among_many_documents_as_among_few
         path = filled(tmp_path / str(documents), documents)
         with opened(path) as store, opened(path, read_only=True) as reader:
             for one in (store, reader):
-                one.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [], 1)
+                one.retrieval.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [], 1)
             reads.clear()
             book = ingest(store, "book", 100)
             check_content(reader, book, text=1)
@@ -118,7 +118,7 @@ def test_readers_that_look_often_seldom_or_late_see_the_same_documents(tmp_path:
     with opened(path) as store, opened(path) as often, opened(path) as seldom:
         looking = {often: 5, seldom: 270}
         for reader in looking:
-            reader.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [], 1)
+            reader.retrieval.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [], 1)
         for step in range(1, 541):
             names = [document.name for document in store.documents()]
             if len(names) < 20 or random.random() < 0.4:

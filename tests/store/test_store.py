@@ -148,7 +148,12 @@ def test_closed_store_says_so(path: Path) -> None:
     store = MemoryStore.create(path, SIGNATURE)
     store.close()
     store.close()
-    for call in (store.documents, store.session_document, lambda: store.lease([]), store.stats):
+    for call in (
+        store.documents,
+        lambda: store.retrieval.session_document(),
+        lambda: store.lease([]),
+        store.stats,
+    ):
         with pytest.raises(MemoryClosed):
             call()
 
@@ -161,12 +166,12 @@ def test_either_index_finds_the_same_blocks(path: Path, index: str) -> None:
     with MemoryStore.open(path, index=index) as store:
         for number in (0, 33, 79):
             q = block(1, 2, number)[2].float()[:, None]  # its own landmark key as the query
-            hits = store.search_landmarks(2, q, scope, 3, return_lse=True)
-            keys = store.landmark_keys(2, scope)
+            hits = store.retrieval.search_landmarks(2, q, scope, 3, return_lse=True)
+            keys = store.retrieval.landmark_keys(2, scope)
             expected = (q @ keys.transpose(1, 2)).topk(3, -1)
             assert torch.equal(hits.candidates, expected.indices)
             assert torch.equal(
-                store.landmark_keys(2, scope, hits.candidates)[:, 0, 0],
+                store.retrieval.landmark_keys(2, scope, hits.candidates)[:, 0, 0],
                 keys[[0, 1], hits.candidates[:, 0, 0]],
             )
 
@@ -226,9 +231,9 @@ def test_staged_chunks_can_be_searched_and_read_before_they_are_committed(
         )
         assert store.documents()[0].state == "ingesting" and store.documents()[0].tokens == 0
         q = block(1, 1, 7)[2].float()[:, None]
-        assert store.search_landmarks(1, q, [(number, 0, 12)], 12).candidates.sort().values[
-            0, 0
-        ].tolist() == list(range(12))
+        assert store.retrieval.search_landmarks(
+            1, q, [(number, 0, 12)], 12
+        ).candidates.sort().values[0, 0].tolist() == list(range(12))
         with store.lease([BlockKey(number, 1, 11, 1)]) as lease:
             assert (
                 torch.equal(lease.k[lease.slots[0]], block(1, 1, 11)[0][1])
@@ -312,7 +317,7 @@ def test_interrupted_ingest_keeps_whole_chunks_and_resumes_to_equal_bytes(
         document = store.document("book")
         assert (document.state, document.tokens) == ("ingesting", 20 * CHUNK)
         with pytest.raises(DocumentNotFound):
-            store.landmark_keys(1, [(document.id, 0, 1)])
+            store.retrieval.landmark_keys(1, [(document.id, 0, 1)])
     with MemoryStore.open(tmp_path / "cut", host_budget=BUDGET) as store:
         check_content(store, store.document("book"), text=1)
         assert is_whole(store.path)
@@ -450,7 +455,9 @@ def test_interrupted_append_answers_from_the_old_until_its_first_commit_then_res
     document = store.document("book")
     assert (document.tokens, document.appended_to) == (4 * CHUNK, before)
     with pytest.raises(DocumentNotFound):
-        store.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(old.id, 0, old.blocks)], 1)
+        store.retrieval.search_landmarks(
+            1, torch.zeros(HEADS, 1, DIM), [(old.id, 0, old.blocks)], 1
+        )
     with pytest.raises(DocumentExists):
         ingest(store, "book", before)
     with reopened(path) as again:
@@ -546,7 +553,7 @@ def test_forgotten_document_leaves_nothing_to_read(store: MemoryStore, path: Pat
     with pytest.raises(DocumentNotFound):
         store.lease([BlockKey(document.id, 1, 0, 0)])
     with pytest.raises(DocumentNotFound):
-        store.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1)
+        store.retrieval.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1)
     with pytest.raises(DocumentNotFound):
         store.tokens(document.id)
     with pytest.raises(DocumentNotFound, match="'kept'"):
@@ -570,8 +577,10 @@ def test_document_forgotten_by_another_process_is_not_found_at_the_next_read(
     assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])
     for read in (
         lambda: store.lease(units),
-        lambda: store.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1),
-        lambda: store.landmark_keys(1, [(document.id, 0, 4)]),
+        lambda: store.retrieval.search_landmarks(
+            1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1
+        ),
+        lambda: store.retrieval.landmark_keys(1, [(document.id, 0, 4)]),
         lambda: store.document("book"),
     ):
         with pytest.raises(DocumentNotFound):
@@ -802,7 +811,7 @@ def test_threads_ask_while_one_writes(path: Path) -> None:
                     layer = int(random.choice([1, 2]))
                     scope = [(document.id, 0, document.blocks)]
                     q = block(1, layer, number)[2].float()[:, None]
-                    assert store.search_landmarks(
+                    assert store.retrieval.search_landmarks(
                         layer, q, scope, document.blocks
                     ).candidates.unique().tolist() == list(range(document.blocks))
                     with store.lease(
@@ -848,7 +857,7 @@ def test_host_budget_holds_while_reading_and_writing_more(path: Path) -> None:
         assert max(held) <= budget and store.stats()["tiers"]["host"]["held"] <= budget
         with pytest.raises(BudgetExceeded) as refused:
             store.lease([BlockKey(document.id, 1, number, 0) for number in range(100)])
-        assert refused.value.fits == 80 == store.capacity
+        assert refused.value.fits == 80 == store.tiers.capacity
     with (
         reopened(path, host_budget=5 * UNIT_BYTES * HEADS) as small,
         pytest.raises(BudgetExceeded, match="raise"),
@@ -920,7 +929,7 @@ def test_a_document_whose_commit_stands_is_kept_whatever_fails_behind_it(
 def test_scratch_documents_live_in_memory_only() -> None:
     with MemoryStore.in_memory(SIGNATURE, host_budget=BUDGET) as store:
         assert store.documents() == [] and store.path is None
-        with store.session_document() as own, store.session_document() as other:
+        with store.retrieval.session_document() as own, store.retrieval.session_document() as other:
             assert own.document < 0 and other.document < 0 and own.document != other.document
             for layer in range(3):
                 for first in (0, 4):
@@ -929,9 +938,9 @@ def test_scratch_documents_live_in_memory_only() -> None:
             own.trim(3)
             assert own.blocks(1) == (3, 8)
             q = block(1, 1, 5)[2].float()[:, None]
-            assert store.search_landmarks(1, q, [(own.document, 3, 8)], 5).candidates.sort().values[
-                0, 0
-            ].tolist() == [0, 1, 2, 3, 4]
+            assert store.retrieval.search_landmarks(
+                1, q, [(own.document, 3, 8)], 5
+            ).candidates.sort().values[0, 0].tolist() == [0, 1, 2, 3, 4]
             with store.lease([BlockKey(own.document, 1, 5, 1)]) as lease:
                 assert torch.equal(lease.v[lease.slots[0]], block(1, 1, 5)[1][1])
             for gone in (BlockKey(own.document, 1, 2, 1), BlockKey(other.document, 1, 0, 0)):
@@ -943,7 +952,7 @@ def test_scratch_documents_live_in_memory_only() -> None:
             assert own.blocks(0) == (8, 12)
         assert store.stats()["tiers"]["host"]["held"] == 0
         with pytest.raises(DocumentNotFound):
-            store.landmark_keys(1, [(own.document, 3, 8)])
+            store.retrieval.landmark_keys(1, [(own.document, 3, 8)])
         with pytest.raises((DocumentNotFound, ReadOnlyMemory)):
             ingest(store, "book", 10)
 
@@ -951,7 +960,7 @@ def test_scratch_documents_live_in_memory_only() -> None:
 def test_scratch_beyond_the_budget_is_refused_whole() -> None:
     with (
         MemoryStore.in_memory(SIGNATURE, host_budget=10 * UNIT_BYTES) as store,
-        store.session_document() as own,
+        store.retrieval.session_document() as own,
     ):
         own.add(1, *chunk(1, 0, CHUNK)[0][1])
         with pytest.raises(BudgetExceeded):
@@ -1215,7 +1224,9 @@ def test_stats_count_what_is_held_and_looked_up(store: MemoryStore) -> None:
         pass
     with store.lease([BlockKey(document.id, 1, 0, 0)]) as lease:
         assert lease.missed.tolist() == [False]
-    store.search_landmarks(1, torch.zeros(HEADS, 3, DIM), [(document.id, 0, document.blocks)], 2)
+    store.retrieval.search_landmarks(
+        1, torch.zeros(HEADS, 3, DIM), [(document.id, 0, document.blocks)], 2
+    )
     stats = store.stats()
     assert (stats["documents"], stats["tokens"], stats["blocks"], stats["bytes"]) == (
         1,

@@ -74,7 +74,7 @@ def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     assert records(store) == there and set(told(store).values()) == {2}
     first, second = store.document("a"), store.document("b")
     assert first.bytes == second.bytes
-    assert store.stored_at([(first.id, 3)]) == store.stored_at([(second.id, 3)])
+    assert store.retrieval.stored_at([(first.id, 3)]) == store.retrieval.stored_at([(second.id, 3)])
     check_content(store, second, 1)
     store.forget("a")
     check_content(store, store.document("b"), 1)
@@ -123,7 +123,7 @@ def test_passages_may_be_text_alone(store) -> None:
             writer.add_passages(passages(1, 0, 2), [], given=[0], **kept)
         writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
         document = writer.finish(tail_of(1, 2))
-    assert store.stored_at([(document.id, 0)]) == [None] and not records(store)
+    assert store.retrieval.stored_at([(document.id, 0)]) == [None] and not records(store)
     check_content(store, ingest(store, "b", 2), 1)
     check_content(store, store.document("a"), 1)
     assert is_whole(store.path)
@@ -214,7 +214,7 @@ def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
     catalog.database.write(work)
     assert not store.verify().clean
     assert not store.verify(repair=True).dropped and store.verify().clean
-    assert store.stored_at([(document.id, 0)]) == [None]
+    assert store.retrieval.stored_at([(document.id, 0)]) == [None]
     assert records(store) == (COUNT - 1) * len(LAYERS)
 
 
@@ -368,11 +368,11 @@ def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
 def test_the_units_of_a_computed_passage_are_admitted_once(tmp_path) -> None:
     with create(tmp_path / "m", codec="raw") as store:
         document = ingest_text(store, "book", 3)
-        tiers = store._retrieve().tiers
+        tiers = store.retrieval.tiers
         held = tiers.host.bytes
         k = torch.zeros(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
         for _ in range(2):
-            store.take_computed(document.id, 0, k, k, 0.0)
+            store.retrieval.computed.take(document.id, 0, k, k, 0.0)
         assert tiers.host.bytes - held == 2 * len(LAYERS) * tiers.host.unit_bytes
 
 
@@ -383,7 +383,7 @@ def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> 
             other.forget("book")
         held = store.tiers.host.bytes
         k = torch.ones(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
-        store.take_computed(document.id, 0, k, k, 0.0)
+        store.retrieval.computed.take(document.id, 0, k, k, 0.0)
         assert store.tiers.host.bytes == held
 
 

@@ -22,8 +22,8 @@ def accepted(store: MemoryStore, file: Path) -> bool:
     assert is_whole(store.path)
     scope = [(document.id, 0, document.blocks)]
     for head in range(FORM.heads):
-        assert torch.isfinite(store.token_maxima(QUESTION, head, scope)).all()
-    assert torch.isfinite(store.word_scores({7: 1.0, 1001: 2.0}, scope)).all()
+        assert torch.isfinite(store.retrieval.token_maxima(QUESTION, head, scope)).all()
+    assert torch.isfinite(store.retrieval.word_scores({7: 1.0, 1001: 2.0}, scope)).all()
     store.export_document(document.name, file.with_name("again"))
     store.forget(document.name)
     assert (stored(store.path), selected(store.path)) == before

@@ -32,7 +32,7 @@ from memstore.disk.format.document import Document
 from memstore.errors import MemstoreError
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer import export_import  # noqa: F401
+from memstore.store.transfer import exports  # noqa: F401
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
 from support import killed_calls, passage_documents, selected_documents, synthetic_documents

@@ -25,7 +25,7 @@ from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.passage_reader import reader_of
 from support.synthetic_documents import stored
 

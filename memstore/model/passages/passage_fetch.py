@@ -68,11 +68,11 @@ class PassageFetch:
         would be read in; without `compute`, only the passages before that are returned. Raises
         BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.
         """
-        places = self._store.stored_at([(one.document, one.block) for one in passages])
+        places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
         found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
         if missing:
-            self._store.note_computed(len(missing), damaged=damaged, away=away)
+            self._store.retrieval.computed.count(passages=len(missing), damaged=damaged, away=away)
             if not compute:
                 passages = passages[: missing[0]]
             ids = [self.ids(passages[at]) for at in missing if compute]
@@ -80,7 +80,9 @@ class PassageFetch:
             began = time.perf_counter()
             for at, made in zip(missing, encode(self._reader, ids)):
                 chosen, seconds = passages[at], time.perf_counter() - began
-                self._store.take_computed(chosen.document, chosen.block, made.k, made.v, seconds)
+                self._store.retrieval.computed.take(
+                    chosen.document, chosen.block, made.k, made.v, seconds
+                )
                 layers = dict(zip(every, zip(made.k, made.v)))
                 found[at] = _Taken(layers, dict.fromkeys(every, computed))
                 began = time.perf_counter()
@@ -147,7 +149,7 @@ class PassageFetch:
         """The same of passages that are there. Raises CorruptBlock."""
         shape, heads = self._reader.shape, self._kv_heads
         layers = shape.memory_layers
-        free = self._store.capacity - self._own.pinned
+        free = self._store.tiers.capacity - self._own.pinned
         at_once = max(1, free // max(1, len(places) * heads))
         taken = [_Taken({}, {}) for _ in places]
         for first in range(0, len(layers) if places else 0, at_once):
@@ -202,4 +204,4 @@ class PassageFetch:
         )
         if finite((k, v)):
             share = seconds * n / layers[0][0].shape[1]
-            self._store.take_computed(one.document, one.block, k, v, share)
+            self._store.retrieval.computed.take(one.document, one.block, k, v, share)

@@ -228,7 +228,7 @@ class PassageSession(GeneratingSession, Closing):
             self._read(passages)
         except BlocksUnavailable as error:
             gone = {(number, block) for number, _, block, _ in error.units}
-            places = self.store.stored_at([(one.document, one.block) for one in passages])
+            places = self.store.retrieval.stored_at([(one.document, one.block) for one in passages])
             left = [one for one, place in zip(passages, places) if place not in gone]
             if not self.store.allow_partial or len(left) == len(passages):
                 raise

@@ -82,7 +82,7 @@ class Lookup:
         shared = settings.granularity != "per_token_per_head"
         # every old block is scored in one place
         query = rotated[prefix.size if fixed else 0, 0]
-        hits = self.store.search_landmarks(
+        hits = self.store.retrieval.search_landmarks(
             layer_idx,
             query,
             self.candidates.old,
@@ -148,7 +148,7 @@ class Lookup:
         if fixed and chosen.scores is not None:
             scores = chosen.scores
         elif prefix.old and (present & ~is_recent).any():
-            keys = self.store.landmark_keys(
+            keys = self.store.retrieval.landmark_keys(
                 layer_idx, self.candidates.old, wide.where(wide < prefix.old, -1)
             ).to(self.exact)
             queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)

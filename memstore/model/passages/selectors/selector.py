@@ -18,7 +18,7 @@ from memstore.index.word_index import WordsBeside
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.learned_selector import Learned
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve.shortlist import Shortlist
+from memstore.store.retrieve.listed_passages import Shortlist
 
 GATE_BLOCKS = 512
 """Among so many blocks a Gate's `least` holds: 32K tokens."""
@@ -134,11 +134,13 @@ def score_blocks(
     selector: Selector, captured: Captured, question: str, store: MemoryStore, scope: Scope
 ) -> Scored:
     """Score the blocks of a scope: all of them, or, where it is large, a shortlist. Raises what
-    MemoryStore's lookups raise.
+    Retrieval's lookups raise.
     """
     rows = selector.rows(captured)
-    short = None if rows is None else store.shortlist(*rows, scope, selector.beside(question))
-    found: Found = store
+    short = (
+        None if rows is None else store.retrieval.shortlist(*rows, scope, selector.beside(question))
+    )
+    found: Found = store.retrieval
     if short is None:
         blocks = sum(end - first for _, first, end in scope)
     else:
