@@ -80,7 +80,7 @@ def __getattr__(name: str) -> object:
         return import_module("memstore.errors")
     if name in _HOME:
         if _HOME[name] == "memstore.hf.load":
-            from memstore.hf.needed import check_transformers
+            from memstore.hf.models_by_name import check_transformers
 
             check_transformers()
         return getattr(import_module(_HOME[name]), _CALLED.get(name, name))

@@ -82,7 +82,7 @@ def landmark_reader(name: str | None) -> LandmarkReader:
     reader = reader_named(name or SHIPPED_NAME, own_process=True)
     if isinstance(reader, LandmarkModel):
         return reader
-    from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
+    from memstore.hf.landmark_decoder import HuggingFaceLandmarkModel
 
     if not isinstance(reader, HuggingFaceLandmarkModel):
         raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")

@@ -1,7 +1,7 @@
 """The same for programs that run in an event loop: every call on one thread of its own, in turn."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ class AsyncMemory:
 
     async def add(
         self,
-        paths: Path | str | Sequence[Path | str] = (),
+        paths: Path | str | Iterable[Path | str] = (),
         *,
         text: str | None = None,
         name: str | None = None,
@@ -62,7 +62,7 @@ class AsyncMemory:
 
     async def ask_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         *,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,

@@ -1,6 +1,7 @@
 """A memory with its model: filled by `add`, asked by `ask`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from memstore.share.publish.publish import Report as Published
 
 TOGETHER = 8  # questions that are answered side by side
+
+_BYTES = bytes | bytearray
+_DECODE = "give bytes of a text as text=data.decode(), and write those of a document to a file"
 
 Labels = Mapping[str, Any]
 """What a user says of a document: plain values by name."""
@@ -51,7 +55,7 @@ class Memory(Closing):
 
     def add(
         self,
-        paths: Path | str | Sequence[Path | str] = (),
+        paths: Path | str | Iterable[Path | str] = (),
         *,
         text: str | None = None,
         name: str | None = None,
@@ -60,8 +64,9 @@ class Memory(Closing):
         progress: Progress | None = None,
         on_error: OnError | None = None,
     ) -> list[Document]:
-        """Read documents: files, folders (with all that is in them) or patterns, one or many; or a
-        text with a name. What is there already with the same content is left as it is.
+        """Read documents: files, folders (with all that is in them) or patterns, one or many in any
+        iterable; or a text with a name. What is there already with the same content is left as it
+        is.
 
         name: of the one document; otherwise a file's own, without its ending, and in a folder its
         path there, with it. labels: what `where` can ask for later; None leaves those that a
@@ -133,7 +138,7 @@ class Memory(Closing):
 
     def ask_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         *,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,
@@ -144,7 +149,7 @@ class Memory(Closing):
         are read once a step for all. Otherwise as `ask`.
         """
         if isinstance(questions, str):
-            raise InvalidInput("ask_many takes several questions in a list; `ask` takes one")
+            raise InvalidInput("ask_many takes several questions, as in a list; `ask` takes one")
         return self.reader.ask_many(
             questions,
             self.store,
@@ -213,7 +218,7 @@ class Memory(Closing):
 
     def _texts(
         self,
-        paths: Path | str | Sequence[Path | str] | None,
+        paths: Path | str | Iterable[Path | str] | None,
         text: str | None,
         name: str | None,
         on_error: OnError | None,
@@ -221,17 +226,15 @@ class Memory(Closing):
         if text is not None:
             if paths:
                 raise InvalidInput("give paths or a text, not both")
+            if not isinstance(text, str):
+                raise InvalidInput(f"a text is a str, not {type(text).__name__}: {_DECODE}")
             return [Text(text, name)]
-        if paths is None:
-            raise InvalidInput("give a path, or a text with a name")
-        given = [paths] if isinstance(paths, str | Path) else list(paths)
+        given = _listed(paths)
         if not given:
             raise InvalidInput("give a path, or a text with a name")
         from memstore.documents.folder import find
 
-        found = find(
-            [str(path) for path in given], recursive=True, name=name, without=self.store.path
-        )
+        found = find(given, recursive=True, name=name, without=self.store.path)
         for error in found.refused:
             if on_error is None:
                 raise error
@@ -239,6 +242,21 @@ class Memory(Closing):
         if name is not None and len(found.files) > 1 and not found.folders:
             raise InvalidInput("a name is for one document; several are named after their files")
         return [Text(file.path, file.name) for file in found.files]
+
+
+def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
+    """One path or several as a list of str. Raises InvalidInput for what is no path."""
+    if paths is None:
+        return []
+    if isinstance(paths, str | PathLike | _BYTES) or not isinstance(paths, Iterable):
+        paths = [paths]
+    listed = list[str]()
+    for path in paths:
+        if not isinstance(path, str | PathLike):
+            said = f"a path is a str or a pathlib.Path, not {path!r:.50}"
+            raise InvalidInput(f"{said}; {_DECODE}" if isinstance(path, _BYTES) else said)
+        listed.append(fspath(path))
+    return listed
 
 
 def _check_labels(labels: object) -> None:

@@ -8,6 +8,7 @@ from memstore.compute import Compute
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.model_api import ModelAPI
+from memstore.paths import expanded
 from memstore.share.format.manifest import MANIFESTS
 from memstore.share.publication_options import is_url
 from memstore.store.memory_store import MemoryStore
@@ -52,7 +53,7 @@ def open_memory(
         except MemoryNotFound:
             if not create or is_url(path):
                 raise
-            _check_free(Path(path))  # before a model is loaded
+            _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
             store = MemoryStore.create(
                 path, reader.signature, codec=reader.codec, selector=reader.keeps, **opening

@@ -135,10 +135,10 @@ def _selector(
     as_json: bool,
 ) -> None:
     """Make a selector for a Hugging Face model, and say what held-out questions say of it."""
-    from memstore.hf.known_selectors import made_here
     from memstore.hf.load import load_reader
+    from memstore.hf.model_directory import cache_directory
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.hf.weights import cache_directory
+    from memstore.hf.weights import made_here
     from memstore.model.passages.selectors.selector_file import save_selector
     from memstore.training.selectors.calibrate_reading import calibrate_reading
     from memstore.training.selectors.make_selector import AdaptOptions

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from memstore.cli.terminal import console
 from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
+from memstore.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def command(
         @wraps(function)
         def run(context: typer.Context, **kwargs: Any) -> None:
             as_json = bool(kwargs.get("as_json"))
+            kwargs = {name: _expanded(value) for name, value in kwargs.items()}
             try:
                 function(**{p.name: _taken(p.name, p.annotation, kwargs) for p in given})
             except typer.BadParameter as error:
@@ -87,6 +90,13 @@ def _taken(name: str, kind: Any, options: dict[str, Any]) -> Any:
         return options[name]
     found: Any = cast(Any, kind)
     return found(**{f.name: _taken(f.name, f.type, options) for f in fields(kind)})
+
+
+def _expanded(value: Any) -> Any:
+    """The value of an option, with ~ expanded in paths."""
+    if isinstance(value, list):
+        return [_expanded(one) for one in value]
+    return expanded(value) if isinstance(value, Path) else value
 
 
 def _named(error: MemstoreError | OSError) -> MemstoreError:

@@ -140,13 +140,13 @@ def _say_which(store: Path | str, name: str) -> None:
 
 def _say_first_use(name: str) -> None:
     """What loading a model costs this once, before it is spent."""
-    from memstore.hf.needed import check_transformers
+    from memstore.hf.models_by_name import check_transformers
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
     if name == SHIPPED_NAME or Path(name).is_dir():
         return
     check_transformers()
-    from memstore.hf.directories.model_directory import first_use
+    from memstore.hf.model_directory import first_use
 
     said = first_use(name)
     if said is not None:

@@ -3,7 +3,7 @@ see what was read.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from numbers import Integral
@@ -150,7 +150,7 @@ class ModelAPI(ModelAdapter):
 
     def ask_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         store: MemoryStore,
         *,
         documents: Sequence[str] | None = None,
@@ -166,8 +166,8 @@ class ModelAPI(ModelAdapter):
         store.ready(documents, to="ask")
         lookup, answering = _split(options)
         answers: list[Answer] = []
-        for at in range(0, len(questions), together):
-            some = questions[at : at + together]
+        remaining = iter(questions)
+        while some := list(islice(remaining, together)):
             with ExitStack() as stack:
                 chats = [stack.enter_context(self.chat(store, documents, **lookup)) for _ in some]
                 answers += ask_together(chats, some, **answering)

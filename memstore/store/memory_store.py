@@ -31,6 +31,7 @@ from memstore.errors import (
     MemoryLocked,
     ReadOnlyMemory,
 )
+from memstore.paths import expanded
 from memstore.share.publication_options import is_url
 from memstore.store.committed import Committed
 from memstore.store.open_options import OpenOptions, check_open_options, open_catalog
@@ -104,7 +105,7 @@ class MemoryStore(Closing):
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
-        check_open_options(options, signature, Path(path))  # a bad option leaves nothing behind
+        check_open_options(options, signature, expanded(path))  # a bad option leaves nothing behind
         catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
         return cls(catalog, signature, **options)
 
@@ -551,13 +552,14 @@ class MemoryStore(Closing):
         from memstore.store.transfer.exports import check_target, export_document
 
         catalog = self._on_disk().catalog
-        check_target(Path(file))
+        file = expanded(file)
+        check_target(file)
         (document,) = self.ready([name])
         if is_url(self.place):
             from memstore.store.transfer.published_document import export_published
 
-            return export_published(str(self.place), name, Path(file))
-        return export_document(catalog, document, Path(file))
+            return export_published(str(self.place), name, file)
+        return export_document(catalog, document, file)
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the
@@ -568,14 +570,15 @@ class MemoryStore(Closing):
         """
         from memstore.store.transfer.exports import import_document, read_head
 
-        original = read_head(Path(file)).document
+        file = expanded(file)
+        original = read_head(file).document
         name = original.name if name is None else name
         admission.check_name(name)
         committed = self._writable()
         with written_here(committed, name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
             if found is None:
-                found = import_document(committed.catalog, Path(file), name)
+                found = import_document(committed.catalog, file, name)
         self._refresh()
         return found
 

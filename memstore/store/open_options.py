@@ -8,6 +8,7 @@ from memstore.disk.files import check_outside_memories
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, InvalidConfig
+from memstore.paths import expanded
 from memstore.paused_collection import paused_collection
 from memstore.share.publication_options import ShareOptions, is_url, take_share_options
 from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
@@ -67,7 +68,7 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
     if trace is not None:
         from memstore.tiers.lookup_trace import check_trace
 
-        check_outside_memories(Path(trace), new)
+        check_outside_memories(expanded(trace), new)
         check_trace(trace)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import memstore
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from memstore.store.open_options import OpenOptions
 from support.diary import DIARY
 from support.fake_device import FakeDevice
 
@@ -47,6 +48,7 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
         again = memory.add([str(notes / "one.txt"), notes / "two.txt"])
         assert [row.name for row in again] == ["one", "two"]
         assert memory.add(notes / "one.txt") == again[:1]
+        assert memory.add(notes / f"{name}.txt" for name in ("one", "two")) == again
         memory.add(text="Another text stands here now.", name="one", replace=True)
         with pytest.raises(memstore.MemstoreError, match="one"):
             memory.add(text="And another one.", name="one")
@@ -57,6 +59,32 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
             memory.remove("one", "nobody")
         assert len(memory.remove("one", "two")) == 2
         assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
+
+
+def test_a_tilde_is_the_home_directory(
+    tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "diary.txt").write_text(DIARY)
+    (home / "model").symlink_to(model_path)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    with memstore.open("~/memory", "~/model", device="cpu") as memory:
+        (document,) = memory.add("~/diary.txt")
+        memory.store.export_document("diary", "~/diary.memstore")
+        memory.remove("diary")
+        assert memory.store.import_document("~/diary.memstore").name == document.name == "diary"
+        memory.publish("file://~/published")
+    monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
+    with memstore.open("~/new", device="cpu") as memory:
+        memory.store.pull("diary", "file://~/published")
+        memory.reader.ingest(Path("~/diary.txt"), memory.store, name="again")
+    cached: OpenOptions = {"local_cache": "~/cache"}
+    with memstore.open("file://~/published", "~/model", device="cpu", options=cached) as memory:
+        assert [row.name for row in memory.documents()] == ["diary"]
+    assert memstore.MemoryStore.open(Path("~/new"), read_only=True).path == home / "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
@@ -109,6 +137,11 @@ def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
         (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
         (lambda memory: memory.ask_many("Who?"), "in a list"),
         (lambda memory: memory.add(None), "give a path"),
+        (lambda memory: memory.add(b"The gate is open."), r"text=data\.decode\(\)"),
+        (lambda memory: memory.add([b"diary.txt"]), r"not b'diary.txt'; .*data\.decode"),
+        (lambda memory: memory.add(text=b"Open.", name="x"), r"not bytes: .*data\.decode"),
+        (lambda memory: memory.add(path for path in [100]), "not 100$"),
+        (lambda memory: memory.add(100), "not 100$"),
         (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
         (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
         (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
@@ -150,6 +183,7 @@ def test_questions_side_by_side_are_answered_as_one_by_one(path: Path) -> None:
     with memstore.open(path, device="cpu") as memory:
         alone = [memory.ask(question).text for question in asked]
         assert [answer.text for answer in memory.ask_many(asked, together=2)] == alone
+        assert [answer.text for answer in memory.ask_many(iter(asked), together=2)] == alone
         assert memory.ask_many([]) == []
         with pytest.raises(InvalidInput, match="together"):
             memory.ask_many(asked, together=0)

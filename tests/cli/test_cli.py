@@ -949,7 +949,7 @@ def test_hugging_face_models_say_what_they_need(
     store: Path, story: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, words: str
 ) -> None:
     if version is None:
-        monkeypatch.setattr("memstore.hf.needed.find_spec", lambda name: None)
+        monkeypatch.setattr("memstore.hf.models_by_name.find_spec", lambda name: None)
     else:
         monkeypatch.setattr(metadata, "version", lambda name: version)
     for command in (

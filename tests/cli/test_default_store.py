@@ -1,5 +1,6 @@
 """A command that is told of no memory takes that of the environment, else ./memory."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,28 @@ def test_the_environment_names_a_memory_and_the_command_line_another(
     refused(run("ls", "--store", here / "yours"), str(here / "yours"))
     monkeypatch.setenv("MEMSTORE_STORE", "s3://team/library")
     refused(run("compact"), "published memory", "share pull", status=2)
+
+
+def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here / "home"))
+    monkeypatch.setenv("MEMSTORE_STORE", "~/memory")
+    (here / "home" / "notes").mkdir(parents=True)
+    (here / "home" / "notes" / "story.txt").write_text(STORY)
+    assert run("ingest", "~/notes", "--recursive").status == 0
+    assert run("ingest", "~/notes/st*.txt", "~/notes/story.txt").status == 0
+    assert run("export", "story", "~/story.memstore").status == 0
+    assert run("import", "--store=~/other", "~/story.memstore").status == 0
+    assert run("ask", "Who?", "--trace", "~/trace").status == 0
+    assert run("share", "push", "file://~/published").status == 0
+    cached = ["--store", "file://~/published", "--local-cache", "~/cache"]
+    (here / "home" / "model").symlink_to(os.environ["MEMSTORE_MODEL"])
+    assert run("ask", "Who?", *cached, "--model", "~/model").status == 0
+    assert run("verify", "--store", "~/memory").status == 0
+    made = ["cache", "memory", "model", "notes", "other", "published", "story.memstore", "trace"]
+    assert sorted(path.name for path in (here / "home").iterdir()) == made
+    assert [path.name for path in here.iterdir()] == ["home"]
 
 
 def test_every_command_of_a_memory_has_the_same_default() -> None:

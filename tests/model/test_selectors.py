@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memstore.errors import InvalidWeights
-from memstore.hf.known_selectors import SHIPPED
+from memstore.hf.weights import SHIPPED
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.learned_selector import Learned, Projection, rooted

@@ -29,8 +29,8 @@ from memstore import MemoryStore, load_model, load_reader, wrap
 from memstore.disk.files import DATA
 from memstore.disk.lmdb.transaction import TABLES
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
-from memstore.hf.known_selectors import made_here
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.weights import made_here
 from memstore.model.passages import worker_pool as by_workers
 from memstore.model.passages.passage_records import compute
 from memstore.model.passages.selectors.adaptation import Adaptation
@@ -300,7 +300,10 @@ def test_a_model_that_changed_since_is_not_taken_for_the_same(
 def test_what_a_worker_raises_is_raised(directory: Path, tmp_path: Path) -> None:
     model = decoder("llama")
     with torch.no_grad():
-        model.get_input_embeddings().weight[tokenizer().encode("~")[0]] = torch.nan
+        embedding = model.get_input_embeddings().weight
+        embedding[:, 0] = 0
+        embedding[tokenizer().encode("~")[0], 0] = 9
+        model.model.layers[0].self_attn.k_proj.weight[:, 0] = 1e9
     model.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     loaded = load_reader(tmp_path / "model")

@@ -119,8 +119,10 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
     (tmp_path / "secret.txt").write_text("The word is swordfish.")
     (allowed / "link.txt").symlink_to(tmp_path / "secret.txt")
     (allowed / "binary").write_bytes(b"a\0b")
-    command = ["-m", "memstore", "mcp", "--store", str(memory), "--allow-paths", str(allowed)]
-    server = StdioServerParameters(command=sys.executable, args=command, env=environment())
+    assert (memory, allowed) == (tmp_path / "m", tmp_path / "allowed")
+    command = ["-m", "memstore", "mcp", "--store", "~/m", "--allow-paths", "~/allowed"]
+    home = {**environment(), "HOME": str(tmp_path)}
+    server = StdioServerParameters(command=sys.executable, args=command, env=home)
 
     async def work() -> None:
         async with Client(server) as client:
@@ -133,6 +135,7 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
 
             for path in (
                 tmp_path / "secret.txt",
+                "~/secret.txt",
                 allowed / ".." / "secret.txt",
                 allowed / "link.txt",
                 tmp_path / "not there",
@@ -143,7 +146,7 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
                 assert "this server reads no file there" in await ingest(path)
             assert "is no file" in await ingest(allowed / "not there")
             assert "is binary" in await ingest(allowed / "binary")
-            shed = {"name": "shed", "path": str(allowed / "shed.txt")}
+            shed = {"name": "shed", "path": "~/allowed/shed.txt"}
             assert not (await client.call_tool("ingest", shed)).is_error
             changed = await client.call_tool("ingest", {"name": "shed", "text": "It is red."})
             assert changed.is_error and "replace it" in changed.content[0].text

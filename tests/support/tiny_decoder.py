@@ -1,5 +1,6 @@
 """Random decoders of real architectures, small enough for a test, and a tokenizer for them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,35 @@ def learned_selector(reader: Any, *, layer: int = 2, word_weight: float = 0.0) -
 def of_kind(kind: str) -> Any:
     """A model of one of KINDS."""
     return decoder(kind.partition(",")[0], **KINDS[kind])
+
+
+def saved_gguf(path: Path) -> Path:
+    """A GGUF file of the same Llama and tokenizer, in float32."""
+    gguf = pytest.importorskip("gguf")
+    model, cut = decoder("llama"), tokenizer()
+    config, ids = model.config, cut.get_vocab()
+    file = gguf.GGUFWriter(path, "llama")
+    file.add_block_count(config.num_hidden_layers)
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
+    file.add_feed_forward_length(config.intermediate_size)
+    file.add_head_count(config.num_attention_heads)
+    file.add_head_count_kv(config.num_key_value_heads)
+    file.add_key_length(config.head_dim)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(sorted(ids, key=ids.__getitem__))
+    merges = json.loads(cut.backend_tokenizer.to_str())["model"]["merges"]
+    file.add_token_merges([" ".join(pair) for pair in merges])
+    file.add_eos_token_id(cut.eos_token_id)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if "q_proj" in name or "k_proj" in name:  # GGUF has rotated pairs next to each other
+            halves = weight.view(-1, 2, config.head_dim // 2, weight.shape[-1])
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        file.add_tensor(names.get_name(name, (".weight",)), weight.contiguous().numpy())
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return path

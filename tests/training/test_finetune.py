@@ -28,9 +28,12 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
-from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_spec import FILE, LandmarkSpec
+from memstore.hf.landmark_decoder import (
+    FILE,
+    HuggingFaceLandmarkModel,
+    LandmarkDecoder,
+    LandmarkSpec,
+)
 from memstore.hf.load import load_reader
 
 SIZE = 8

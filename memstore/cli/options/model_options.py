@@ -1,5 +1,6 @@
 """Which model a command takes, and where and in which numbers it computes."""
 
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,6 +15,7 @@ Model = Annotated[
         "A model's directory or GGUF file, its name on the Hugging Face hub, smollm2 or books-1m; "
         "default: the one that the memory was made with; of a new one $MEMSTORE_MODEL, else "
         "smollm2 where its package is installed, else books-1m.",
+        parser=os.path.expanduser,
     ),
 ]
 Device = Annotated[

@@ -23,6 +23,7 @@ from memstore.errors import (
     MemoryNotFound,
     ReadOnlyMemory,
 )
+from memstore.paths import expanded
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class Database(Closing):
         Raises MemoryExists, InvalidInput (other files there; a network file system),
         ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        path = Path(path)
+        path = expanded(path)
         with named_os_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             others = sorted({entry.name for entry in path.iterdir()} - OWN_NAMES)
@@ -85,7 +86,7 @@ class Database(Closing):
         Raises MemoryNotFound, CorruptMemory (truncated or unreadable), InvalidInput (a network file
         system), ReadOnlyMemory (no permission to read), MemoryLocked (being compacted).
         """
-        path = Path(path)
+        path = expanded(path)
         if not (path / DATA).is_file():
             raise MemoryNotFound.of(path)
         return cls(acquire(path, Environment.open), read_only=read_only)

@@ -17,6 +17,7 @@ from memstore.model.answer import Source
 from memstore.model.document_ingest import Ingesting, IngestProgress
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
+from memstore.paths import expanded
 from memstore.serve.answering.answers import Answers, Question
 from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.sampling import Sampling
@@ -217,7 +218,7 @@ def _allowed(path: str, directories: Sequence[Path]) -> Path:
     it is there or not.
     """
     try:
-        file = Path(path).resolve()
+        file = expanded(path).resolve()
     except (OSError, ValueError, RuntimeError):  # a zero byte, a loop of links
         file = None
     if file is None or not any(file.is_relative_to(directory) for directory in directories):

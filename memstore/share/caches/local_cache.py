@@ -19,6 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memstore.errors import InvalidInput, StorageFull
+from memstore.paths import expanded
 from memstore.share.calls.failures import Failure
 from memstore.share.format.rollback import Seen
 
@@ -44,7 +45,7 @@ class LocalCache:
         files. Raises InvalidInput (a directory with other files, or that cannot be written),
         StorageFull.
         """
-        self.path, self.budget = Path(path), budget
+        self.path, self.budget = expanded(path), budget
         self._lock = threading.RLock()
         self.evicted = 0
         self._folders: set[str] = set()  # that are there

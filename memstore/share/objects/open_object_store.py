@@ -9,7 +9,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from memstore.disk.files import DATA
 from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
@@ -57,6 +57,9 @@ def open_object_store(
     if parts.scheme == "memory":
         return ObjectStore(url, _memory(url), ordered=True)
     if parts.scheme == "file":
+        if parts.netloc == "~":
+            url = f"file://{quote(str(Path.home()))}{parts.path}"
+            parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
             raise InvalidInput(f"{url}: name a directory of this machine, as file:///path/of/it")
         return _local(url, Path(unquote(parts.path)), make)

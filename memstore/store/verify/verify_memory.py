@@ -28,6 +28,7 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
+from memstore.paths import expanded
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.lists import LISTS, ListsRef
 from memstore.share.format.pieces import Piece
@@ -90,7 +91,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
                 "damaged documents again with --check, from a memory that has them whole"
             )
         return verify_published(str(path))
-    path = Path(path)
+    path = expanded(path)
     if not (path / DATA).is_file():
         raise MemoryNotFound.of(path)
     with _Children() as children:
