@@ -26,11 +26,7 @@ from benchmarks.common.tables import table
 from benchmarks.house.sources import ROOT, functions
 
 SUBJECTS = {
-    "commit": [
-        "memstore/store/write/commits.py",
-        "memstore/disk/lmdb/transaction.py",
-        "memstore/disk/lmdb/commit_record.py",
-    ],
+    "commit": ["memstore/store/write/commits.py", "memstore/disk/lmdb/transaction.py"],
     "checksum": [
         "memstore/disk/format/record.py",
         "memstore/store/transfer/exports.py",

@@ -27,8 +27,8 @@ from benchmarks.common.timing import interleaved
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import Passage
 
 BLOCK, AT_ONCE, VOCABULARY = 64, 256, 100_000
 SIGNATURE = Signature("random", "random", {}, "float16", 1, (0,), 1, 8, BLOCK)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.real.choice_at_1m import Chosen
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.passage_ingest import passages_of
 
 _CLUSTERS, _AT_ONCE, _IN_A_DOCUMENT = 4096, 250, 5000

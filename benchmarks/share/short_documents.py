@@ -47,9 +47,9 @@ from memstore import MemoryStore
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Keep, Passage, encode_part
 from memstore.disk.format.runs import TokenRun, WordRun
 from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import Keep, Passage, encode_part
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.model.lookup_settings import LookupSettings

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, Protocol
 
 from memstore.compute import Compute
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.errors import MemstoreError
 from memstore.share.format.manifest import Manifest
 

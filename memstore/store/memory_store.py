@@ -19,8 +19,8 @@ from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
 from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Keep, Passage
 from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import Keep, Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable

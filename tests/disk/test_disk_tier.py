@@ -19,7 +19,7 @@ from memstore.disk.format.codec import CODECS
 from memstore.disk.format.document import Write
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.key_pages import Extent, KeyPage
+from memstore.disk.lmdb.pages import Extent, KeyPage
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound

@@ -13,7 +13,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import (
     CorruptBlock,
     DocumentNotFound,

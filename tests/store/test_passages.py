@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.keys import tokens_key
-from memstore.disk.format.passage_parts import PassageOrder, PassagePart, decode_part, encode_part
+from memstore.disk.format.text_parts import PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.runs import RunForm, TokenRun, WordRun
-from memstore.disk.format.token_parts import equal_lengths
+from memstore.disk.format.text_parts import equal_lengths
 from memstore.store.memory_store import MemoryStore
 from support.crafted import WRONG, Frames, changed, fuzzed, places, write
 from support.crafted_imports import accepted

@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.joined_runs import Size, decode_joined
-from memstore.disk.format.runs import KeyRun, Kind, Run, RunForm, TokenRun, WordRun
+from memstore.disk.format.runs import (
+    KeyRun,
+    Kind,
+    Run,
+    RunForm,
+    Size,
+    TokenRun,
+    WordRun,
+    decode_joined,
+)
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory
 from memstore.paused_collection import paused_collection

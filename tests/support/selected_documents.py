@@ -14,7 +14,7 @@ from memstore.block import BlockKey
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, blocks

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memstore.cli.main import app
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
 from memstore.model.landmark.byte_tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from memstore.cli.options.command_options import MetricsPort, ScoreRange, TopK, 
 from memstore.cli.options.model_options import ModelOptions
 
 if TYPE_CHECKING:
-    from memstore.disk.format.passage_parts import Keep
+    from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import Files
     from memstore.model.model_api import ModelAPI
     from memstore.store.write.admission import Mode

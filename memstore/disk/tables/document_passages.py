@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memstore.disk.format.document import Document, Write
 from memstore.disk.format.keys import document_key
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.document_table import DocumentTable

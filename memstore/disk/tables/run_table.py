@@ -12,9 +12,18 @@ from memstore.block import Geometry
 from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.joined_runs import Size, decode_joined
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
-from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, RunForm, TokenRun, WordRun, kinds_of
+from memstore.disk.format.runs import (
+    RUN_BLOCKS,
+    Kind,
+    Run,
+    RunForm,
+    Size,
+    TokenRun,
+    WordRun,
+    decode_joined,
+    kinds_of,
+)
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 

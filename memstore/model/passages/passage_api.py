@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found, Ranking
 from memstore.model.ask_session import attached

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.disk.format.citations import Place
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.passage_parts import Keep, Passage
+from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
 from memstore.model.document_ingest import (
     Ingesting,

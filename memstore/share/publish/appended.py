@@ -5,7 +5,7 @@ appends.
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage, PassagePart, decode_part
+from memstore.disk.format.text_parts import Passage, PassagePart, decode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, ObjectNotFound
 from memstore.share.format.document_pages import Entry

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar, get_args
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     DocumentExists,

@@ -9,8 +9,8 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_range, run_range, tokens_key
-from memstore.disk.format.passage_parts import Keep
 from memstore.disk.format.record import WriteId
+from memstore.disk.format.text_parts import Keep
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import StoredPassage

@@ -11,8 +11,7 @@ from operator import itemgetter
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.joined_runs import Size
-from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Kind, Run
+from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Kind, Run, Size
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable

@@ -24,9 +24,8 @@ from memstore.decode import Positive, unpack
 from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import decode_part
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.token_parts import decode_tokens
+from memstore.disk.format.text_parts import decode_part, decode_tokens
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog

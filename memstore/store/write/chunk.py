@@ -14,9 +14,8 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage, encode_part
 from memstore.disk.format.runs import KeyRun, Run
-from memstore.disk.format.token_parts import encode_tokens
+from memstore.disk.format.text_parts import Passage, encode_part, encode_tokens
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import InvalidInput

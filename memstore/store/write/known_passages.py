@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.runs import TokenRun, run_of
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest, Holding

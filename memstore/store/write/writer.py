@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.retrieve.retrieval import Retrieval

@@ -4,7 +4,7 @@ its prefix, as it reads passages.
 
 from collections.abc import Sequence
 
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
