@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore.disk.format.token_parts import equal_lengths
+from memstore.disk.format.text_parts import equal_lengths
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.late_interaction import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.keys import tokens_key
-from memstore.disk.format.passage_parts import PassageOrder, PassagePart, decode_part, encode_part
+from memstore.disk.format.text_parts import PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
@@ -31,7 +31,7 @@ from support.passage_documents import (
     tail_of,
     tokens_of,
 )
-from support.selected_documents import FORM, OTHER, create, words
+from support.selected_documents import FORM, create, words
 from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
 
 BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
@@ -162,18 +162,6 @@ def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None
     assert np.array_equal(store.tokens("a").ids, ids)
     assert np.array_equal(store.tokens("a", 5, 9).ids, ids[5:9])
     assert same(store.passages("a", 3, 9), passages(1, 3, 9)) and not store.passages("a", 99)
-
-
-def test_another_selector_takes_the_place_of_the_old(store) -> None:
-    document = ingest(store, "a", 40)
-
-    def find(document):
-        return [(at, landmarks(1, at, min(at + 7, 40), OTHER), words(1, at, min(at + 7, 40)))
-                for at in range(0, 40, 7)]  # fmt: skip
-
-    store.replace_selector(OTHER, find)
-    check_content(store, document, 1)
-    assert is_whole(store.path)
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,9 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
             model.signature, disk.tiers.disk, device="cpu", **budgets
         ) as store:
             for layer in model.signature.memory_layers:
-                keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(
-                    0, 1
-                )
+                keys = disk.retrieval.landmark_keys(
+                    layer, [(document.id, 0, document.blocks)]
+                ).transpose(0, 1)
                 for part in (keys[:5], keys[5:]):
                     store.add_landmarks(document.id, layer, part)
             assert_same_to_rounding(states(store), states(disk), products=TINY_MODEL)
@@ -154,9 +154,9 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
             with pytest.raises(DocumentNotFound), store.lease([BlockKey(document.id + 1, 1, 0, 0)]):
                 pass
             with pytest.raises(InvalidInput, match="above 0"):
-                store.add_landmarks(-1, 1, keys)
+                store.retrieval.add_landmarks(-1, 1, keys)
         with pytest.raises(InvalidInput, match="without a directory"):
-            disk.add_landmarks(document.id, 1, keys)
+            disk.retrieval.add_landmarks(document.id, 1, keys)
 
 
 def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_repair_does_not_close_the_file_under_a_prefetch(
 
         monkeypatch.setattr("memstore.store.verify.verify_memory.verify_memory", repair)
         for _ in range(20):
-            store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
+            store.retrieval.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
             assert store.verify(repair=True) == "repaired"
             store.tiers.drop_document(document.id)
         check_content(store, document, text=1)
@@ -389,7 +389,7 @@ def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
         document = ingest(store, "book", 4 * CHUNK)
     with open_with_device(tmp_path / "m", prefetch="speculative") as store:
-        store.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
+        store.retrieval.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
         store.tiers.prefetcher.drain()
         store.lease([BlockKey(document.id, 2, block, 0) for block in range(4)]).release()
         stats = store.stats()

@@ -62,10 +62,8 @@ def word_pools() -> WordPools:
         name, _, words = pool.partition("]")
         pools[name.lower()] = tuple(" ".join(word.split()) for word in words.split(","))
     pairs = ("things", "places", "beings", "qualities", "others")
-    return WordPools(
-        *(_pairs(pools[name]) for name in pairs),
-        *(pools[name] for name in WordPools._fields if name not in pairs),
-    )
+    rest = {name: pools[name] for name in WordPools._fields if name not in pairs}
+    return WordPools(**{name: _pairs(pools[name]) for name in pairs}, **rest)
 
 
 @cache
