@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.block import BlockKey
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lookup_trace import TraceEntry, TraceWriter, read_trace
@@ -134,13 +134,6 @@ def test_a_path_that_cannot_be_written_is_an_os_error_before_anything_else_happe
         assert store.documents() == [document]
 
 
-def test_a_memory_that_cannot_be_opened_leaves_an_old_trace_as_it_was(tmp_path: Path) -> None:
-    write(tmp_path / "t", 3)
-    with pytest.raises(MemoryNotFound):
-        MemoryStore.open(tmp_path / "nothing", trace=tmp_path / "t")
-    assert len(list(read_trace(tmp_path / "t"))) == 3
-
-
 @pytest.mark.parametrize("there", ["data", "lock", "text", "zstd", "link", "pipe"])
 def test_a_trace_is_written_over_no_other_file(tmp_path: Path, there: str) -> None:
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
@@ -182,15 +175,6 @@ def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="in the directory of a memory"):
         MemoryStore.create(tmp_path / "new", SIGNATURE, trace=tmp_path / "new" / "t")
     MemoryStore.create(tmp_path / "new", SIGNATURE).close()  # nothing is in its way
-
-
-def test_an_old_trace_is_written_over_by_the_first_lookup_and_not_before(tmp_path: Path) -> None:
-    write(tmp_path / "t", 300)
-    MemoryStore.create(tmp_path / "m", SIGNATURE, trace=tmp_path / "t").close()
-    TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES).close()
-    assert len(list(read_trace(tmp_path / "t"))) == 300
-    write(tmp_path / "t", 2)
-    assert len(list(read_trace(tmp_path / "t"))) == 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
