@@ -46,7 +46,6 @@ FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "50")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
-WORDS_ONLY = IndexSpec("words", "ef" * 16, words=True)
 
 
 @pytest.fixture
