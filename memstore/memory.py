@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.closing import Closing
 from memstore.compute import Compute
-from memstore.disk.format.document import LABELS, Document, is_of_prompt
+from memstore.disk.format.document import LABELS, Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches, Source
@@ -164,7 +164,7 @@ class Memory(Closing):
         labels have these values.
         """
         rows = (row for row in self.store.documents() if row.state == "ready")
-        return [row for row in rows if not is_of_prompt(row.name) and _matches(row, where)]
+        return [row for row in rows if _matches(row, where)]
 
     def remove(self, *names: str, erase: bool = False) -> list[Document]:
         """Forget documents: see MemoryStore.forget. An unknown name raises DocumentNotFound, and

@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
 def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
     """List the documents of a memory."""
-    from memstore.disk.format.document import is_of_prompt
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(
         store, read_only=True, **Published(at_least=at_least).options(store)
     ) as memory:
         codec, manifest = memory.codec, memory.manifest
-        documents = [row for row in memory.documents() if not is_of_prompt(row.name)]
+        documents = memory.documents()
     if as_json:
         told = [document.told() for document in documents]
         console.emit({"codec": codec, "manifest": manifest, "documents": told})

@@ -13,8 +13,7 @@ from memstore.cli.options import ModelOptions
 if TYPE_CHECKING:
     from memstore.disk.format.passage_parts import Keep
     from memstore.documents.folder import Files
-    from memstore.library.batch import Job, Told
-    from memstore.library.progress import Progress
+    from memstore.library.batch import Job, Outcome, Progress
 
 
 def ingest_with_ray(
@@ -51,7 +50,7 @@ def ingest_with_ray(
         show = resources.enter_context(console.changing("reading"))
         metrics = _Metrics(resources, metrics_port)
 
-        def on_progress(progress: "Progress", documents: "list[Told]") -> None:
+        def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
             metrics.progress = progress
             for document in documents:
                 if document.error is not None:

@@ -1,11 +1,9 @@
 """The commands that serve a memory: serve over HTTP, mcp to one agent over stdin and stdout."""
 
 import os
-import shutil
 import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from memstore.cli import console
@@ -61,10 +59,7 @@ def serve(
     active: Annotated[int, option("--active", "N", "Questions answered at once.")] = 8,
     waiting: Annotated[
         int, option("--waiting", "N", "Questions that may wait; beyond it, 429.")
-    ] = 512,
-    wait_seconds: Annotated[
-        float, option("--wait-seconds", "S", "Longest wait of a question; beyond it, 429.")
-    ] = 60.0,
+    ] = 64,
     max_body: Annotated[
         int | None,
         option("--max-body", "SIZE", "Largest upload; default: 64MiB.", parser=parse_size),
@@ -93,11 +88,11 @@ def serve(
     published: Published,
     as_json: Json = False,
 ) -> None:
-    """Serve a memory over HTTP: OpenAI's endpoints, the page, MCP. A directory is made if there is
-    none; a published memory is only read.
+    """Serve a memory over HTTP: OpenAI's chat endpoint, documents, the page, MCP. A directory is
+    made if there is none; a published memory is read-only.
 
-    Ctrl-C or SIGTERM ends it: answers finish, an upload that is being read goes on at the next
-    start. With --json one object is printed when it answers.
+    Ctrl-C or SIGTERM ends it: answers finish; a document that is being ingested goes on where it
+    was when it is uploaded again. With --json one object is printed when it answers.
     """
     try:
         from memstore.serve.api_keys import Keys
@@ -114,7 +109,6 @@ def serve(
         port=port,
         active=active,
         waiting=waiting,
-        wait_seconds=wait_seconds,
         body_bytes=64 << 20 if max_body is None else max_body,
         json_bytes=4 << 20 if max_json is None else max_json,
         hosts=tuple(allow_host or ()),
@@ -139,7 +133,7 @@ def serve(
             torch.set_num_threads(threads)
         known = model.signature.model
         name = "memstore" if known is None else Path(known.title).name
-        service = Service(model, memory, settings, keys=keys, model=name)
+        service = Service(model, memory, settings, keys=keys, name=name)
         try:
             run(service, ready)
         finally:
@@ -173,7 +167,7 @@ def mcp(
 
         from memstore.serve.api_keys import Access
         from memstore.serve.mcp.stdio import serve_stdio
-        from memstore.serve.mcp.tools import Asker
+        from memstore.serve.mcp.tools import Caller
         from memstore.serve.service import Service
     except ImportError as error:
         raise InvalidInput(
@@ -186,23 +180,20 @@ def mcp(
         model, memory = resources.enter_context(
             opened(store, model_options, options, read_only=read_only)
         )
-    asker = Asker(Access(write=not read_only), "local/stdio", paths)
-    # a server may hold the state in the memory's own directory
-    temporary = TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True)
-    with resources, temporary as directory:
-        service = Service(model, memory, directory=Path(directory))
+    caller = Caller(Access(write=not read_only), paths)
+    with resources:
+        service = Service(model, memory)
 
         def end(number: int) -> None:
             try:
                 service.close()
                 memory.close()
-                shutil.rmtree(directory, ignore_errors=True)
                 console.note("interrupted; what was read is kept")
             finally:
                 os._exit(128 + number)  # a thread waits for stdin, which cannot be interrupted
 
         try:
-            anyio.run(serve_stdio, service.tools, asker, end)
+            anyio.run(serve_stdio, service.tools, caller, end)
         finally:
             service.close()
 

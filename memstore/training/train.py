@@ -333,10 +333,10 @@ def _interrupts_put_off() -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
+        for asking in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(asking)
             if callable(handler):
-                handlers[number] = handler
+                handlers[asking] = handler
     try:
         for number in handlers:
             signal.signal(number, put_off)
