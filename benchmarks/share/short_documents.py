@@ -126,7 +126,7 @@ class Passages:
                 catalog.runs.put(txn, number, catalog.runs.part("token"), run)
                 run_of_words = WordRun(0, BlockWords.of([words]))
                 catalog.runs.put(txn, number, catalog.runs.part("words"), run_of_words)
-                catalog.put_part(txn, number, 0, encode_part(0, [passage]))
+                catalog.texts.put_part(txn, number, 0, encode_part(0, [passage]))
                 catalog.put_document(txn, row)
 
         for first in range(0, documents, A_TIME):

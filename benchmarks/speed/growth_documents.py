@@ -42,7 +42,7 @@ def fill(path: Path, reader: Any, documents: int) -> None:
                 total += len(record)
                 if layer in shape.memory_layers:
                     catalog.runs.put(txn, number, layer, KeyRun(0, keys))
-            catalog.put_tokens(txn, number, 0, 0, chance.integers(0, 1000, size))
+            catalog.texts.put_tokens(txn, number, 0, 0, chance.integers(0, 1000, size))
             catalog.put_document(txn, replace(row, bytes=total))
 
     for first in range(0, documents, A_TIME):

@@ -60,7 +60,7 @@ def fill(path: Path, documents: int) -> None:
             key = RecordKey(number, 0, 0)
             (record,) = catalog.blocks.encode(key, bits, bits, [BLOCK], row.writes[0].id)
             catalog.blocks.put(txn, key, record)
-            catalog.put_tokens(txn, number, 0, 0, range(BLOCK))
+            catalog.texts.put_tokens(txn, number, 0, 0, range(BLOCK))
             catalog.runs.put(txn, number, 0, KeyRun(0, bits[:, :, 0]))
             catalog.put_document(txn, replace(row, bytes=len(record)))
 

@@ -11,8 +11,8 @@ from functools import cached_property
 import msgpack
 
 from memstore.disk.format.document import Write
+from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
-from memstore.disk.tables.description import FORMAT
 from memstore.share.format.document_pages import Entry, plain_row
 from memstore.share.format.manifest import Manifest
 
