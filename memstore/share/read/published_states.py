@@ -164,7 +164,7 @@ class PassagePlaces:
         known = self._known.get(number)
         if known is None:
             return None
-        row: bytes = msgpack.packb([known.digest, 1, 1, 0, known.document, known.block])
+        row: bytes = msgpack.packb([known.digest, 1, 1, known.document, known.block])
         return row
 
     def in_documents(self, wanted: Sequence[tuple[int, RecordKey]]) -> list[tuple[int, RecordKey]]:
