@@ -73,11 +73,6 @@ def test_the_endpoint_is_on_this_machine_alone_and_goes_with_its_block() -> None
         pass
 
 
-def test_without_a_port_nothing_is_served() -> None:
-    with serve(None) as metrics:
-        assert metrics.port == 0
-
-
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), serve(0):
