@@ -135,7 +135,7 @@ def ask(url: str, names: list[str] | None, documents: int) -> None:
         found = store.ready(names)
         assert len(found) == (documents if names is None else len(names))
         scope = [(document.id, 0, document.blocks) for document in found]
-        store.search_landmarks(0, torch.randn(1, 1, DIM), scope, 4)
+        store.retrieval.search_landmarks(0, torch.randn(1, 1, DIM), scope, 4)
 
 
 def listed(url: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from memstore.api.memory import Memory
+    from memstore.memory import Memory
     from memstore.model.answer import Matches, Source
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore

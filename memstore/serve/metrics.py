@@ -47,16 +47,11 @@ def new_registry() -> Any:
     return CollectorRegistry(auto_describe=False)
 
 
-class Metrics:
-    """The tiers' counters of `store`, read at each scrape; empty without a store.
+class TierMetrics:
+    """The tiers' counters of a store since it was opened, read at each scrape."""
 
-    They count from the opening of the store: with another store they begin at 0, as after a
-    restart.
-    """
-
-    def __init__(self, store: "MemoryStore | None" = None) -> None:
-        self.store = store
-        self.port = 0  # where they are served
+    def __init__(self, store: "MemoryStore") -> None:
+        self._store = store
 
     def collect(self) -> Iterable[Any]:
         """The metrics, as prometheus_client's custom collectors give them: counters
@@ -65,7 +60,7 @@ class Metrics:
         """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        tiers = {} if self.store is None else self.store.tier_stats()
+        tiers = self._store.tier_stats()
         for count in COUNTS:
             counter = CounterMetricFamily(f"memstore_tier_{count}", _HELP[count], labels=["tier"])
             for tier, counts in tiers.items():
@@ -122,7 +117,7 @@ class ServerMetrics:
         for name, text in _LOAD.items():
             gauge = Gauge(f"memstore_{name}", text, registry=self.registry)
             gauge.set_function(number_of(name))
-        self.registry.register(Metrics(store))
+        self.registry.register(TierMetrics(store))
 
     def ended(self, outcome: "Outcome", error: BaseException | None) -> None:
         """An answer has ended; error: None unless it failed, or its client went away."""
@@ -132,21 +127,6 @@ class ServerMetrics:
             self._first.observe(outcome.first_token_seconds)
         self._usage.labels("input").observe(outcome.prompt_tokens)
         self._usage.labels("output").observe(len(outcome.tokens))
-
-
-@contextmanager
-def serve(port: int | None) -> Iterator[Metrics]:
-    """Serve metrics at http://127.0.0.1:PORT/metrics until the block ends; set `store` of what is
-    yielded.
-
-    port: 0 takes any that is free; with None nothing is served. Raises as `served` does.
-    """
-    metrics = Metrics()
-    if port is None:
-        yield metrics
-        return
-    with served(metrics, port) as metrics.port:
-        yield metrics
 
 
 @contextmanager

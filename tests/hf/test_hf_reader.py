@@ -7,11 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
+from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
-from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer, word_reader
+from support.rounding import rounding
+from support.tiny_decoder import decoder, learned_selector, saved, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -55,7 +56,7 @@ def stored(store, reader, name):
     found = {}
     for layer in shape.memory_layers:
         for block in range(document.blocks):
-            ((number, at),) = store.stored_at([(document.id, block)])
+            ((number, at),) = store.retrieval.stored_at([(document.id, block)])
             units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
             with store.lease(units) as lease:
                 found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
@@ -76,7 +77,7 @@ def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
 
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("codec", ["zstd", "int8"])
-def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, codec):
+def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path, chunks, codec):
     made = [
         MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)
         for name in ("whole", "resumed")
@@ -104,12 +105,18 @@ def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, c
     assert resumed_at[0] == sum(len(passage.ids) for passage in read)
     whole, resumed = (stored(memory, reader, "inventory") for memory in made)
     assert whole.keys() == resumed.keys() and len(whole) > 20
+    # Other passages are computed together. Where that moves a number across a boundary, it is a
+    # float16 or a step of int8 away.
+    most = rounding(torch.float16) if codec == "zstd" else 1.1 / 127
     for place, halves in whole.items():
         for one, other in zip(halves, resumed[place]):
-            assert torch.equal(one, other), place
+            atol = most * float(one.abs().max())
+            torch.testing.assert_close(other, one, rtol=0, atol=atol, msg=f"{place}")
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
-    assert torch.equal(made[0].word_scores(words, scope), made[1].word_scores(words, scope))
+    assert torch.equal(
+        made[0].retrieval.word_scores(words, scope), made[1].retrieval.word_scores(words, scope)
+    )
     for memory in made:
         memory.close()
 
@@ -292,41 +299,17 @@ def test_a_missing_package_is_named_with_its_install_commands(monkeypatch):
         load_reader("smollm2")
 
 
-def test_reindex_with_another_selector_matches_an_ingest_with_it(tmp_path):
+def test_a_memory_of_another_selector_is_refused(tmp_path):
     plain = word_reader()
-    heads = pointer_heads(plain, (2, 1), (1, 3))
-    pointing = word_reader(plain.model)
-    pointing.selector = heads
-    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
-        pointing.ingest(TEXT, store, name="inventory")
-        wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
-    with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
+    learned = word_reader(plain.model)
+    learned.selector = learned_selector(plain)
+    with MemoryStore.create(tmp_path / "m", plain.signature, selector=plain.keeps) as store:
         plain.ingest(TEXT, store, name="inventory")
-        with pytest.raises(WrongModel, match="memstore reindex"):
-            pointing.ask(QUESTION, store)
-        assert pointing.build_index(store)["replaced"]
-        found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
-        assert torch.equal(found, wanted) and len(wanted.unique()) > 50
-        assert pointing.ask(QUESTION, store, max_new_tokens=2).sources
-        assert not pointing.build_index(store)["replaced"]
-        with pytest.raises(WrongModel, match="words"):
-            plain.ask(QUESTION, store)
-
-
-def test_a_published_memory_of_another_selector_says_to_publish_again(reader, tmp_path):
-    pytest.importorskip("obstore")
-    url = f"file://{tmp_path / 'there'}"
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(TEXT, store, name="inventory")
-        store.publish(url)
-    other = word_reader(reader.model)
-    other.selector = pointer_heads(other, (2, 1))
-    with (
-        MemoryStore.open(url, reader.signature) as store,
-        pytest.raises(MemstoreError, match="publish it again") as refused,
-    ):
-        other.ask("Which number?", store)
-    assert str(refused.value).startswith(url)
+        for refused in (learned.ask, learned.search):
+            with pytest.raises(WrongModel, match="ingest the documents again into a new memory"):
+                refused(QUESTION, store)
+        with pytest.raises(WrongModel):
+            learned.build_index(store)
 
 
 def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
@@ -422,7 +405,7 @@ def test_the_pipeline_on_the_models_page_works(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("directory")
-def test_index_and_reindex_commands_of_a_passage_model(tmp_path):
+def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 
@@ -437,8 +420,6 @@ def test_index_and_reindex_commands_of_a_passage_model(tmp_path):
     status, told = command("index")
     assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
     assert command("index", "--recall", "0.9")[0] == 1
-    status, told = command("reindex")
-    assert status == 0 and "was found already by words" in told
     status, told = command("search", "the copper anchor of the orchard")
     assert (
         status == 0 and "text: " in told and "%" not in told

@@ -18,6 +18,7 @@ from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
+from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.synthetic_documents import stored
 from support.tiny_model import save_tiny_model, text, tiny_model
 
@@ -57,7 +58,7 @@ except KeyboardInterrupt:
     assert children.run("python_job", memory.with_suffix(".out"), code) == RIGHT
 
 
-@pytest.mark.parametrize("codec", ["zstd", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["zstd", "int8"])
 @pytest.mark.parametrize("retrieve", [False, True])
 def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_and_answers_the_same(
     children: ForkServer, tmp_path: Path, retrieve: bool, codec: str
@@ -207,7 +208,7 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
         assert last.span[1] == len(body.rstrip()) and body.rstrip().endswith(last.text)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "int4"])
+@pytest.mark.parametrize("codec", ["zstd", "int8"])
 def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: str) -> None:
     model = tiny_model(tmp_path / "model")
     first, second = text(333, seed=1), text(200, seed=2)
@@ -230,7 +231,7 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)
     question = model.tokenizer.encode("the lantern of the captain")
     logits = {}
-    for codec in ("zstd", "int8", "int4"):
+    for codec in ("zstd", "int8"):
         with MemoryStore.create(tmp_path / codec, model.signature, codec=codec) as store:
             model.ingest(text(60), store, name="doc")
             with model.session(store) as session:
@@ -241,9 +242,8 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
             model.session(store) as session,
         ):
             logits[codec] = session.logits(session.feed(question))
-        assert torch.equal(warm, logits[codec])
-    far = {codec: float((logits[codec] - logits["zstd"]).abs().max()) for codec in ("int8", "int4")}
-    assert 0 < far["int8"] < far["int4"]
+        assert_same_to_rounding(warm, logits[codec], products=TINY_MODEL)
+    assert not torch.equal(logits["int8"], logits["zstd"])
 
 
 def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) -> None:
@@ -427,8 +427,11 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
 
         for documents in (["a"], []):
             by_setting = scores(model, documents, recency=1e6)
-            np.testing.assert_array_equal(scores(fading, documents), by_setting)
-            assert np.abs(by_setting - scores(model, documents)).max() > 1e-3
+            plain = scores(model, documents)
+            assert np.abs(by_setting - plain).max() > 1e-3
+            # In the mean, since a block that the last bits decide on moves single scores.
+            apart = np.abs(scores(fading, documents) - by_setting).mean()
+            assert apart < 0.01 * np.abs(by_setting - plain).mean()
         # What has faded altogether has no weight beside the latest blocks, which alone are read
         # without a search.
         np.testing.assert_allclose(
@@ -436,8 +439,8 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
         )
         with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
             first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
-            np.testing.assert_array_equal(
-                model.score(one, ids[:first]), model.score(other, ids[:first])
+            np.testing.assert_allclose(
+                model.score(one, ids[:first]), model.score(other, ids[:first]), rtol=1e-5
             )
 
 
@@ -483,7 +486,7 @@ def test_a_session_remembers_so_many_of_its_latest_blocks_and_no_more(tmp_path: 
             session.attention.retrieve = True
             states[bound] = session.feed(ids[-32:])
             held[bound] = store.stats()["tiers"]["host"]["held"]
-    assert torch.equal(states[None], states[9])
+    assert_same_to_rounding(states[None], states[9], products=TINY_MODEL)
     assert held[9] < held[None] / 2
     with MemoryStore.create(tmp_path / "memory", model.signature) as store:
         with pytest.raises(InvalidInput, match="own_blocks must be at least top_k"):

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint: what a scrape shows is what the store counted."""
+"""The Prometheus endpoint: a scrape shows the counts of the store."""
 
 import socket
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from memstore import MemoryStore
 from memstore.errors import InvalidInput
-from memstore.serve.metrics import serve
+from memstore.serve.metrics import TierMetrics, served
 from memstore.tiers.stats import COUNTS
 from support import tiny_model
 
@@ -42,10 +42,8 @@ def scrape(port: int) -> Samples:
 
 def test_a_scrape_shows_the_counts_of_every_tier(memory: MemoryStore) -> None:
     pytest.importorskip("prometheus_client")
-    with serve(0) as metrics:
-        assert scrape(metrics.port) == {}  # no memory is open yet
-        metrics.store = memory
-        found = scrape(metrics.port)
+    with served(TierMetrics(memory), 0) as port:
+        found = scrape(port)
     tiers = memory.tier_stats()
     expected: Samples = {
         (f"memstore_tier_{count}_total", tier): counts[count]
@@ -58,22 +56,21 @@ def test_a_scrape_shows_the_counts_of_every_tier(memory: MemoryStore) -> None:
     assert found["memstore_tier_bytes_total", "host"] > 0
 
 
-def test_the_endpoint_is_on_this_machine_alone_and_goes_with_its_block() -> None:
+def test_the_endpoint_listens_on_loopback_until_its_block_ends(memory: MemoryStore) -> None:
     pytest.importorskip("prometheus_client")
-    with serve(0) as metrics:
-        with (
-            pytest.raises(InvalidInput, match=f"{metrics.port}.*another port"),
-            serve(metrics.port),
-        ):
+    metrics = TierMetrics(memory)
+    with served(metrics, 0) as port:
+        with pytest.raises(InvalidInput, match=f"{port}.*another port"), served(metrics, port):
             pass
         with socket.socket() as other:
             # free, as it would not be if every address were taken
-            other.bind(("127.0.0.2", metrics.port))
-    with serve(metrics.port):
+            other.bind(("127.0.0.2", port))
+    with served(metrics, port):
         pass
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), serve(0):
+    metrics = TierMetrics(memory)
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), served(metrics, 0):
         pass

@@ -118,7 +118,7 @@ class Away(WildPlace):
 def test_an_unreachable_store_answers_503_and_is_tried_again(
     path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 0.5)
+    monkeypatch.setattr("memstore.share.calls._SKIPPED", 0.5)
     place = Away(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
         place.gone = None

@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.keys import tokens_key
-from memstore.disk.format.passage_parts import PassageOrder, PassagePart, decode_part, encode_part
+from memstore.disk.format.text_parts import PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
-from support.crafted import WRONG, Frames, changed, fuzzed, places, write
-from support.crafted_imports import accepted
 from support.passage_documents import (
     LAYERS,
     SETTINGS,
@@ -33,7 +31,7 @@ from support.passage_documents import (
     tail_of,
     tokens_of,
 )
-from support.selected_documents import FORM, OTHER, create, words
+from support.selected_documents import FORM, create, words
 from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
 
 BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
@@ -166,18 +164,6 @@ def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None
     assert same(store.passages("a", 3, 9), passages(1, 3, 9)) and not store.passages("a", 99)
 
 
-def test_another_selector_takes_the_place_of_the_old(store) -> None:
-    document = ingest(store, "a", 40)
-
-    def find(document):
-        return [(at, landmarks(1, at, min(at + 7, 40), OTHER), words(1, at, min(at + 7, 40)))
-                for at in range(0, 40, 7)]  # fmt: skip
-
-    store.replace_selector(OTHER, find)
-    check_content(store, document, 1)
-    assert is_whole(store.path)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -277,49 +263,6 @@ def test_parts_that_do_not_follow_each_other_are_told() -> None:
     order.add(PassagePart(2, two.end, [], "\n"))
     with pytest.raises(ValueError):
         order.add(decode_part(2, encode_part(two.end + 1, passages(1, 2, 3)), BLOCK))
-
-
-@pytest.fixture(scope="module")
-def frames(tmp_path_factory) -> Frames:
-    """Those of an export, its tokens taken apart."""
-    path = tmp_path_factory.mktemp("from")
-    with create(path / "memory", codec="raw") as store:
-        ingest(store, "book", 40)
-        store.export_document("book", path / "export")
-    packed = msgpack.Unpacker((path / "export").open("rb"))
-    return [
-        (kind, [value[0], msgpack.unpackb(value[1])] if kind == "tokens" else value)
-        for kind, value in ((kind, msgpack.unpackb(payload)) for kind, payload, _ in packed)
-    ]
-
-
-def put_together(frames: Frames) -> Frames:
-    return [
-        (kind, [value[0], msgpack.packb(value[1])] if kind == "tokens" else value)
-        for kind, value in frames
-    ]
-
-
-def test_an_export_is_unchanged_by_being_taken_apart(store, frames, tmp_path) -> None:
-    assert accepted(store, write(tmp_path / "file", put_together(frames)))
-
-
-@fuzzed
-@given(data=st.data())
-def test_a_crafted_export_is_refused_or_harmless(store, frames, tmp_path, data) -> None:
-    of_text = [at for at, (kind, _) in enumerate(frames) if kind in ("head", "tokens")]
-    crafted, at = list(frames), data.draw(st.sampled_from(of_text))
-    kind, value = crafted[at]
-    how = data.draw(st.sampled_from(["value", "value", "value", "drop", "twice"]))
-    if how == "drop":
-        del crafted[at]
-    elif how == "twice":
-        crafted.insert(at, crafted[at])
-    else:
-        ways = [way for way in places(value) if kind == "head" or len(way) > 1]
-        way = data.draw(st.sampled_from(ways))
-        crafted[at] = kind, changed(value, way, data.draw(st.sampled_from(WRONG)))
-    accepted(store, write(tmp_path / "file", put_together(crafted)))
 
 
 def test_an_append_is_published_over_what_it_continues(store, tmp_path) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import msgpack
 
 from memstore.decode import typed
-from memstore.disk.format.codec import codec_for_new
+from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range
@@ -31,13 +31,11 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.changes import note_change
-from memstore.disk.tables.description import FORMAT, Description, check_bound, check_budget
+from memstore.disk.tables.description import FORMAT, Description, check_quota
 from memstore.disk.tables.document_passages import DocumentPassages
-from memstore.disk.tables.passage_records import PassageRecords
-from memstore.disk.tables.passage_rows import Digest
-from memstore.disk.tables.passage_table import PassageTable
-from memstore.disk.tables.run_table import CURRENT, NEXT, RunTable
-from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat, WrongModel
+from memstore.disk.tables.passage_table import Digest, PassageTable
+from memstore.disk.tables.run_table import RunTable
+from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat
 
 
 class Catalog(DocumentPassages):
@@ -75,11 +73,12 @@ class Catalog(DocumentPassages):
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
-        selector = self.read_selector()
+        with database.read() as txn:
+            selector = RunTable.read(txn, self.signature.geometry)
         self.runs = RunTable(self.signature.geometry) if selector is None else selector
         if (selector is not None) != known.selector:
             raise CorruptMemory(
-                f"{database.path} lacks what it says of its selector; restore it from a copy"
+                f"{database.path} lacks the row of its selector; restore it from a copy"
             )
         self._writes = {}
         self.created = known.created
@@ -93,26 +92,23 @@ class Catalog(DocumentPassages):
         *,
         codec: str = "zstd",
         quota: int | None = None,
-        kv_budget: int | None = None,
         selector: IndexSpec | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        quota: bytes that the data file may reach; None for no bound. kv_budget: bytes that records
-        of passages may take; likewise. selector: what blocks are found by; None for landmark keys
-        of the model's own layers. All or nothing: killed at any
-        point, the directory holds a whole memory or none, and creating can be tried again.
+        quota: bytes that the data file may reach; None for no bound. selector: what blocks
+        are found by; None for landmark keys of the model's own layers. All or nothing: killed at
+        any point, the directory holds a whole memory or none, and creating can be tried again.
 
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system; no quota),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        check_bound("quota", quota)
-        check_budget(kv_budget, selector)
+        check_quota(quota)
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
-            "codec": codec_for_new(codec).name,
+            "codec": get_codec(codec).name,
             "created": time.time(),
             "quota": quota,
             "selector": selector is not None,
@@ -123,8 +119,6 @@ class Catalog(DocumentPassages):
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
             if selector is not None:
                 RunTable(signature.geometry, selector).write(txn)
-            if kv_budget is not None:
-                PassageRecords.begin(txn, kv_budget)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -178,7 +172,7 @@ class Catalog(DocumentPassages):
 
         Raises InvalidInput.
         """
-        check_bound("quota", quota)
+        check_quota(quota)
 
         def change(txn: Transaction) -> None:
             row = self._description(txn)
@@ -186,28 +180,6 @@ class Catalog(DocumentPassages):
 
         self.database.write(change, beyond_limit=True)
         self.database.limit = quota
-
-    @property
-    def kv_budget(self) -> int | None:
-        """Bytes that records of passages may take; None for no bound. Raises CorruptMemory."""
-        with self.database.read() as txn:
-            return self.passages.records.kept(txn).budget
-
-    def set_kv_budget(self, budget: int | None, *, wait: bool = False) -> None:
-        """Change that, for good; what is beyond it is dropped. wait: for another process that
-        writes. Raises InvalidInput, and what Database.write raises.
-        """
-        check_budget(budget, self.selector)
-
-        def change(txn: Transaction) -> None:
-            self.passages.records.set_budget(txn, budget)
-
-        self.database.write(change, wait=wait, beyond_limit=True)
-
-    def read_selector(self, which: bytes = CURRENT) -> RunTable | None:
-        """What the memory says of its selector now. Raises CorruptMemory."""
-        with self.database.read() as txn:
-            return RunTable.read(txn, self.signature.geometry, which)
 
     # Documents
 
@@ -242,13 +214,7 @@ class Catalog(DocumentPassages):
             freed = self.release(txn, row, blocks)
         else:
             freed = self.blocks.delete(txn, document, first=blocks)
-        tables: list[RunTable | None] = [self.runs]
-        if self.selector is not None:
-            geometry = self.signature.geometry
-            tables = [RunTable.read(txn, geometry, which) for which in (CURRENT, NEXT)]
-        for table in tables:
-            if table is not None:
-                table.truncate(txn, document, blocks)
+        self.runs.truncate(txn, document, blocks)
         if row is not None and row.of_passages:
             self.truncate_passages(txn, document, blocks)
         else:
@@ -262,15 +228,6 @@ class Catalog(DocumentPassages):
         """These documents' values of a table are read next. What lies in a file is read when it
         comes to that.
         """
-
-    def check_selector(self, txn: Transaction) -> None:
-        """Raises WrongModel where the memory has another selector by now than when this was
-        opened.
-        """
-        if RunTable.read(txn, self.signature.geometry) != self.selector:
-            raise WrongModel(
-                f"the selector of {self.database.path} was replaced; open the memory anew"
-            )
 
     def _description(self, txn: Transaction) -> dict[str, Any]:
         value = txn.get_checked("meta", b"memory")

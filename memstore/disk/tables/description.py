@@ -1,4 +1,4 @@
-"""What a memory says of itself, and what it may be bounded by."""
+"""The row in which a memory describes itself."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import msgspec
 from memstore.decode import Amount, Count, Positive, typed
 from memstore.errors import InvalidInput
 
-FORMAT = 6
+FORMAT = 7
 
 
 class Description(msgspec.Struct):
@@ -21,24 +21,14 @@ class Description(msgspec.Struct):
     selector: bool  # has it one, which then says of itself what it is
 
 
-def check_bound(what: str, size: int | None) -> None:
-    """What is no number of bytes would be committed, and not be read any more. Raises InvalidInput;
-    what: it bounds.
+def check_quota(size: int | None) -> None:
+    """Raises InvalidInput for what is no number of bytes: it would be committed, and refused by
+    whoever opens the memory.
     """
     try:
         typed(0 if size is None else size, Count)
     except ValueError:
         raise InvalidInput(
-            f"a {what} is a whole number of bytes below 2**62, or None for no bound; it is not "
+            f"a quota is a whole number of bytes below 2**62, or None for no bound; it is not "
             f"{size!r}"
         ) from None
-
-
-def check_budget(budget: int | None, selector: object) -> None:
-    """Raises InvalidInput for no bound, and for one of a memory that has no passages."""
-    check_bound("kv budget", budget)
-    if budget is not None and selector is None:
-        raise InvalidInput(
-            "a kv budget is of passages, which a selector chooses, and this memory has none; leave "
-            "it out, or set a quota"
-        )

@@ -7,12 +7,17 @@ from typing import NamedTuple
 
 from memstore.disk.format.document import Document, Write
 from memstore.disk.format.keys import document_key
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.document_table import DocumentTable
-from memstore.disk.tables.passage_rows import Digest, StoredPassage, digest_of
-from memstore.disk.tables.passage_table import PassageCounts, PassageTable
+from memstore.disk.tables.passage_table import (
+    Digest,
+    PassageCounts,
+    PassageTable,
+    StoredPassage,
+    digest_of,
+)
 from memstore.disk.tables.text_table import TextTable
 from memstore.errors import CorruptMemory, DocumentNotFound, MissingBlock
 

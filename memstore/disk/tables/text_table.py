@@ -6,9 +6,17 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_range, read_tokens_key, tokens_key
-from memstore.disk.format.passage_parts import PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.token_parts import TokenPart, decode_tokens, encode_tokens, equal_lengths
+from memstore.disk.format.text_parts import (
+    PassageOrder,
+    PassagePart,
+    TokenPart,
+    decode_part,
+    decode_tokens,
+    encode_part,
+    encode_tokens,
+    equal_lengths,
+)
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.errors import CorruptMemory
 

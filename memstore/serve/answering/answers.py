@@ -127,7 +127,6 @@ class Answer(Iterator[str]):
                     outcome.text = refusal(outcome.sources, session.needed)
                     yield outcome.text
                 yield detokenizer.rest()
-                session.store.store_computed()
         except BaseException as error:
             failed = error
             raise
