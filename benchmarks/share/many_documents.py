@@ -108,7 +108,7 @@ def fill(path: Path, documents: int, blocks: int) -> None:
             for at, record in enumerate(records):
                 catalog.blocks.put(txn, key._replace(block=at), record)
             ids = random.integers(0, 1000, tokens)
-            catalog.put_tokens(txn, number, 0, 0, ids)
+            catalog.texts.put_tokens(txn, number, 0, 0, ids)
             catalog.runs.put(txn, number, 0, KeyRun(0, np.ascontiguousarray(bits[:, :, -1])))
             catalog.put_document(txn, replace(row, bytes=sum(map(len, records))))
 

@@ -375,7 +375,7 @@ class MemoryStore(Closing):
 
         def read(catalog: Catalog, txn: Transaction, row: Document) -> str:
             check_of_passages(row)
-            return catalog.tail(txn, row)
+            return catalog.texts.tail(txn, row)
 
         return self._read(document, read)
 

@@ -26,7 +26,7 @@ def read_passages(
     if first >= end:
         return found
     at: int | None = None
-    for part in catalog.passage_parts(txn, document.id, first, end):
+    for part in catalog.texts.passage_parts(txn, document.id, first, end):
         if (at is None and part.first_block > first) or (at is not None and part.first_block != at):
             break
         at = part.end_block
@@ -64,7 +64,7 @@ class Continued(NamedTuple):
         blocks, tokens = document.blocks, document.tokens
         with catalog.database.read() as txn:
             last = read_passages(catalog, txn, document, max(0, blocks - 1))
-            tail = catalog.tail(txn, document)
+            tail = catalog.texts.tail(txn, document)
         end = last[-1].end if last else 0
         if document.state != "ready":
             return cls(document, blocks, tokens, end, [], "")
@@ -100,7 +100,7 @@ def read_tokens(
         all_of_it = np.concatenate([np.zeros(0, np.int64), *(each.ids for each in passages)])
         return TokenSpan(all_of_it[first : max(0, end)], np.zeros(0, dtype=np.int64), 0)
     parts = list(
-        catalog.token_parts(txn, document.id, max(0, first - 1), end)
+        catalog.texts.token_parts(txn, document.id, max(0, first - 1), end)
     )  # also where `first` is the document's end
     if len(parts) > 1 and parts[1].first <= first:
         del parts[0]

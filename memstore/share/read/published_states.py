@@ -15,8 +15,8 @@ import msgpack
 
 from memstore.block import RecordKey
 from memstore.disk.format.document import Write
+from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
-from memstore.disk.tables.description import FORMAT
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import DocumentNotFound
 from memstore.share.format.document_pages import Entry, plain_row

@@ -15,8 +15,7 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.document_passages import StoredAt
+from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index

@@ -273,7 +273,7 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
     # one snapshot, so that the file is one state of the document
     with catalog.database.read() as txn:
-        for number, value in catalog.parts(txn, document.id):
+        for number, value in catalog.texts.parts(txn, document.id):
             yield Tokens(number, bytes(value))
         for part, first_block, run in catalog.runs.values(txn, document.id):
             yield IndexRun(part, first_block, run)
@@ -359,7 +359,7 @@ def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[P
     number = document.id
     for part in batch:
         if isinstance(part, Tokens):
-            catalog.put_part(txn, number, part.first, part.value)
+            catalog.texts.put_part(txn, number, part.first, part.value)
             if document.of_passages:
                 found = decode_part(part.first, part.value, catalog.signature.block_size)
                 digests = catalog.digests(document, found.passages)

@@ -144,7 +144,7 @@ def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:
     wanted: Counter[Digest] = Counter()
     for document in catalog.documents(txn):
         if document.of_passages:
-            for part in catalog.passage_parts(txn, document.id):
+            for part in catalog.texts.passage_parts(txn, document.id):
                 wanted.update(catalog.digests(document, part.passages))
     return wanted
 
@@ -304,7 +304,7 @@ def _read_all(
     number, runs, blocks = document.id, catalog.runs, catalog.blocks
     head = Head(catalog.signature, document, catalog.index_spec)
     order = PartOrder(head, blocks, unfinished=True)
-    for first, value in catalog.parts(txn, number):
+    for first, value in catalog.texts.parts(txn, number):
         _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
         order.add(Tokens(first, bytes(value)))
     for part, first, value in runs.values(txn, number):

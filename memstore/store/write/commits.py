@@ -293,11 +293,11 @@ class Commits:
             for part, run in runs:
                 catalog.runs.put(txn, number, part, run)
             for chunk in chunks:
-                catalog.put_part(txn, number, *chunk.part)
+                catalog.texts.put_part(txn, number, *chunk.part)
             if chunks:
                 row = replace(row, blocks=chunks[-1].end_block, tokens=chunks[-1].end_token)
             if tail is not None:
-                catalog.put_tail(txn, row, *tail)
+                catalog.texts.put_tail(txn, row, *tail)
             if replaces is not None:
                 catalog.delete_document(txn, replaces.id)
             if final and row.of_passages:

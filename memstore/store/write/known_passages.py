@@ -80,7 +80,7 @@ class KnownPassages:
         row = self._catalog.row(txn, document)
         if row is None or not row.of_passages or block >= row.blocks:
             return None
-        found = next(self._catalog.passage_parts(txn, document, block, block + 1), None)
+        found = next(self._catalog.texts.passage_parts(txn, document, block, block + 1), None)
         if found is None or not found.first_block <= block < found.end_block:
             return None
         digests = self._catalog.digests(row, found.passages)
