@@ -24,6 +24,7 @@ from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress,
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
+from memstore.openmp import warn_of_spinning
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
@@ -58,6 +59,8 @@ class ModelAPI(ModelAdapter):
         not where it is there already. lookup: LookupSettings that shall differ. Raises StorageFull
         for a document that finds no room, before it is read.
         """
+        if self.device.type == "cpu":
+            warn_of_spinning()
         steps = self.ingesting(source, store, name=name, mode=mode, expect=expect, **lookup)
         return finish(steps, progress)
 
@@ -178,6 +181,8 @@ class ModelAPI(ModelAdapter):
         self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
     ) -> Iterator[Chat]:
         """A session that stays warm over several questions."""
+        if self.device.type == "cpu":
+            warn_of_spinning()
         collector = Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
             yield Chat(self, session, collector, documents)
