@@ -220,13 +220,6 @@ class OpenMemory(Closing):
         """
         self._writable().catalog.set_kv_budget(budget, wait=self._wait_for_writer)
 
-    def watch(self, changed: threading.Event) -> None:
-        """Have an event be set, for as long as somebody holds it, whenever this store sees that
-        documents were finished, by whomever, or are gone.
-        """
-        if self._committed is not None:
-            self._committed.watch(changed)
-
     # What the rest begins with
 
     def _refresh(self) -> None:

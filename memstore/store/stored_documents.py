@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from memstore.decode import T
-from memstore.disk.format.document import Document, is_of_prompt
+from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Keep, Passage
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -34,18 +34,13 @@ class StoredDocuments(Lookups):
         return listed if self._committed is None else {**self._committed.leaving, **listed}
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
-        """The named documents, or every one that is read to its end, oldest first; none that holds
-        what did not fit into a prompt, unless it is named.
+        """The named documents, or every one that is read to its end, oldest first.
 
         to: what they are wanted for, where none at all is an error. Raises InvalidInput for a named
         one that is not read to its end, DocumentNotFound.
         """
         if names is None:
-            found = [
-                document
-                for document in self.documents()
-                if document.state == "ready" and not is_of_prompt(document.name)
-            ]
+            found = [document for document in self.documents() if document.state == "ready"]
             if to is not None and not found:
                 raise InvalidInput(
                     f"the memory holds no finished document to {to}; run ingest first"

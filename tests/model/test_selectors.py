@@ -30,6 +30,7 @@ from memstore.model.passages.selectors.selector_file import (
 )
 from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.training.selectors.measure import Haystack
+from support.rounding import assert_same_to_rounding
 
 HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
 MADE_FOR = MadeFor(HIDDEN, 3, 4, 2, 6, VOCABULARY)
@@ -124,7 +125,8 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     scores = selector.scores(asked, "", held, scope)
     torch.testing.assert_close(adds.sum(1), scores)  # a block's score is what its rows add
     both = covered(adds)
-    assert both[0] == adds[0].sum() and both[1] >= max(scores[:2])
+    torch.testing.assert_close(both[0], adds[0].sum())
+    assert both[1] >= max(scores[:2]) - 1e-5
     torch.testing.assert_close(both[-1], adds.amax(0).sum())
     of_sum = Sum([(selector, 1.0), (Words(), 0.5)]).adds(asked, held, scope)
     assert of_sum is not None and torch.equal(of_sum, adds)
@@ -138,7 +140,7 @@ def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_
     scaled = replace(shown, states={2: shown.states[2] * 7})
     assert (selector.landmarks(scaled) - whole).abs().max() <= 1
     part = Captured(shown.ids[4:], {2: shown.states[2][4:]})
-    assert torch.equal(selector.landmarks(part), whole[4:])
+    assert_same_to_rounding(selector.landmarks(part), whole[4:])
 
 
 def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_then() -> None:
@@ -171,9 +173,9 @@ def test_pointer_landmarks_are_keys_rotated_from_the_passages_first_token_on() -
     selector, shown = pointers(), captured(11)
     assert selector.spec.heads == 2 and selector.captures == Captures(heads=(1, 2))
     whole = selector.landmarks(shown)
-    assert torch.equal(selector.landmarks(shown.part(range(6))), whole[:6])
+    assert_same_to_rounding(selector.landmarks(shown.part(range(6))), whole[:6])
     k = rotate(1, shown.k[1][1], torch.arange(11)).half()
-    assert torch.equal(whole[:, 0], k)
+    assert_same_to_rounding(whole[:, 0], k)
 
 
 def test_words_find_the_block_that_shares_a_rare_word() -> None:
@@ -254,7 +256,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     assert replace(loaded, selector=made.selector) == made
     held, _ = haystack(loaded.selector)
     question = captured(4, seed=5)
-    assert torch.equal(
+    assert_same_to_rounding(
         loaded.selector.scores(question, "apple10", held, held.scope),
         made.selector.scores(question, "apple10", held, held.scope),
     )

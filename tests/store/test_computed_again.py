@@ -390,17 +390,18 @@ def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
 
 @pytest.mark.parametrize("chained", [True, False])
 def test_no_answer_depends_on_what_a_budget_keeps(reader, tmp_path, chained) -> None:
-    ids, _ = reader.turn_ids(QUESTION, first=True)
-    text = TEXT[: len(TEXT) // 2]
-    with create(reader, tmp_path / "whole", codec="int8") as store:
-        reader.ingest(text, store, name="list")
-        size, number = store.stats()["bytes"], store.document("list").id
-        blocks = store.document("list").blocks
-        expected = {}
-        for block in range(blocks):
-            with reader.session(store, top_k=8, chained=chained) as session:
-                session.read([Chosen(number, block)])
-                expected[block] = session.feed(ids)
+    text, of_codec = TEXT[: len(TEXT) // 2], {}
+    for codec in ("raw", "int8"):
+        with create(reader, tmp_path / codec, codec=codec) as store:
+            blocks = reader.ingest(text, store, name="list").blocks
+            size = store.stats()["bytes"]
+            of_codec[codec] = [
+                states(reader, store, "list", [block], chained=chained) for block in range(blocks)
+            ]
+    expected = of_codec["int8"]
+    # Which passages are computed together decides the last bits, and so a step of int8 here and
+    # there. Keys and values that were not rounded to int8 at all would be seen.
+    apart = [0.1 * (a - b).abs().max() for a, b in zip(expected, of_codec["raw"])]
     for budget, keep in ((0, "kv"), (size // 3, "kv"), (size // 3, "text"), (size, "text")):
         path = tmp_path / f"{budget}-{keep}"
         with create(reader, path, codec="int8", kv_budget=budget) as store:
@@ -408,9 +409,8 @@ def test_no_answer_depends_on_what_a_budget_keeps(reader, tmp_path, chained) -> 
         for _ in range(2):
             with MemoryStore.open(path) as store:
                 for block in range(blocks):
-                    with reader.session(store, top_k=8, chained=chained) as session:
-                        session.read([Chosen(store.document("list").id, block)])
-                        assert torch.equal(session.feed(ids), expected[block]), (budget, keep)
+                    found = states(reader, store, "list", [block], chained=chained)
+                    assert (found - expected[block]).abs().max() < apart[block], (budget, keep)
                     store.store_computed()
                     assert store.stats()["passages"]["bytes"] <= budget
         assert verify_memory(path).clean
@@ -446,32 +446,6 @@ def test_a_command_that_asks_stores_what_it_computed(reader, tmp_path, monkeypat
     assert ran.exit_code == 0 and "; computed " in ran.output
     ran = CliRunner().invoke(app, ask)
     assert ran.exit_code == 0 and "; computed " not in ran.output
-    ran = CliRunner().invoke(app, ["stats", "--store", str(tmp_path / "m")])
-    assert "of a kv budget of 1.1 GB" in ran.output
-
-
-@pytest.mark.parametrize(
-    "budget, words",
-    [("lots", "is no size"), ("-1", "is no size"), ("5000000TB", "larger than any")],
-)
-def test_a_wrong_budget_is_one_line(tmp_path, budget, words) -> None:
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT)
-    ran = CliRunner().invoke(
-        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", budget]
-    )
-    assert ran.exit_code == 2 and words in ran.output.replace("\n", " ")
-    assert not (tmp_path / "m").exists()
-
-
-def test_a_model_without_passages_has_no_budget_for_them(tmp_path) -> None:
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT)
-    ran = CliRunner().invoke(
-        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", "1MB"]
-    )
-    assert ran.exit_code == 1 and "a kv budget is of passages" in ran.output
-    assert not (tmp_path / "m").exists()
 
 
 def test_a_small_edit_needs_no_room_for_what_is_stored(reader, tmp_path) -> None:

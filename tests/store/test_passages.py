@@ -17,8 +17,6 @@ from memstore.disk.format.passage_parts import PassageOrder, PassagePart, decode
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
-from support.crafted import WRONG, Frames, changed, fuzzed, places, write
-from support.crafted_imports import accepted
 from support.passage_documents import (
     LAYERS,
     SETTINGS,
@@ -277,49 +275,6 @@ def test_parts_that_do_not_follow_each_other_are_told() -> None:
     order.add(PassagePart(2, two.end, [], "\n"))
     with pytest.raises(ValueError):
         order.add(decode_part(2, encode_part(two.end + 1, passages(1, 2, 3)), BLOCK))
-
-
-@pytest.fixture(scope="module")
-def frames(tmp_path_factory) -> Frames:
-    """Those of an export, its tokens taken apart."""
-    path = tmp_path_factory.mktemp("from")
-    with create(path / "memory", codec="raw") as store:
-        ingest(store, "book", 40)
-        store.export_document("book", path / "export")
-    packed = msgpack.Unpacker((path / "export").open("rb"))
-    return [
-        (kind, [value[0], msgpack.unpackb(value[1])] if kind == "tokens" else value)
-        for kind, value in ((kind, msgpack.unpackb(payload)) for kind, payload, _ in packed)
-    ]
-
-
-def put_together(frames: Frames) -> Frames:
-    return [
-        (kind, [value[0], msgpack.packb(value[1])] if kind == "tokens" else value)
-        for kind, value in frames
-    ]
-
-
-def test_an_export_is_unchanged_by_being_taken_apart(store, frames, tmp_path) -> None:
-    assert accepted(store, write(tmp_path / "file", put_together(frames)))
-
-
-@fuzzed
-@given(data=st.data())
-def test_a_crafted_export_is_refused_or_harmless(store, frames, tmp_path, data) -> None:
-    of_text = [at for at, (kind, _) in enumerate(frames) if kind in ("head", "tokens")]
-    crafted, at = list(frames), data.draw(st.sampled_from(of_text))
-    kind, value = crafted[at]
-    how = data.draw(st.sampled_from(["value", "value", "value", "drop", "twice"]))
-    if how == "drop":
-        del crafted[at]
-    elif how == "twice":
-        crafted.insert(at, crafted[at])
-    else:
-        ways = [way for way in places(value) if kind == "head" or len(way) > 1]
-        way = data.draw(st.sampled_from(ways))
-        crafted[at] = kind, changed(value, way, data.draw(st.sampled_from(WRONG)))
-    accepted(store, write(tmp_path / "file", put_together(crafted)))
 
 
 def test_an_append_is_published_over_what_it_continues(store, tmp_path) -> None:

@@ -18,14 +18,7 @@ import torch
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, RunForm, TokenRun, WordRun, kind_of
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidConfig,
-    InvalidInput,
-    NewerFormat,
-    WrongModel,
-)
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
@@ -173,20 +166,6 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
         assert left == {ids[1], ids[3], ids[4]}
 
 
-def test_scopes_of_several_documents_are_in_their_order(path: Path) -> None:
-    with create(path) as store:
-        one, two, three = (
-            ingest(store, str(number), 5 * CHUNK + number, text=number).id for number in (1, 2, 3)
-        )
-        whole = {
-            n: store.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)])
-            for n in (one, two, three)
-        }
-        found = store.token_maxima(QUESTION, 1, [(three, 2, 9), (one, 0, 5), (two, 19, 20)])
-    expected = torch.cat([whole[three][:, 2:9], whole[one][:, :5], whole[two][:, 19:20]], dim=1)
-    assert torch.equal(found, expected)
-
-
 def begin(store: MemoryStore) -> DocumentWriter:
     writer = store.write_document("book", source_hash="x", settings=SETTINGS)
     assert writer is not None
@@ -283,23 +262,6 @@ def test_import_into_a_memory_of_another_selector_is_refused(
         assert not two.documents()
 
 
-def test_a_damaged_export_is_refused(tmp_path: Path) -> None:
-    chance = random.Random(SEED)
-    with create(tmp_path / "one") as one:
-        ingest(one, "book", 3 * CHUNK)
-        one.export_document("book", tmp_path / "file")
-    whole = (tmp_path / "file").read_bytes()
-    with create(tmp_path / "two") as two:
-        before = selected(tmp_path / "two")
-        for _ in range(60):
-            data = bytearray(whole)
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-            (tmp_path / "bad").write_bytes(data)
-            with pytest.raises((InvalidInput, WrongModel, NewerFormat)):
-                two.import_document(tmp_path / "bad")
-        assert selected(tmp_path / "two") == before
-
-
 # Checking
 
 
@@ -380,26 +342,6 @@ def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> 
         check_content(store, store.document("kept"), text=2)
     assert told not in (path / "data.mdb").read_bytes()
     assert is_whole(path)
-
-
-def test_a_damaged_word_on_the_selector_is_named(path: Path) -> None:
-    create(path).close()
-    catalog = Catalog.open(path)
-    catalog.database.write(lambda txn: txn.delete("meta", b"selector"))
-    catalog.close()
-    with pytest.raises(CorruptMemory, match="selector"):
-        MemoryStore.open(path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dtype": "int4"}, {"heads": 0}, {"width": 0}, {"heads": -1}, {"heads": -1, "width": -1},
-    ],
-)  # fmt: skip
-def test_impossible_forms_are_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(InvalidConfig):
-        replace(FORM, **changes)
 
 
 GEOMETRY = SIGNATURE.geometry

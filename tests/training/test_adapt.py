@@ -369,5 +369,5 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     assert set(told["scores"]) >= {"literal", "reworded", "synonyms"}
     reader = load_reader(model)
     assert reader.selector.spec.name == told["selector"]
-    assert reader.selector.spec.name.startswith("pointer heads")
+    assert reader.selector.spec.name.startswith("learned")
     assert reader.adaptation.weights == reader.signature.weights

@@ -19,8 +19,7 @@ from memstore.hf.models_by_name import reader_named
 from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.finetune import Finetune, finetune_stages
-from memstore.training.memory_objective import Chunks, read_memory
-from memstore.training.objectives import encode_windows, next_token_loss
+from memstore.training.objectives import Chunks, encode_windows, next_token_loss, read_memory
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
 from support.tiny_decoder import decoder, tokenizer

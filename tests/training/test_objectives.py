@@ -12,8 +12,15 @@ from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.training.memory_objective import Against, Chunks, read_memory
-from memstore.training.objectives import Negatives, encode_windows, negatives_of, next_token_loss
+from memstore.training.objectives import (
+    Against,
+    Chunks,
+    Negatives,
+    encode_windows,
+    negatives_of,
+    next_token_loss,
+    read_memory,
+)
 from memstore.training.optimizer import make_optimizers, orthogonalise
 
 SIZE, TOP_K = 4, 3

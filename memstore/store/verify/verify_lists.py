@@ -7,7 +7,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import CorruptMemory, ObjectNotFound
 from memstore.index.index_file import Unusable
 from memstore.index.passage_files import ListsHead
-from memstore.share.format.lists import LISTS, ListsRef
+from memstore.share.format.manifest import LISTS, ListsRef
 from memstore.share.format.published import Published
 from memstore.share.publication_options import DEADLINE
 from memstore.share.read.published_tables import PublishedDatabase

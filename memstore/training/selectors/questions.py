@@ -14,14 +14,84 @@ from itertools import count
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
-from memstore.training.selectors import question_forms as forms
-from memstore.training.selectors.relations import RELATIONS
-from memstore.training.selectors.word_pools import word_pools
+from memstore.training.selectors.vocabulary import relations, word_pools
 
 Split = Literal["train", "validation", "held-out"]
 Kind = Literal["literal", "key", "passage", "reworded", "synonyms"]
 T = TypeVar("T")
 
+# In a form: {e} the subject ("the old ship", "Nora Quill"), {a} an attribute, {v} the value. After
+# `|` of a question are the words that begin its answer.
+# Facts asked in the words that state them.
+STATEMENTS = (
+    "The {a} of {e} is {v}.",
+    "{e} has the {a} {v}.",
+    "{v} is the {a} of {e}.",
+    "Note that the {a} of {e} is {v}.",
+    "For {e}, the {a} is {v}.",
+    "Remember: the {a} of {e} is {v}.",
+    "They wrote down {v} as the {a} of {e}.",
+    "The {a} of {e} was {v}.",
+    "I was told that the {a} of {e} is {v}.",
+    "As for {e}, its {a} turned out to be {v}.",
+    "Everyone agreed on {v} for the {a} of {e}.",
+    "It is said that {e} has {v} as its {a}.",
+    "By the way, the {a} for {e} is {v}.",
+    "On the label of {e} one could read: {a} {v}.",
+    "The {a} belonging to {e}, as far as anyone knows, is {v}.",
+    "Do not forget that {v} is the {a} of {e}.",
+    "In the list stood {e}, with the {a} {v}.",
+    "He noted the {a} of {e}, which is {v}, and closed the book.",
+)
+QUESTIONS = (
+    "What is the {a} of {e}?|The {a} of {e} is",
+    "What {a} does {e} have?|The {a} is",
+    "Which {a} does {e} have?|It is",
+    "Tell me the {a} of {e}.|The {a} is",
+    "Do you remember the {a} of {e}?|Yes, the {a} of {e} is",
+    "The {a} of {e}?|It is",
+    "What was written about {e} and its {a}?|The {a} of {e} is",
+    "I need to know the {a} of {e}, please.|{e} has the {a}",
+    "About {e}: what {a} did we note?|We noted",
+    "Can you look up the {a} for {e}?|The {a} is",
+    "what's the {a} of {e} again|It is",
+    "I forgot the {a} of {e}. What was it?|It was",
+    "According to the text, what is the {a} of {e}?|The {a} is",
+    "Somebody asked me for the {a} of {e}.|It is",
+    "Find the {a} of {e} in the text.|The {a} is",
+)
+KEY_STATEMENTS = (
+    "The {a} is {v}. Remember it. {v} is the {a}.",
+    "The {a} is {v}.",
+    "Keep this in mind: the {a} is {v}.",
+    "{v} is the {a}. Do not forget it.",
+    "Here is the {a}: {v}. You will be asked for it later.",
+    "For later use: {a} {v}.",
+    "He whispered that the {a} was {v}.",
+    "The {a} you were looking for is {v}.",
+    "On the slip of paper was written: {a} {v}.",
+    "{v}, so they say, is the {a}.",
+    "Attention please, the {a} is {v}!",
+)
+KEY_QUESTIONS = (
+    "What is the {a}?|The {a} is",
+    "Tell me the {a}.|It is",
+    "What was the {a} again?|The {a} is",
+    "Do you remember the {a}?|The {a} is",
+    "Which {a} was mentioned in the text?|The {a} is",
+    "I need the {a}.|The {a} is",
+)
+# Passages asked for with some of their own words.
+PASSAGE_QUESTIONS = (
+    "{x}",
+    "What happened when {x}?",
+    "Where is it said that {x}?",
+    "Find the passage: {x}",
+    "In the text, {x}",
+    "Tell me about the part where {x}",
+    "Who is it that {x}?",
+    "why {x}",
+)
 _VALIDATION, _HELD_OUT = 12, 22  # percent of the names
 _ONLY_IN_TESTS = frozenset({"pass key", "passkey", "special magic number", "magic number"})
 
@@ -91,7 +161,7 @@ class Facts:
         self._numbers = of_split(words.number_attributes, wanted)
         self._worded = of_split(words.word_attributes, wanted)
         self._keys = of_split(words.keys, wanted)
-        self._relations = of_split(RELATIONS, wanted)
+        self._relations = of_split(relations(), wanted)
         self._used: set[str] = set()
 
     def _form(self, choices: Sequence[str]) -> str:
@@ -159,11 +229,11 @@ class Facts:
         subject = self.subject(named=0.0 if otherwise else 0.15)
         stated = {"a": attribute, "e": subject.name, "v": value}
         asked = stated | ({"e": subject.otherwise} if otherwise else {})
-        question, begun = self._form(forms.QUESTIONS).split("|")
+        question, begun = self._form(QUESTIONS).split("|")
         return Fact(
             "synonyms" if otherwise else "literal",
             f"{attribute}|{subject.name}",
-            capital(self._form(forms.STATEMENTS).format(**stated)),
+            capital(self._form(STATEMENTS).format(**stated)),
             cased(question.format(**asked), question),
             begun.format(**asked),
             value,
@@ -173,12 +243,12 @@ class Facts:
         """A fact without a subject, like a pass key."""
         attribute = self.rng.choice(self._keys)
         value = self._word() if "word" in attribute else self._number(5)
-        question, begun = self._form(forms.KEY_QUESTIONS).split("|")
+        question, begun = self._form(KEY_QUESTIONS).split("|")
         stated = {"a": attribute, "v": value}
         return Fact(
             "key",
             attribute,
-            capital(self._form(forms.KEY_STATEMENTS).format(**stated)),
+            capital(self._form(KEY_STATEMENTS).format(**stated)),
             question.format(**stated),
             begun.format(**stated),
             value,
@@ -193,7 +263,7 @@ class Facts:
         fitting = [
             name
             for name in self._relations
-            if subject is None or subject.kind in RELATIONS[name].subjects
+            if subject is None or subject.kind in relations()[name].subjects
         ]
         rng.shuffle(fitting)
         chosen = fitting[0]
@@ -201,7 +271,7 @@ class Facts:
             if subject is None or f"{name}|{subject.name}" not in self._used:
                 chosen = name
                 break
-        relation = RELATIONS[chosen]
+        relation = relations()[chosen]
         subject = subject or self.subject(relation.subjects, 0.0 if synonyms else 0.25)
         key = f"{chosen}|{subject.name}"
         self._used.add(key)
@@ -236,9 +306,7 @@ class Facts:
             return None
         asked = " ".join(kept)
         return capital(
-            self._form(forms.PASSAGE_QUESTIONS).format(
-                x=asked.lower() if rng.random() < 0.5 else asked
-            )
+            self._form(PASSAGE_QUESTIONS).format(x=asked.lower() if rng.random() < 0.5 else asked)
         )
 
     def _synonym(self, word: str) -> str:
