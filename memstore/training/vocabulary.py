@@ -61,10 +61,8 @@ def word_pools() -> WordPools:
     """The pools of word_pools.txt: words, or pairs "word/synonym", between commas."""
     pools = {name.lower(): between_commas(text) for name, text in sections("word_pools").items()}
     pairs = ("things", "places", "beings", "qualities", "others")
-    return WordPools(
-        *(_pairs(pools[name]) for name in pairs),
-        *(pools[name] for name in WordPools._fields if name not in pairs),
-    )
+    rest = {name: pools[name] for name in WordPools._fields if name not in pairs}
+    return WordPools(**{name: _pairs(pools[name]) for name in pairs}, **rest)
 
 
 @cache
