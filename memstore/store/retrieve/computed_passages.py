@@ -69,9 +69,9 @@ class Computed:
         self, document: int, block: int, k: Tensor, v: Tensor, seconds: float
     ) -> tuple[Tensor, Tensor]:
         """Hold a passage's keys and values [memory layers, Hkv, n, D], on the CPU in the KV dtype;
-        return them as they would be read if they were stored, of a memory with a budget: so no
-        answer depends on what is kept. seconds: that computing them took. Nothing is held of a
-        document that is gone by now.
+        return them as they would be read if they were stored, of a memory with a budget: so an
+        answer depends on what is kept by no more than rounding. seconds: that computing them took.
+        Nothing is held of a document that is gone by now.
         """
         catalog = self._catalog
         layers = self._tiers.computed_in(k.shape[1], seconds)
