@@ -3,8 +3,7 @@
 from docs_build.markdown import table
 
 VARIABLES = {
-    "MEMSTORE_STORE": "what `--store` is where it is not given, else `./memory`; the memory of "
-    "`llm -m memstore`",
+    "MEMSTORE_STORE": "what `--store` is where it is not given, else `./memory`",
     "MEMSTORE_MODEL": "the model of a new memory where `--model` is not given",
     "MEMSTORE_VALKEY": "what `--valkey` is where it is not given; not asked for a directory",
     "MEMSTORE_CACHE": "directory of converted models, selectors and digests of weights; else "

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import OBJECT_BYTES
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 
 
 class Distant(ObjectStore):

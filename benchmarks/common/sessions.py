@@ -13,7 +13,7 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.landmark.landmark_session import LandmarkSession
 
 if TYPE_CHECKING:
-    from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
+    from memstore.hf.landmark_decoder import HuggingFaceLandmarkModel
 
 LandmarkReader: TypeAlias = "LandmarkModel | HuggingFaceLandmarkModel"
 AnyModel: TypeAlias = "LandmarkReader | BaselineModel"

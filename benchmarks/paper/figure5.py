@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.common.distinct import distinct_blocks
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.reading import TARGETS, segments
-from benchmarks.common.results import plot, write
+from benchmarks.common.results import write
 from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
@@ -85,26 +85,12 @@ def report(found: Found, choice: int) -> str:
     return table(head, lines)
 
 
-def draw(figure: Any, found: Found, choice: int) -> None:
-    """Bars by granularity."""
-    axes = figure.subplots()
-    at = np.arange(len(found))
-    for shift, name in ((-0.2, "by_head"), (0.2, "by_layer")):
-        values = [np.mean(counted[name]) for counted in found.values()]
-        axes.bar(at + shift, values, 0.4, label=name.replace("_", " "))
-    axes.axhline(choice, linestyle=":", color="grey")
-    axes.set_xticks(at, list(found))
-    axes.set_ylabel("different blocks read by a chunk")
-    axes.legend()
-
-
 def main() -> None:
     options = parser(__doc__).parse_args()
     found = measure(Bench(options))
     choice = blocks(LENGTH) - blocks(LOCAL)
     print("\n" + report(found, choice))
     write(options, {"found": found, "choice": choice})
-    plot(options, lambda figure: draw(figure, found, choice))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,12 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
 from memstore.share.caches.local_cache import LocalCache
+from memstore.share.objects.object_store import GAP
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import GAP, Remote
+from memstore.share.read.remote import Remote
 from memstore.tiers.tier_options import Predictor
 
 QUESTION = 16  # tokens

@@ -150,6 +150,7 @@ def find(
 def _of_path(
     given: str, found: Files, recursive: bool, name: str | None, without: Path | None
 ) -> Iterator[File]:
+    given = os.path.expanduser(given)
     path = Path(given)
     if given == STDIN:
         yield File(path, name or "stdin")

@@ -1,8 +1,8 @@
-"""Where a transformers model's attention is given from outside: its keys and queries arrive without
-position, and what they attend to is the caller's.
+"""The place where the caller's attention replaces a transformers model's: queries and keys arrive
+without position, and the caller decides what they attend to.
 
-A model that was attached behaves as before, token for token, unless a forward is given a
-`ForwardCache`: its rotation and its attention then belong to that forward pass.
+An attached model behaves as before, token for token, unless a forward pass gets a `ForwardCache`:
+then its rotation and its attention belong to that pass.
 """
 
 import functools
@@ -22,9 +22,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
-_PREFIX = "memstore_"  # before the name of the attention that a model had
-_active = threading.local()  # .cache: the cache of the forward that this thread is in
-# what an attention function may be told beside q, k, v and the mask, and what becomes of it
+# the largest difference of two ways to compute, of the largest number: float32, half precision
+_TOLERANCE, _ROUGH = 1e-4, 0.05
+_PREFIX = "memstore_"  # of the attention's name; the name of the model's former one follows
+_active = threading.local()  # .cache: that of this thread's forward pass
+# arguments of an attention function beside q, k, v and the mask
 _HANDLED = {"scaling", "dropout", "sliding_window", "softcap"}
 _HARMLESS = {
     "position_ids",
@@ -43,19 +45,19 @@ _HARMLESS = {
 
 
 class ForwardCache(Cache):
-    """Given to a forward as its cache, it takes the keys and values of every layer, and says what
-    their queries attend to.
+    """The cache argument of a forward pass with the caller's attention. It stores no keys and
+    values itself.
     """
 
     def __init__(self, attend: Attend) -> None:
-        """attend: as ModelAdapter.hidden takes it."""
+        """attend: see ModelAdapter.hidden."""
         super().__init__(layers=[])
         self.attend = attend
-        self.length = 0  # tokens that came before, as the model's own code is told
-        self.forms: dict[int, AttentionSpec] = {}  # of the layers that were gone through
+        self.length = 0  # tokens of earlier passes, for the model's own code
+        self.forms: dict[int, AttentionSpec] = {}  # by layer, once it has attended
         self.enter: Enter | None = None
         self.stop: int | None = None  # the layer at whose beginning to end
-        self.blank = False  # rotation makes nought of what it turns: shows what it does turn
+        self.blank = False  # rotation returns zeros: shows what it rotates
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -83,7 +85,7 @@ class ForwardCache(Cache):
         raise InvalidInput("assisted generation is not supported with a memory")
 
     def stepped(self, tokens: int) -> None:
-        """A forward of so many tokens has ended."""
+        """Note that a forward pass of so many tokens has ended."""
         self.length += tokens
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ class ForwardCache(Cache):
 
 
 class _Stopped(Exception):
-    """A forward pass has come as far as it was asked to."""
+    """Ends a forward pass at the layer it was asked to end at."""
 
 
 def _current() -> ForwardCache | None:
@@ -100,7 +102,7 @@ def _current() -> ForwardCache | None:
 
 @contextmanager
 def active(cache: ForwardCache) -> Iterator[None]:
-    """Within it layers of an attached model attend as this cache says, called by themselves."""
+    """Inside, single layers of an attached model attend by this cache."""
     _active.cache = cache
     try:
         yield
@@ -109,7 +111,7 @@ def active(cache: ForwardCache) -> Iterator[None]:
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
-    """The stack of decoder layers inside a model. Raises InvalidWeights."""
+    """The module of a model that holds its stack of layers. Raises InvalidWeights."""
     found = [
         module
         for module in model.modules()
@@ -125,7 +127,7 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 
 class _Rotary(nn.Module):
-    """A model's rotary embedding, that turns nothing in a forward pass of ours."""
+    """A model's rotary embedding, which rotates nothing in a pass with a ForwardCache."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -147,9 +149,9 @@ class _Rotary(nn.Module):
 
 
 def attach(model: nn.Module) -> nn.Module:
-    """Have a model's attention ask whose forward pass it is; returns its stack of decoder layers.
-    Its weights and what it computes by itself stay as they are. Raises InvalidWeights for a model
-    whose code has no such place.
+    """Make a model accept a ForwardCache; returns the module that holds its stack of layers. Its
+    weights and what it computes by itself do not change. Raises InvalidWeights for a model whose
+    attention cannot be replaced.
     """
     decoder = decoder_of(model)
     if isinstance(decoder.rotary_emb, _Rotary):
@@ -201,7 +203,7 @@ def _entering(layer: int) -> Callable[..., None]:
 
 
 def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """What a model calls in the place of its attention of this name."""
+    """The function that a model calls instead of its attention of this name."""
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any
@@ -234,7 +236,7 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def _mask(former: str) -> Callable[..., Any]:
-    """What makes the mask of attention of this name: none for a pass of ours."""
+    """Makes the mask of attention of this name: none in a pass with a ForwardCache."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         if _current() is not None:
@@ -252,8 +254,8 @@ def run_layers(
     layers: int | None = None,
     enter: Enter | None = None,
 ) -> Tensor:
-    """Ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
-    (None = all, and its last norm) -> states [B, T, hidden_size].
+    """Run ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
+    (None: all, and the last norm) -> states [B, T, hidden_size].
     """
     inputs = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
     last: list[Tensor] = []
@@ -277,15 +279,25 @@ def run_layers(
 
 
 def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:
-    """A cache under the name by which a model's forward takes it: transformers 5.24 renamed it."""
+    """A cache as the argument of a model's forward, whose name transformers 5.24 changed."""
     return {_cache_name(type(model).forward): cache}
 
 
-@functools.cache  # a signature takes long to read, and every token's forward asks
+@functools.cache  # reading a signature is slow, and every token needs it
 def _cache_name(forward: Callable[..., Any]) -> str:
     return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def takes_layer_type(rotary: nn.Module) -> bool:
-    """Does a rotary embedding turn layers of different types differently?"""
+    """Does a rotary embedding rotate layers of different types differently?"""
     return "layer_type" in inspect.signature(rotary.forward).parameters
+
+
+def apart(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float | None:
+    """The largest difference of numbers that a model computed in a dtype from the expected ones;
+    None if it is mere rounding.
+    """
+    exact = dtype in (torch.float32, torch.float64)
+    most = float(expected.abs().max()) * (_TOLERANCE if exact else _ROUGH)
+    difference = float((found - expected).abs().max())
+    return None if difference <= most else difference

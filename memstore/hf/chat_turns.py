@@ -2,20 +2,23 @@
 one.
 """
 
+import logging
 from typing import Any
 
-from memstore.hf.checks.trial import rendered
+from memstore.hf.checks import first_line
 from memstore.hf.tokenizer import OffsetTokenizer
 
+_log = logging.getLogger("memstore")
 _FIRST, _SAID, _NEXT = "Qfirst0", "Qsaid0", "Qnext0"  # stand for texts in a template
-# which those of Llama write where they know of no clock; what a template begins with is a memory's
-_DATE = "26 Jul 2024"
+# A memory depends on what the template begins with, so today's date would change it: this one
+# instead, which Llama's templates write where they have no clock.
+_SAME_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 _QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different tokens
 
 
 class Turns:
     """The ids before, between and behind what is said. Without a chat template a question is read
-    as typed, behind the tokenizer's own beginning.
+    as typed, behind the tokenizer's own beginning; a template that cannot be used is reported.
     """
 
     def __init__(self, template: Any, tokenizer: OffsetTokenizer) -> None:
@@ -25,11 +28,15 @@ class Turns:
         begin = [] if template.bos_token_id is None else [template.bos_token_id]
         self.prefix, self._between, self._behind = begin, list[int](), list[int]()
         self._lead = ""  # of the template, cut together with a question
-        parts = _parts(template)
-        self.templated = parts is not None
-        if parts is None:
+        self.templated = False
+        if getattr(template, "chat_template", None) is None:
             return
-        before, between, behind = parts
+        try:
+            before, between, behind = _parts(template)
+        except ValueError as error:
+            _report(template, str(error))
+            return
+        self.templated = True
         # what stands before a question may share its first token with it, such as a space
         beginnings = [template(before + text, add_special_tokens=False) for text in _QUESTIONS]
         shared = 0
@@ -69,27 +76,40 @@ class Turns:
         return range(start, end) if start < end else range(len(local))
 
 
-def _parts(template: Any) -> tuple[str, str, str] | None:
+def _report(template: Any, reason: str) -> None:
+    """Log why a chat template cannot be used, and what the model reads instead."""
+    begin = "" if template.bos_token is None else f"{template.bos_token!r}, "
+    _log.warning(
+        "%s: the chat template cannot be rendered (%s); instead, the model reads %sthe passages "
+        "and the question as it was typed",
+        template.name_or_path or type(template).__name__,
+        reason,
+        begin,
+    )
+
+
+def _parts(template: Any) -> tuple[str, str, str]:
     """What a chat template writes before the first question, between an answer and the next
-    question, and behind a question; None without a template, or one that cannot be taken apart.
-    Raises InvalidWeights for one that takes too much.
+    question, and behind a question. Raises ValueError for a template that cannot be rendered or
+    taken apart.
     """
-    if getattr(template, "chat_template", None) is None:
-        return None
     said = [
         {"role": "user", "content": _FIRST},
         {"role": "assistant", "content": _SAID},
         {"role": "user", "content": _NEXT},
     ]
     try:
-        chosen = template.get_chat_template()
-    except ValueError:  # several, and none for chats
-        return None
-    tokens = {name: str(token) for name, token in template.special_tokens_map.items()}
-    whole = rendered(chosen, said, tokens, _DATE)
-    if whole is None:
-        return None
+        whole = template.apply_chat_template(
+            said,
+            chat_template=_SAME_DATE + template.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    except Exception as error:  # a template is a program, and raises what it likes
+        raise ValueError(first_line(error)) from error
     before, first, rest = whole.partition(_FIRST)
     _, second, rest = rest.partition(_SAID)
     between, third, behind = rest.partition(_NEXT)
-    return (before, between, behind) if first and second and third else None
+    if not (first and second and third):
+        raise ValueError("it does not write every message of a conversation")
+    return before, between, behind

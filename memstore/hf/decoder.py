@@ -1,7 +1,9 @@
-"""A transformers decoder whose attention is given from outside, and what a short text shows of it:
-its sizes, and how each layer attends.
+"""A transformers decoder that runs with the caller's attention. A short probe text shows its sizes
+and how each layer attends.
 """
 
+import json
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
@@ -9,27 +11,51 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidWeights
-from memstore.hf.attention_seam import ForwardCache, attach, run_layers
-from memstore.hf.generation.fresh_shapes import without_plans
+from memstore.hf.attention_seam import ForwardCache, apart, attach, run_layers
 from memstore.hf.generation.quantized_products import Weights
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
-from memstore.hf.rounding import apart
-from memstore.model.adapter import Attend, AttentionSpec, Enter
+from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 
 _PROBE_TOKENS = 12
 
 
+class _WithoutPlans:
+    """While any thread is inside, torch attends on a GPU without cuDNN, which it prefers on Hopper.
+    cuDNN plans for every new shape: 30 ms where the attention itself takes 0.03 ms, and lengths
+    here are always new. Torch has one such setting for all threads of a process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._before = 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+without_plans = _WithoutPlans()
+
+
 class AttachedDecoder:
-    """A model as it is, run with an attention of the caller's."""
+    """An unchanged model, run with the caller's attention."""
 
     def __init__(self, model: Any, weights: Weights = "auto") -> None:
-        """weights: that tokens are generated with.
-
-        Raises InvalidWeights for an architecture whose attention cannot be given from
-        outside.
+        """weights: those for generated tokens. Raises InvalidWeights for an architecture that
+        cannot run with the caller's attention.
         """
         self.model = model.eval()
         self.config = model.config.get_text_config()
@@ -64,7 +90,7 @@ class AttachedDecoder:
         enter: Enter | None = None,
         quantized: bool = False,
     ) -> Tensor:
-        """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
+        """See ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
         plans = nullcontext() if self.device.type == "cpu" else without_plans
         with plans, self.weights.used() if quantized else as_loaded() as made:
             if quantized and layers is None and given.shape[1] == 1:
@@ -75,8 +101,8 @@ class AttachedDecoder:
             return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
-        """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code makes
-        them. quantized: as in ModelAdapter.hidden.
+        """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code computes
+        them. quantized: see ModelAdapter.hidden.
         """
         config = self.config
         with self.weights.used(look=False) if quantized else as_loaded():
@@ -87,7 +113,7 @@ class AttachedDecoder:
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def _probe(self) -> list[bool]:
-        """Which layers turn their queries; sets what is known of sizes and forms."""
+        """Run a short text: sets the sizes and `forms`, and returns which layers rotate queries."""
         turned: list[bool] = []
         shapes: list[tuple[tuple[int, ...], ...]] = []
 
@@ -126,8 +152,35 @@ class AttachedDecoder:
         self.forms = [cache.forms[layer] for layer in range(layers)]
         return turned
 
+    def signature(
+        self, shape: Shape, *, weights: str, tokenizer: str, model: ModelName | None, **others: Any
+    ) -> Signature:
+        """Ties a memory to this decoder.
+
+        weights, tokenizer: their digests. model: its name. others: what else a memory depends on.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        return Signature(
+            weights=weights,
+            tokenizer=tokenizer,
+            architecture={
+                "model_type": self.config.model_type,
+                "rope": json.loads(json.dumps(rope, sort_keys=True, default=str)),
+                **others,
+            },
+            kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
+            num_layers=shape.num_layers,
+            memory_layers=shape.memory_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=shape.block_size,
+            model=model,
+        )
+
     def compare(self, attend: Attend) -> None:
-        """Does a short text, attending so, give what the model gives? Raises InvalidWeights."""
+        """Compare the logits of a short text, with this attention, to the stock model's. Raises
+        InvalidWeights where they differ.
+        """
         ids = self._text()
         with torch.no_grad():
             stock = self.model(input_ids=ids, use_cache=False).logits[0].float()

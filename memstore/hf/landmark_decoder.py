@@ -1,27 +1,116 @@
-"""A transformers decoder with landmarks: two embedding rows of its own beside the vocabulary, and
-the attention of the landmark model in the place of its own.
+"""A transformers decoder with landmarks, as a model adapter: its own code computes, with two
+embedding rows beside the vocabulary and the landmark model's attention in place of its own. One
+file in its directory stores the rows and the sizes it was trained for.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
 import torch
+from msgspec import Meta
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from memstore.errors import InvalidWeights
+from memstore.decode import Layer, Share, from_json
+from memstore.disk.files import replacement
+from memstore.disk.format.signature import ModelName, Signature
+from memstore.errors import InvalidInput, InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation.quantized_products import Weights
-from memstore.hf.landmark_spec import LandmarkSpec
+from memstore.hf.tokenizer import LandmarkTokenizer
+from memstore.hf.weights import digest_of
 from memstore.kernels.api import local_attention
 from memstore.model.adapter import Attend, Enter, Shape
+from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.lookup_settings import LOOKUP_SETTINGS, LookupSettings
 from memstore.model.rotary import Rope
 
-_DISTANCE = 5  # blocks, at which a query sees every old one
+FILE = "landmarks.safetensors"
+_KEY = "memstore.landmarks"
+_DISTANCE = 5  # blocks; the distance at which a query sees every old block
+_Size = Annotated[int, Meta(ge=1, le=1024)]
+
+
+@dataclass(frozen=True)
+class LandmarkSpec:
+    """Sizes and settings of a decoder with landmarks. Training fixes all but the lookup's."""
+
+    block_size: _Size = 32  # content tokens in a block; its landmark is one more position
+    top_k: _Size = 4
+    chunk_blocks: Annotated[int, Meta(ge=1, le=256)] = 8
+    cmt_cutoff: Share = 0.1
+    cmt: bool = True  # a context miss token and its gate
+    # layers that look blocks up; empty: all but the first
+    memory_layers: tuple[Layer, ...] = ()
+    kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
+
+    @property
+    def stride(self) -> int:
+        """Positions that a block and its landmark take."""
+        return self.block_size + 1
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The settings that training fixes, as plain values: all but those of a lookup."""
+        values = asdict(self) | {"memory_layers": list(self.memory_layers)}
+        return {name: value for name, value in values.items() if name not in LOOKUP_SETTINGS}
+
+    @property
+    def lookup(self) -> LookupSettings:
+        """The default settings of a lookup. Raises InvalidInput."""
+        return LookupSettings(
+            top_k=self.top_k, cmt_cutoff=self.cmt_cutoff, chunk_blocks=self.chunk_blocks
+        )
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    form: LandmarkSpec
+
+
+def save_landmarks(spec: LandmarkSpec, rows: Mapping[str, Tensor], directory: Path) -> None:
+    """Write the file of landmarks, whole or not at all.
+
+    rows: "landmark" and, with a gate, "cmt", [hidden_size]. Raises OSError.
+    """
+    header = json.dumps({"version": 1, "form": asdict(spec)})
+    tensors = {name: row.detach().cpu().contiguous() for name, row in rows.items()}
+    with replacement(directory / FILE, mode=0o644) as file:
+        file.write(save(tensors, {_KEY: header}))
+
+
+def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkSpec, dict[str, Tensor]]:
+    """Read what `save_landmarks` wrote. Raises InvalidWeights for a damaged file, or one of a model
+    of another width.
+    """
+    path = directory / FILE
+    try:
+        with safe_open(path, "pt") as file:
+            spec = from_json((file.metadata() or {})[_KEY], _Header).form
+            rows = {name: file.get_tensor(name) for name in list(file.keys())}
+        _ = spec.lookup
+    except OSError as error:
+        raise InvalidWeights(f"cannot read {path}: {error}") from None
+    except (SafetensorError, KeyError, ValueError, InvalidInput) as error:
+        raise InvalidWeights(
+            f"{path} is no file of landmarks of this version ({error}); train the model again"
+        ) from None
+    fits = all(row.shape == (hidden_size,) and bool(row.isfinite().all()) for row in rows.values())
+    if not fits or rows.keys() != ({"landmark", "cmt"} if spec.cmt else {"landmark"}):
+        raise InvalidWeights(f"{path} is damaged, or of another model than the weights beside it")
+    return spec, rows
 
 
 class LandmarkDecoder(nn.Module):
-    """What training and reading share: hidden states under an attention of the caller's, logits,
-    and the context miss token's keys. Differentiable in the model's weights and the two rows.
+    """A decoder with landmarks as training and inference use it: hidden states under the caller's
+    attention, logits, and the context miss token's keys. Differentiable in the model's weights and
+    the two rows.
     """
 
     def __init__(
@@ -31,10 +120,10 @@ class LandmarkDecoder(nn.Module):
         rows: Mapping[str, Tensor] | None = None,
         generating: Weights = "auto",
     ) -> None:
-        """rows: embeddings of "landmark" and, with a gate, "cmt", [hidden_size]; None to begin with
-        the mean of the vocabulary's. generating: the weights that tokens are generated with.
+        """Raises InvalidWeights for an architecture that cannot attend by landmarks.
 
-        Raises InvalidWeights for an architecture that cannot attend by landmarks.
+        rows: embeddings of "landmark" and, with a gate, "cmt", [hidden_size]; None: both start as
+        the vocabulary's mean. generating: the weights for generated tokens.
         """
         super().__init__()
         self.model = model
@@ -53,7 +142,7 @@ class LandmarkDecoder(nn.Module):
         attached.compare(self._one_block)
 
     def _one_block(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention within one block that has no landmark yet: the model's own."""
+        """Attention within one block without a landmark, which must equal the model's own."""
         angles = self.rope.angles(0, q.shape[2], q)
         q = q * self.attached.forms[layer_idx].scale
         return local_attention(
@@ -77,7 +166,7 @@ class LandmarkDecoder(nn.Module):
         enter: Enter | None = None,
         quantized: bool = False,
     ) -> Tensor:
-        """As ModelAdapter.hidden; ids: of the vocabulary, or `landmark_id`."""
+        """See ModelAdapter.hidden; ids [B, T]: of the vocabulary, or `landmark_id`."""
         is_landmark = ids == self.landmark_id
         embedded = self.model.get_input_embeddings()(ids.masked_fill(is_landmark, 0))
         row = self.rows["landmark"].to(embedded.dtype)
@@ -85,6 +174,8 @@ class LandmarkDecoder(nn.Module):
         return self._run(embedded, attend, layers=layers, enter=enter, quantized=quantized)
 
     def _run(self, embedded: Tensor, attend: Attend, **options: Any) -> Tensor:
+        """Run embeddings [B, T, hidden_size]; `attend` gets queries in the usual scale."""
+
         def scaled(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             scale = self._scales[layer_idx]
             return attend(layer_idx, q if scale == 1 else q * scale, k, v)
@@ -92,13 +183,12 @@ class LandmarkDecoder(nn.Module):
         return self.attached.hidden(embedded, scaled, **options)
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
-        """As ModelAdapter.logits: the landmark is none of them."""
+        """See ModelAdapter.logits; the vocabulary has no landmark."""
         return self.attached.logits(states, quantized=quantized)
 
     def cmt_keys(self) -> list[Tensor] | None:
-        """The context miss token's key of every layer, [Hkv, D], at position -1; None without a
-        gate. It passes through the layers with zero attention output (docs/appendix/method.md
-        section 3).
+        """The context miss token's key in every layer, [Hkv, D], at position -1; None without a
+        gate. Its attention output is zero in every layer (docs/appendix/method.md section 3).
         """
         if not self.spec.cmt:
             return None
@@ -113,7 +203,7 @@ class LandmarkDecoder(nn.Module):
 
 
 def _shape(attached: AttachedDecoder, spec: LandmarkSpec) -> Shape:
-    """The sizes of a decoder that reads so. Raises InvalidWeights where it cannot."""
+    """The sizes of a decoder with landmarks. Raises InvalidWeights for one that cannot have any."""
     layers, name = attached.num_layers, attached.name
     reach = (spec.top_k + spec.chunk_blocks + 1) * spec.stride
     for layer in attached.forms:
@@ -144,3 +234,64 @@ def _shape(attached: AttachedDecoder, spec: LandmarkSpec) -> Shape:
         old_block_distance=_DISTANCE * spec.stride,
         kv_dtype=getattr(torch, spec.kv_dtype),
     )
+
+
+class HuggingFaceLandmarkModel(LandmarkAPI):
+    """The API of a LandmarkDecoder and a transformers tokenizer."""
+
+    cmt_values = None
+
+    def __init__(
+        self,
+        decoder: LandmarkDecoder,
+        tokenizer: Any,
+        *,
+        weights: str | None = None,
+        called: ModelName | None = None,
+    ) -> None:
+        """weights: hex digest of the decoder's weights, if known. called: the model's name, which
+        its memories store. Raises InvalidWeights for a tokenizer that changes the text.
+        """
+        self.decoder = decoder.requires_grad_(False).eval()
+        self.shape, self.lookup, self.rope = decoder.shape, decoder.lookup, decoder.rope
+        self.landmark_id = decoder.landmark_id
+        self.tokenizer: LandmarkTokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
+        self._weights, self._called = weights or digest_of(decoder), called
+        with torch.no_grad():
+            self.cmt_keys = decoder.cmt_keys()
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Ties a memory to this model, its landmarks and its tokenizer."""
+        return self.decoder.attached.signature(
+            self.shape,
+            weights=self._weights,
+            tokenizer=self.tokenizer.fingerprint,
+            model=self._called,
+            landmarks=self.decoder.spec.trained,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def hidden(
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
+    ) -> Tensor:
+        return self.decoder.hidden(ids, attend, layers=layers, enter=enter, quantized=quantized)
+
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
+        return self.decoder.logits(states, quantized=quantized)
+
+    def question_ids(self, question: str) -> list[int]:
+        return self.tokenizer.encode(question.rstrip())

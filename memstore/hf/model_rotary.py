@@ -1,6 +1,5 @@
 """A model's own rotary positions, applied from outside: layer by layer, or as one Rope."""
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -207,9 +206,3 @@ class ModelRope(Rope):
 def _kinds(rotary: Any) -> list[str]:
     kinds = getattr(rotary, "rope_type", "default")
     return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
-
-
-def rope_of(config: Any) -> dict[str, Any]:
-    """What decides a model's rotary positions, as plain values."""
-    values = getattr(config, "rope_parameters", None) or {}
-    return json.loads(json.dumps(values, sort_keys=True, default=str))

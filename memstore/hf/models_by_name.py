@@ -1,18 +1,20 @@
-"""Models by whatever name a user has for one: the landmark model that ships, a directory that
-`memstore train` wrote, or a Hugging Face model; and the model that a memory was made with. Imports
-none of them before it is asked for.
+"""Find a model by the name that a user or a memory has for it: the landmark model that ships, a
+directory that `memstore train` wrote, or a Hugging Face model. Imports neither torch nor
+transformers before a model is loaded.
 """
 
 import json
 import os
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.errors import InvalidConfig, InvalidInput
-from memstore.hf.needed import PACKAGED, check_transformers
+from memstore.errors import InvalidConfig, InvalidInput, install_extra
+from memstore.hf.model_directory import PACKAGED
+from memstore.paths import expanded
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 MODEL_VARIABLE = "MEMSTORE_MODEL"
 DEFAULT = Compute()
+_OLDEST = (5, 17)  # transformers
+_INSTALL = install_extra("hf")
 
 
 def reader_named(
@@ -29,19 +33,19 @@ def reader_named(
     own_process: bool = False,
     adaptation: "Adaptation | None" = None,
 ) -> "ModelAPI":
-    """The model that ships by its name, one that `memstore train` wrote, or a Hugging Face model:
-    see memstore.hf.load.load_reader.
+    """Load the model that ships, one that `memstore train` wrote, or a Hugging Face model (see
+    memstore.hf.load.load_reader).
 
-    compute: see Compute; a landmark model refuses weights of fewer bits. own_process: this process
-    does nothing else, and a small model may set how many threads torch uses. adaptation: of a
-    Hugging Face model, as load_reader takes it. Raises InvalidInput, InvalidWeights, InvalidConfig.
+    compute: see Compute; a landmark model has no weights of fewer bits. own_process: this process
+    does nothing else, so a small model may set torch's number of threads. adaptation: of a Hugging
+    Face model, see load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
     from memstore.devices import dtype_named
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
     number_format = dtype_named(compute.dtype)
-    # what is packaged is meant whatever the working directory holds
-    if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
+    # a packaged model's name means that model, even where a directory has the same name
+    if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(expanded(name))):
         from memstore.model.landmark.landmark_model import load_model, load_model_for_command
 
         _check_weights(compute)
@@ -68,10 +72,10 @@ def reader_of(
     compute: Compute = DEFAULT,
     own_process: bool = False,
 ) -> "ModelAPI":
-    """The model of a memory: `name`, or the one that it was made with, where this machine has that.
+    """Load the model of a memory: `name`, or the one it was made with if this machine has it.
 
-    where: what the memory is called in errors. Raises WrongModel for another model, InvalidInput
-    for one that has to be named, and what reader_named raises.
+    where: the memory's place, for errors. Raises WrongModel for another model, InvalidInput for one
+    that has to be named, and what reader_named raises.
     """
     named = name_of(signature, where, name)
     reader = reader_named(named, compute=compute, own_process=own_process)
@@ -80,18 +84,18 @@ def reader_of(
 
 
 def name_of(signature: Signature, where: str, name: str | Path | None = None) -> str | Path:
-    """What `reader_named` takes for the model of a memory: see reader_of."""
+    """The name that `reader_named` takes for the model of a memory: see reader_of."""
     return name or _made_with(signature.model, where) or default_name()
 
 
 def default_name() -> str:
-    """The model of a new memory where none is named: $MEMSTORE_MODEL, else a packaged one that is
-    installed, else the landmark model that ships.
+    """The default model of a new memory: $MEMSTORE_MODEL, else an installed packaged model, else
+    the landmark model that ships.
     """
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
     if os.environ.get(MODEL_VARIABLE):
-        return os.environ[MODEL_VARIABLE]
+        return os.path.expanduser(os.environ[MODEL_VARIABLE])
     if find_spec("transformers") is not None:
         for name, package in PACKAGED.items():
             if find_spec(package) is not None:
@@ -99,9 +103,22 @@ def default_name() -> str:
     return SHIPPED_NAME
 
 
+def check_transformers() -> None:
+    """Raises InvalidConfig where transformers is missing or too old."""
+    if find_spec("transformers") is None:
+        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}")
+    try:
+        version = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return  # out of a source tree
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")
+
+
 def _made_with(model: ModelName | None, where: str) -> str | None:
-    """What has a memory's model again; None where the memory does not say. Raises InvalidInput for
-    what this machine lacks, or only the hub may have.
+    """The name under which a memory's model can be loaded; None where the memory does not say.
+    Raises InvalidInput for a model that this machine lacks, or that only the hub may have.
     """
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
@@ -114,8 +131,8 @@ def _made_with(model: ModelName | None, where: str) -> str | None:
         return source
     if not Path(source).is_absolute():
         raise InvalidInput(
-            f"{made}, a model of the Hugging Face hub, which is asked for nothing by itself; name "
-            f"it: --model {source}"
+            f"{made}, a model of the Hugging Face hub; memstore downloads it only if you name it: "
+            f"--model {source}"
         )
     if not Path(source).exists():
         raise InvalidInput(f"{made}, and {source} is no longer there; name it with --model")
@@ -123,7 +140,7 @@ def _made_with(model: ModelName | None, where: str) -> str | None:
 
 
 def _check_weights(compute: Compute) -> None:
-    """Raises InvalidConfig for weights that a landmark model does not have."""
+    """Raises InvalidConfig for quantized weights, which a landmark model does not have."""
     import torch
 
     from memstore.hf.generation.quantized_weights import weights_named
@@ -135,9 +152,7 @@ def _check_weights(compute: Compute) -> None:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Did `memstore train` write it? (A directory that says nothing may have been meant to be.)
-    Raises InvalidWeights.
-    """
+    """Did `memstore train` write this directory, as far as it says? Raises InvalidWeights."""
     from memstore.model.model_files import read_file
 
     if not directory.is_dir():

@@ -1,8 +1,9 @@
-"""A Hugging Face decoder as a model adapter: its own code computes, its attention is given from
-outside.
+"""A Hugging Face decoder as a passage model: its own code computes, with the caller's attention;
+and a memory for pipelines that call `generate` themselves.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -10,18 +11,18 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.signature import ModelName, Signature
+from memstore.errors import InvalidInput
+from memstore.hf.attention_seam import ForwardCache, cache_argument
 from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation.quantized_products import Weights
-from memstore.hf.known_selectors import adaptation_of
-from memstore.hf.model_rotary import rope_of
-from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.hf.weights import digest_of
+from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
+from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_file import MadeFor
@@ -32,7 +33,7 @@ LONGEST = 128  # tokens of a passage, and of the slots that hold one
 
 
 class HuggingFacePassageModel(PassageAPI):
-    """A PassageModel over a transformers model; the model stays as it is for everybody else."""
+    """The API of a transformers model that reads passages; the model itself does not change."""
 
     def __init__(
         self,
@@ -45,12 +46,12 @@ class HuggingFacePassageModel(PassageAPI):
         generating: Weights = "auto",
         kv_dtype: torch.dtype = torch.float16,
     ) -> None:
-        """adaptation: None for the one that was made for these weights. weights: hex digest of the
-        model's, if it is known. called: what its memories say that they were made with.
-        generating: the weights that tokens are generated with. kv_dtype: of stored keys and values.
+        """adaptation: None for the one made for these weights. weights: hex digest of the model's
+        weights, if known. called: the model's name, which its memories store. generating: the
+        weights for generated tokens. kv_dtype: of stored keys and values.
 
-        Raises InvalidWeights for an architecture whose attention cannot be given from outside:
-        shown by a short text, which has to give the same logits both ways.
+        Raises InvalidWeights for an architecture that cannot run with the caller's attention: a
+        short text must give the stock model's logits.
         """
         self.model = model
         self._decoder = decoder = AttachedDecoder(model, generating)
@@ -70,7 +71,7 @@ class HuggingFacePassageModel(PassageAPI):
             decoder.config.vocab_size,
             self._weights,
         )
-        adaptation = adaptation or adaptation_of(self.made_for, self.rotate)
+        adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
         self.gate = adaptation.gate
         self.separator_ids = self.tokenizer.encode(adaptation.separator)
@@ -90,40 +91,24 @@ class HuggingFacePassageModel(PassageAPI):
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        decoder.compare(self._provable(RepositionedAttention(self, []).attend))
+        attention = RepositionedAttention(self, [])
 
-    def _provable(self, attend: Attend) -> Attend:
-        """The same for a model whose keys and values can be stored; else it raises InvalidWeights
-        before there is a memory of it.
-        """
+        def storable(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            check_storable([k.to(kv_dtype), v.to(kv_dtype)])  # before a memory is made
+            return attention.attend(layer_idx, q, k, v)
 
-        def stored(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv_dtype = self.shape.kv_dtype
-            check_storable([k.to(kv_dtype), v.to(kv_dtype)])
-            return attend(layer_idx, q, k, v)
-
-        return stored
+        decoder.compare(storable)
 
     @cached_property
     def signature(self) -> Signature:
-        """What ties a memory to this model, its tokenizer and its chat template's beginning."""
-        shape = self.shape
-        return Signature(
+        """Ties a memory to this model, its tokenizer and its chat template's beginning."""
+        return self._decoder.signature(
+            self.shape,
             weights=self._weights,
             tokenizer=self.tokenizer.fingerprint,
-            architecture={
-                "model_type": self._decoder.config.model_type,
-                "keys": "without position",
-                "prefix": list(self.prefix_ids),
-                "rope": rope_of(self._decoder.config),
-            },
-            kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
-            num_layers=shape.num_layers,
-            memory_layers=shape.memory_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            block_size=shape.block_size,
             model=self._called,
+            keys="without position",
+            prefix=list(self.prefix_ids),
         )
 
     @property
@@ -140,14 +125,14 @@ class HuggingFacePassageModel(PassageAPI):
         *,
         documents: Sequence[str] | None = None,
         **lookup: Any,
-    ) -> Recall:
-        """What `model.generate` needs to read a memory for a prompt: see Recall.
+    ) -> "Recall":
+        """Choose passages for a prompt and give them to `model.generate`: see Recall.
 
         input_ids: of the whole prompt, [1, tokens] or a list, as the chat template makes it.
-        documents: to choose from; None for every ready one. lookup: LookupSettings that shall
-        differ. Raises InvalidInput for a batch, or a prompt with another beginning.
+        documents: to choose from; None for every ready one. lookup: LookupSettings to change.
+        Raises InvalidInput for a batch, and for a prompt that does not begin as passages do.
         """
-        local = behind_prefix(input_ids, self.prefix_ids)
+        local = _after_prefix(input_ids, self.prefix_ids)
         session = self.session(store, documents, **lookup)
         return Recall(self.model, session, local, self._turns.last_words(local))
 
@@ -178,3 +163,55 @@ class HuggingFacePassageModel(PassageAPI):
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         return self._decoder.logits(states, quantized=quantized)
+
+
+class Recall(AbstractContextManager["Recall"]):
+    """The passages chosen for one prompt, as `generate` takes them: `model.generate(**inputs)`,
+    greedy or sampled.
+    """
+
+    def __init__(
+        self, model: Any, session: PassageSession, local: Sequence[int], words: range
+    ) -> None:
+        """Use HuggingFacePassageModel.recall.
+
+        session: closed with this. local: the ids of the prompt after the prefix. words: the places
+        in it of the question's own words.
+        """
+        self.session = session
+        question = session.reader.tokenizer.decode(local[words.start : words.stop])
+        session.choose(question, local, words)
+        session.settle()
+        given = torch.tensor([list(local)], device=session.reader.device)
+        self.cache: ForwardCache = ForwardCache(session.attend)
+        self.inputs = {
+            "input_ids": given,
+            "attention_mask": torch.ones_like(given),
+            **cache_argument(model, self.cache),
+        }
+
+    def __exit__(self, *args: object) -> None:
+        self.session.close()
+
+
+def _after_prefix(input_ids: Tensor | Sequence[int], prefix: Sequence[int]) -> list[int]:
+    """The ids of one prompt after the prefix. Raises InvalidInput for a batch, and for a prompt
+    that begins otherwise.
+    """
+    given = torch.as_tensor(input_ids)
+    if given.dim() == 2 and len(given) == 1:
+        given = given[0]
+    if given.dim() != 1 or given.is_floating_point():
+        raise InvalidInput(
+            f"input_ids of shape {list(given.shape)}; a memory is recalled for one prompt at a "
+            "time, [1, tokens]"
+        )
+    ids = [int(token) for token in given.tolist()]
+    if ids[: len(prefix)] != prefix:
+        raise InvalidInput(
+            "the prompt does not begin as the memory's texts do (the chat template's beginning, "
+            "with its own system prompt); put another system prompt into the question"
+        )
+    if len(ids) == len(prefix):
+        raise InvalidInput("the prompt has nothing after the chat template's beginning")
+    return ids[len(prefix) :]

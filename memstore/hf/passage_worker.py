@@ -1,5 +1,5 @@
-"""The process that computes passages for one that reads documents in: what is asked comes on stdin,
-what was computed goes to stdout. It ends with the other one.
+"""A worker process of an ingest: computes the passages that arrive on stdin, writes them to stdout,
+and ends with its parent.
 
 python -m memstore.hf.passage_worker DIRECTORY DTYPE SIGNATURE SELECTOR THREADS
 """
@@ -21,11 +21,11 @@ from memstore.model.passages.worker_messages import Asked, Told, receive, send
 
 
 def main() -> None:
-    """Load the model, say so, and answer; what is raised is the last answer."""
+    """Load the model, say so, and compute; an exception is the last answer."""
     directory, dtype, signature, selector, threads = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other's to obey, which then ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent obeys it and ends this process
     told = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print must not mix with answers
 
     def say(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None = None
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _listen(asked: SimpleQueue[Asked]) -> None:
-    """Take what is asked, also while something is computed, to see when nobody asks any more."""
+    """Receive requests while others are computed, to notice at once that the parent has ended."""
     try:
         while True:
             asked.put(receive(sys.stdin.buffer, Asked))

@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer whose ids tell which characters they stand for."""
+"""A Hugging Face tokenizer that knows which characters its ids stand for."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.landmark.byte_tokenizer import Tokenizer, byte_symbols
+from memstore.model.texts.altered_text import report_altered
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
@@ -23,7 +24,7 @@ class OffsetTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: a transformers tokenizer. Raises InvalidWeights for one that changes the text,
-        or that does not say what its tokens stand for.
+        or whose tokens stand for unknown text.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -36,10 +37,10 @@ class OffsetTokenizer:
         self.fingerprint: str = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         with without_panics(type(tokenizer).__name__):
             self._backend = Backend.from_str(text)
-        self._backend.encode_special_tokens = True  # what a text says is text
+        self._backend.encode_special_tokens = True  # "<|end|>" in a document is text
         self._bytes = _token_bytes(described, len(tokenizer))
-        self.text_ids = len(self._bytes)  # ids that stand for text, and special ones among them
-        self._bytes.append(b"")  # of any other, by which a model's vocabulary is filled up
+        self.text_ids = len(self._bytes)  # ids of text, special ones among them
+        self._bytes.append(b"")  # of higher ids, which only fill up a model's vocabulary
         self.character_counts = np.array(
             [len(data.translate(None, _CONTINUATION)) for data in self._bytes], dtype=np.int64
         )
@@ -51,8 +52,8 @@ class OffsetTokenizer:
             )
 
     def check_known(self, vocab_size: int, prefix: Sequence[int] = ()) -> None:
-        """Does a model of so many ids know all that a text may be cut into, and these? Raises
-        InvalidWeights.
+        """Raises InvalidWeights unless a vocabulary of this size holds all ids of texts and of the
+        prefix.
         """
         last = max(token for token, data in enumerate(self._bytes) if data)
         needed = max(last, *prefix, 0) + 1
@@ -63,15 +64,13 @@ class OffsetTokenizer:
             )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any that the model's template would add. Raises InvalidInput
-        for what is not Unicode.
-        """
+        """The ids of a text, without special ones. Raises InvalidInput for lone surrogates."""
         return self.encode_batch([text])[0]
 
     segments = staticmethod(Tokenizer.segments)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on RAYON_NUM_THREADS threads. Raises as encode does."""
+        """The ids of several texts, on RAYON_NUM_THREADS threads. Raises what `encode` raises."""
         try:
             with without_panics("the tokenizer"):
                 found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -82,9 +81,14 @@ class OffsetTokenizer:
         return [encoding.ids for encoding in found]
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """The ids of a text that arrives in pieces, segment by segment (Tokenizer.segments)."""
+        """The ids of a document that arrives in pieces, segment by segment (Tokenizer.segments).
+        Reports once that they stand for another text.
+        """
+        altered = False
         for segment in self.segments(pieces):
-            yield self.encode(segment)
+            ids = self.encode(segment)
+            altered = altered or report_altered("a document", segment, self.decode(ids))
+            yield ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; a character that is cut shows as U+FFFD."""
@@ -108,7 +112,7 @@ class OffsetTokenizer:
 
 @contextmanager
 def without_panics(what: str | Path) -> Iterator[None]:
-    """Where Rust gives up, which is no Exception, InvalidWeights says so."""
+    """Turns a panic of Rust code, which is no Exception, into InvalidWeights."""
     try:
         yield
     except BaseException as error:
@@ -119,7 +123,7 @@ def without_panics(what: str | Path) -> Iterator[None]:
 
 
 class LandmarkTokenizer(OffsetTokenizer):
-    """The same, beside a landmark whose id no text has."""
+    """The same, with a landmark id that no text has."""
 
     def __init__(self, tokenizer: Any, landmark_id: int) -> None:
         super().__init__(tokenizer)
@@ -128,7 +132,7 @@ class LandmarkTokenizer(OffsetTokenizer):
 
 
 def _plain(described: dict[str, Any]) -> dict[str, Any]:
-    """A `tokenizers` file that puts nothing before a text and cuts nothing off."""
+    """The description of a tokenizer that adds nothing to a text and truncates nothing."""
 
     def plain(part: Any) -> Any:
         if isinstance(part, list):
@@ -153,7 +157,7 @@ def _prepends(part: Any) -> bool:
 
 
 def _token_bytes(described: dict[str, Any], size: int) -> list[bytes]:
-    """The bytes of every token of a `tokenizers` file; special ones stand for no text."""
+    """The bytes of every token of a tokenizer's description; special ones have none."""
     model = described["model"]
     vocabulary = model.get("vocab", {})
     if isinstance(vocabulary, list):  # of a Unigram model: [token, score]

@@ -1,38 +1,41 @@
-"""What is found out once of a model's files and remembered: the digest of its weights, and that its
-tokenizer passed its trial.
-"""
+"""What is known of a model by its weights: their digest, and the selector made for them."""
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from memstore.errors import InvalidWeights
+from memstore.hf.model_directory import cache_directory
+from memstore.model.passages.selectors.adaptation import UNADAPTED, Adaptation
+from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, read_made_for
+
+SHIPPED = Path(__file__).parent / "selectors"
+"""The directory of the selectors that ship with the package, one file a model."""
 _REMEMBERED = "weights.json"
 _MOST = 256  # entries
 
 
-def cache_directory() -> Path:
-    """Where converted models, digests and selectors of this user are kept: $MEMSTORE_CACHE, or
-    memstore in the user's cache directory.
-    """
-    named = os.environ.get("MEMSTORE_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memstore"
-
-
 @torch.no_grad()
-def digest_of(model: nn.Module) -> str:
-    """Hex digest of a model's weights, as they are in memory."""
+def digest_of(model: nn.Module, name: str | Path = "") -> str:
+    """Hex digest of a model's weights, as they are in memory. name: of the model, in errors. Raises
+    InvalidWeights for weights that are NaN or infinite.
+    """
+    for parameter, tensor in model.named_parameters():
+        if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise InvalidWeights(
+                f"{name or type(model).__name__}: the weights {parameter} hold NaN or infinite "
+                "numbers; get the model's files again"
+            )
     digest = hashlib.blake2b(digest_size=16)
     seen: set[int] = set()
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.data_ptr() in seen and tensor.numel():
-            continue  # tied to one before
+            continue  # tied to an earlier one
         seen.add(tensor.data_ptr())
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -41,13 +44,13 @@ def digest_of(model: nn.Module) -> str:
 
 
 def remembered(files: Sequence[Path]) -> str | None:
-    """What was remembered of these files, if none of them changed since."""
+    """The digest of the weights in these files, if none of them changed since `remember`."""
     return _read().get(_key(files))
 
 
-def remember(files: Sequence[Path], found: str) -> None:
-    """Remember what was found out of these files; where that is not possible, nothing happens."""
-    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): found}
+def remember(files: Sequence[Path], digest: str) -> None:
+    """Remember the digest of the weights in these files, if the cache can be written."""
+    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): digest}
     place = cache_directory() / _REMEMBERED
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -76,3 +79,25 @@ def _read() -> dict[str, str]:
     if not isinstance(known, dict):
         return {}
     return {key: value for key, value in known.items() if isinstance(value, str)}
+
+
+def made_here(weights: str) -> Path:
+    """The file of the selector that this user made for weights of this digest."""
+    return cache_directory() / "selectors" / f"{weights}.safetensors"
+
+
+def adaptation_of(model: MadeFor) -> Adaptation:
+    """The selector made for a model: this user's own, else one that ships, else words alone. Raises
+    InvalidWeights for a damaged file.
+    """
+    for path in _files(model.weights):
+        if read_made_for(path).weights == model.weights:
+            return load_selector(path, model)
+    return UNADAPTED
+
+
+def _files(weights: str) -> Iterator[Path]:
+    own = made_here(weights)
+    if own.is_file():
+        yield own
+    yield from sorted(SHIPPED.glob("*.safetensors"))

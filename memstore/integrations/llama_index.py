@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class MemstoreRetriever(BaseRetriever):
-    """The passages of a memory where most of a query is found, best first; a node's score says how
-    much of it, 0..1, its metadata "document", "span" (characters of it), "place" (its page or
-    headings, or None) and "block".
+    """The passages of a memory most like a query, best first.
+
+    A node's score is that likeness; its metadata are "document", "span" (its characters), "place"
+    (page or headings, or None), "block" and "answered": False where the memory's gate would refuse
+    the query, since no passage seems to answer it.
     """
 
     def __init__(
@@ -29,15 +31,16 @@ class MemstoreRetriever(BaseRetriever):
         similarity_top_k: int = 4,
         **base: Any,
     ) -> None:
-        """store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or
-        its name (None: the model that ships). documents: to search; None for all. base: of
-        BaseRetriever.
+        """store: the memory's directory or URL, or an open MemoryStore. reader: the model, or
+        its name; None for the one that wrote the memory. documents: names of those to search; None
+        for all. base: passed to BaseRetriever.
         """
         super().__init__(**base)
         self._opened = Opened(store, reader)
         self._documents, self.similarity_top_k = documents, similarity_top_k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        found = self._opened.search(query_bundle.query_str, self._documents, self.similarity_top_k)
         return [
             NodeWithScore(
                 node=TextNode(
@@ -48,11 +51,10 @@ class MemstoreRetriever(BaseRetriever):
                         "span": list(source.span),
                         "place": source.place,
                         "block": source.block,
+                        "answered": found.answered,
                     },
                 ),
                 score=source.weight,
             )
-            for source in self._opened.search(
-                query_bundle.query_str, self._documents, self.similarity_top_k
-            )
+            for source in found
         ]

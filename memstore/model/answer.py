@@ -1,15 +1,17 @@
-"""What is told of an answer or a search: the text, and the blocks that were read for it."""
+"""Result types of `ask` and `search`: the text, and the blocks that were read for it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
+from textwrap import shorten
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.model.adapter import ModelAdapter
+from memstore.model.ask_session import AskSession
 from memstore.model.reads import ReadUnit, StepReads
 from memstore.model.texts.excerpts import shown_text
 from memstore.store.memory_store import MemoryStore
@@ -28,9 +30,10 @@ class Source:
     span: (first, end) characters of the document, those of the whole sentences that the block is
     part of (memstore.model.texts.excerpts); text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
-    phrase it is (docs/appendix/method.md section 9). reads: one entry a (layer, head, tier): the
-    part read there. place: "page 12", or the headings that it stands under; None where the document
-    has none. also: where the same text stands besides, each a document and its characters.
+    phrase it is (docs/appendix/method.md section 9); of a refusal, its score for the question.
+    reads: one entry a (layer, head, tier): the part read there. place: "page 12", or the headings
+    that it stands under; None where the document has none. also: where the same text stands
+    besides, each a document and its characters.
     """
 
     document: str
@@ -80,6 +83,13 @@ class Found(NamedTuple):
     reads: Reads
 
 
+class Ranking(NamedTuple):
+    """Blocks by how like a phrase they are, best first; answered: as in Matches."""
+
+    found: Iterator[Found]
+    answered: bool = True
+
+
 @dataclass(frozen=True)
 class DocumentMatch:
     """A document that a search found. weight: that of its best block."""
@@ -91,12 +101,15 @@ class DocumentMatch:
 
 class Matches(list[T]):
     """What a search found, best first. absent: documents that were not searched, since they could
-    not be read (ShareOptions.allow_partial).
+    not be read (ShareOptions.allow_partial). answered: False where the gate would refuse the phrase
+    as a question: none of the passages seems to answer it.
     """
 
-    def __init__(self, found: Iterable[T] = (), absent: Sequence[str] = ()) -> None:
+    def __init__(
+        self, found: Iterable[T] = (), absent: Sequence[str] = (), answered: bool = True
+    ) -> None:
         super().__init__(found)
-        self.absent = absent
+        self.absent, self.answered = absent, answered
 
     def _repr_html_(self) -> str:
         """The passages, as a notebook shows them."""
@@ -107,10 +120,12 @@ class Matches(list[T]):
 class Answer:
     """What was answered, from where, and what it cost.
 
-    answered: False where nothing in the memory answers, as far as its reader can tell; the text is
-    then empty, or the model's own (AnswerSettings.from_memory). lookups: {"done", "skipped"}, see
-    Lookups. absent: documents that were left out, or of which blocks were, since
-    they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
+    answered: False where the gate found no answer in the memory. The text is then empty and the
+    sources are the closest passages, with their scores as weights; with from_memory=False
+    (AnswerSettings) the text is the model's own. needed: the score that the gate wanted of a
+    passage; None for a model without a gate. `str` of an answer is what to show a person. lookups:
+    {"done", "skipped"}, see Lookups. absent: documents that were left out, or of which blocks were,
+    since they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
     the fields of TierStats. seconds: from the question to the last token.
     """
 
@@ -122,19 +137,60 @@ class Answer:
     seconds: float
     first_token_seconds: float
     answered: bool = True
+    needed: float | None = None
     absent: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
 
+    @property
+    def refused(self) -> bool:
+        """Whether nothing was answered because the memory holds no answer."""
+        return not self.answered and not self.text
+
     def __str__(self) -> str:
-        return self.text
+        return refusal(self.sources, self.needed) if self.refused else self.text
 
     def _repr_html_(self) -> str:
         """The answer and its passages, as a notebook shows them."""
-        said = self.text if self.answered else "(not in the memory)"
+        said = NOT_SURE if self.refused else self.text
         return f"<p><b>{escape(said)}</b></p>{_listed(self.sources)}"
+
+
+NOT_SURE = "Not sure: the memory does not seem to hold an answer."
+_SHOWN = 160  # characters of a passage in a refusal
+
+
+def refusal(sources: Sequence[Source], needed: float | None = None) -> str:
+    """What a person reads where the memory holds no answer: the closest passages, a line each with
+    its score, and the score that was needed.
+    """
+    if not sources:
+        return NOT_SURE
+    lines = [f"{NOT_SURE} Closest passages{_needed(needed)}:"]
+    for number, source in enumerate(sources, 1):
+        place = "" if source.place is None else f", {source.place}"
+        text = shorten(source.text, _SHOWN, placeholder="...")
+        lines.append(f"{number}. {source.weight:.2f} {source.document}{place}: {text}")
+    return "\n".join(lines)
+
+
+def _needed(needed: float | None) -> str:
+    return "" if needed is None else f" ({needed:.2f} needed)"
+
+
+def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> list[Source]:
+    """The closest passages of a question that a session's gate refused, best first, at most so
+    many; their weights are their scores.
+    """
+    store = session.store
+    known = store.readable()
+    return [
+        Source.of(reader, store, known[document], block, {}, score)
+        for document, block, score in session.closest
+        if document in known
+    ][:most]
 
 
 def _listed(sources: Iterable[Any]) -> str:

@@ -18,11 +18,18 @@ class AskSession(AbstractContextManager["AskSession"], Protocol):
 
     store: MemoryStore
     answered: bool  # False: nothing in the memory answers the last question
+    needed: float | None  # the score that a passage needs to answer it; None where there is no gate
     read_tokens: int  # since it was opened
 
     @property
     def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
         """Of blocks (document, block) that are read now, others that say the same."""
+
+    @property
+    def closest(self) -> Sequence[tuple[int, int, float]]:
+        """The best passages of a question that nothing answers, best first: document, block and
+        score.
+        """
 
     @property
     def absent(self) -> set[int]:
@@ -70,7 +77,7 @@ def attached(
     what MemoryStore.ready and MemoryStore.attached raise.
     """
     wanted = store.ready(names)
-    there = store.attached(wanted) if retrieve else wanted
+    there = store.retrieval.attached(wanted) if retrieve else wanted
     absent = set[int]()
     if len(there) < len(wanted):
         absent = {row.id for row in wanted} - {row.id for row in there}

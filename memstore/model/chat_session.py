@@ -6,7 +6,7 @@ from typing import Any
 
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Collector
+from memstore.model.answer import Answer, Collector, closest_sources
 from memstore.model.ask_session import AskSession, attached
 from memstore.model.generation import Continuation, ends_sentence
 from memstore.model.texts.detokenizer import Detokenizer
@@ -80,13 +80,17 @@ class Chat:
             chosen.tell(rest)
             yield rest
         after, seconds = store.tier_stats(), time.perf_counter() - began
-        store.store_computed()
+        if silent:
+            sources = closest_sources(self._reader, session, chosen.max_sources)
+        else:
+            sources = self._collector.sources(self._reader, store, chosen.max_sources, session.same)
         return Answer(
             text=said.text,
             tokens=said.tokens,
-            sources=self._collector.sources(self._reader, store, chosen.max_sources, session.same),
+            sources=sources,
             lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
             answered=session.answered,
+            needed=session.needed,
             tiers={
                 name: {count: after[name][count] - counts[count] for count in COUNTS}
                 for name, counts in tiers.items()

@@ -3,7 +3,7 @@ see what was read.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from numbers import Integral
@@ -16,7 +16,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
+from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Ranking, Source
 from memstore.model.ask_session import AskSession
 from memstore.model.batched_asking import ask_together
 from memstore.model.chat_session import Chat, check_phrase
@@ -110,7 +110,7 @@ class ModelAPI(ModelAdapter):
     @abstractmethod
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Iterator[Found]:
+    ) -> Ranking:
         """Blocks of documents (id, blocks) where most of the phrase is found, best first."""
 
     def ask(
@@ -150,7 +150,7 @@ class ModelAPI(ModelAdapter):
 
     def ask_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         store: MemoryStore,
         *,
         documents: Sequence[str] | None = None,
@@ -166,8 +166,8 @@ class ModelAPI(ModelAdapter):
         store.ready(documents, to="ask")
         lookup, answering = _split(options)
         answers: list[Answer] = []
-        for at in range(0, len(questions), together):
-            some = questions[at : at + together]
+        remaining = iter(questions)
+        while some := list(islice(remaining, together)):
             with ExitStack() as stack:
                 chats = [stack.enter_context(self.chat(store, documents, **lookup)) for _ in some]
                 answers += ask_together(chats, some, **answering)
@@ -198,9 +198,9 @@ class ModelAPI(ModelAdapter):
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
-        searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
-        best = (self._source(store, searched, block) for block in islice(found, top_k))
-        return Matches(best, absent)
+        searched, ranking, absent = self._ranking(phrase, store, documents, top_k, shortlist)
+        best = (self._source(store, searched, block) for block in islice(ranking.found, top_k))
+        return Matches(best, absent, ranking.answered)
 
     def search_documents(
         self,
@@ -214,9 +214,9 @@ class ModelAPI(ModelAdapter):
         """The documents where most of the phrase is found in one block, best first; otherwise as
         `search`.
         """
-        searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
+        searched, ranking, absent = self._ranking(phrase, store, documents, top_k, shortlist)
         best: dict[int, Source] = {}
-        for block in found:
+        for block in ranking.found:
             if block.document not in best:
                 best[block.document] = self._source(store, searched, block)
                 if len(best) == min(top_k, len(searched)):
@@ -224,22 +224,22 @@ class ModelAPI(ModelAdapter):
         matches = (
             DocumentMatch(source.document, source.weight, source) for source in best.values()
         )
-        return Matches(matches, absent)
+        return Matches(matches, absent, ranking.answered)
 
-    def _found(
+    def _ranking(
         self,
         phrase: str,
         store: MemoryStore,
         documents: Sequence[str] | None,
         top_k: int,
         shortlist: int,
-    ) -> tuple[dict[int, Document], Iterator[Found], list[str]]:
+    ) -> tuple[dict[int, Document], Ranking, list[str]]:
         check_phrase("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if not isinstance(value, Integral) or value < 1:
                 raise InvalidInput(f"{name} must be at least 1, is {value!r}")
         wanted = store.ready(documents, to="search")
-        searched = {document.id: document for document in store.attached(wanted)}
+        searched = {document.id: document for document in store.retrieval.attached(wanted)}
         absent = [document.name for document in wanted if document.id not in searched]
         scope = [(document.id, document.blocks) for document in searched.values()]
         return searched, self.ranked(phrase, store, scope, max(shortlist, top_k)), absent
@@ -257,10 +257,10 @@ class ModelAPI(ModelAdapter):
 
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """LookupSettings, and AnswerSettings, which answer from the memory unless told otherwise."""
+    """LookupSettings, and AnswerSettings."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(given.keys() - AskOptions.__annotations__.keys()):
         known = ", ".join(AskOptions.__annotations__)
         raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {known}")
     answering = {name: given.pop(name) for name in ANSWER_SETTINGS if name in given}
-    return given, {"from_memory": True, **answering}
+    return given, answering

@@ -15,6 +15,7 @@ from memstore.errors import InvalidWeights
 SETTINGS_BYTES = 16 << 20  # of config.json and its like
 TOKENIZER_BYTES = 256 << 20  # of the largest known 33 MB
 _MOST_TENSORS = 1 << 20
+_POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # of Git LFS
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Stored:
 
 def check_file(path: Path, most: int | None = None) -> int:
     """The size of a regular file. Raises InvalidWeights for what is none (a pipe or a device may
-    give bytes for ever, or wait for ever), or is larger than `most` bytes.
+    give bytes for ever, or wait for ever), for a file larger than `most` bytes, and for a Git LFS
+    pointer.
     """
     try:
         status = path.stat()
@@ -51,7 +53,20 @@ def check_file(path: Path, most: int | None = None) -> int:
             f"{path} has {status.st_size:,} bytes, more than the {most:,} that such a file may "
             "have; get the model's files again"
         )
+    if status.st_size <= _POINTER_BYTES and _begins_with(path, _POINTER):
+        raise InvalidWeights(
+            f"{path} is a Git LFS pointer instead of the file itself; run `git lfs pull` in the "
+            "model's directory, or download the file"
+        )
     return status.st_size
+
+
+def _begins_with(path: Path, text: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(text)) == text
+    except OSError as error:
+        raise InvalidWeights(f"cannot read {path}: {error.strerror}") from None
 
 
 def read_file(path: Path, most: int = SETTINGS_BYTES) -> bytes:

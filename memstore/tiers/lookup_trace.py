@@ -25,6 +25,7 @@ from memstore.block import BlockKey
 from memstore.decode import Block, Count, Layer, Positive, typed
 from memstore.disk.files import check_outside_memories
 from memstore.errors import InvalidInput
+from memstore.paths import expanded
 
 TRACE_FORMAT = 1
 _LOOKUP, _PREDICTION = 0, 1
@@ -41,7 +42,8 @@ def _open(path: Path | str) -> int:
     """Open what a trace may be written to, of which nothing is changed yet; return the
     descriptor.
     """
-    check_outside_memories(Path(path))  # before: closing lock.mdb would let go of LMDB's locks
+    path = expanded(path)
+    check_outside_memories(path)  # before: closing lock.mdb would let go of LMDB's locks
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -179,7 +181,7 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
 
     Raises InvalidInput for a file that is no trace, or of a newer format.
     """
-    with Path(path).open("rb") as file:
+    with expanded(path).open("rb") as file:
         if not os.fstat(file.fileno()).st_size:  # asked for at opening, and nothing was looked up
             raise InvalidInput(f"{path} is no trace of lookups, or holds no lookup: it is empty")
         try:

@@ -74,14 +74,12 @@ class HuggingFaceModel:
         """Raises InvalidInput, InvalidWeights, InvalidConfig for what cannot be loaded, or cannot
         attend by landmarks.
         """
-        from memstore.hf.needed import check_transformers
+        from memstore.hf.models_by_name import check_transformers
 
         check_transformers()
-        from memstore.hf.landmark_decoder import LandmarkDecoder
-        from memstore.hf.landmark_save import Saver
-        from memstore.hf.landmark_spec import FILE, LandmarkSpec, load_landmarks
+        from memstore.hf.landmark_decoder import FILE, LandmarkDecoder, LandmarkSpec, load_landmarks
+        from memstore.hf.landmark_training import Saver, add_adapters
         from memstore.hf.load import load_stock
-        from memstore.hf.lora import add_adapters
         from memstore.hf.tokenizer import LandmarkTokenizer
         from memstore.hf.weights import digest_of
 

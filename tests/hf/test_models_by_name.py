@@ -8,9 +8,10 @@ import memstore
 from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, WrongModel
 from memstore.hf import models_by_name
-from memstore.hf.models_by_name import default_name, name_of
+from memstore.hf.model_directory import directory_of
+from memstore.hf.models_by_name import default_name, name_of, reader_named
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer.export_file import read_head
+from memstore.store.transfer.exports import read_head
 from support.commands import run, write_model
 from support.fake_device import FakeDevice
 
@@ -21,7 +22,7 @@ def of(model: ModelName | None) -> "memstore.LandmarkModel":
     return loaded
 
 
-def test_a_new_memory_gets_the_models_variable_else_a_package_else_the_one_that_ships(
+def test_default_model_is_the_variable_then_a_package_then_the_shipped_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MEMSTORE_MODEL", "a/model")
@@ -44,7 +45,7 @@ def test_a_new_memory_gets_the_models_variable_else_a_package_else_the_one_that_
         (ModelName("Big-7B", "/nowhere/Big-7B"), "/nowhere/Big-7B is no longer there"),
     ],
 )
-def test_a_model_that_is_not_here_is_named_and_never_fetched(
+def test_a_missing_model_is_named_and_never_downloaded(
     model: ModelName, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = of(model).signature
@@ -56,14 +57,12 @@ def test_a_model_that_is_not_here_is_named_and_never_fetched(
         assert name_of(signature, "the memory") == "owner/big"
 
 
-def test_a_memory_that_says_nothing_of_its_model_gets_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_memory_without_a_model_name_gets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTORE_MODEL", "some/model")
     assert name_of(of(None).signature, "the memory") == "some/model"
 
 
-def test_names_are_beside_the_signature_and_paths_stay_at_home(tmp_path: Path) -> None:
+def test_names_are_not_part_of_the_signature_and_paths_are_not_published(tmp_path: Path) -> None:
     model = memstore.load_model(write_model(tmp_path / "secret place" / "tiny"))
     assert model.signature.model == ModelName("tiny", str(tmp_path / "secret place" / "tiny"))
     unnamed = of(None).signature
@@ -84,7 +83,7 @@ def test_names_are_beside_the_signature_and_paths_stay_at_home(tmp_path: Path) -
         assert file.is_dir() or b"secret place" not in file.read_bytes()
 
 
-def test_commands_ask_with_the_memorys_model_and_name_another(
+def test_commands_use_the_memorys_model_and_refuse_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "story.txt"
@@ -105,7 +104,7 @@ def test_commands_ask_with_the_memorys_model_and_name_another(
         memstore.open(store, "books-1m")
 
 
-def test_a_new_memory_says_which_model_it_got_and_how_to_get_a_better_one(
+def test_a_new_memory_says_its_model_and_how_to_choose_a_better_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MEMSTORE_MODEL")
@@ -117,7 +116,7 @@ def test_a_new_memory_says_which_model_it_got_and_how_to_get_a_better_one(
     assert first.status == again.status == 0 and "books-1m" not in again.err
 
 
-def test_commands_compute_on_the_device_that_is_named(tmp_path: Path) -> None:
+def test_commands_compute_on_the_named_device(tmp_path: Path) -> None:
     text, store = tmp_path / "story.txt", tmp_path / "memory"
     text.write_text("The mill stands by the river, and its wheel has turned for years. " * 4)
     with FakeDevice():
@@ -126,3 +125,27 @@ def test_commands_compute_on_the_device_that_is_named(tmp_path: Path) -> None:
             assert done.status == 0, done.err
         told = run("ask", "Where is the mill?", "--store", store, "--device", "cuda", "--json").json
     assert told["tiers"]["device"]["hits"] > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "some-one/model"]
+)
+def test_a_name_on_the_hub_may_have_dots(name: str) -> None:
+    assert directory_of(name) == name
+
+
+@pytest.mark.parametrize("name", ["models/a.gguf", "models/a.safetensors", "a", "a/b/c"])
+def test_an_invalid_hub_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="there is no model"):
+        directory_of(name)
+
+
+def test_a_packaged_models_name_wins_over_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked: list[object] = []
+    monkeypatch.setattr("memstore.hf.load.load_reader", lambda name, **_: asked.append(name))
+    reader_named("smollm2")
+    assert asked == ["smollm2"]

@@ -13,9 +13,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
-from memstore.hf.decoder import AttachedDecoder
+from memstore.hf.decoder import AttachedDecoder, without_plans
 from memstore.hf.generation import traced_layers
-from memstore.hf.generation.fresh_shapes import without_plans
 from memstore.hf.generation.traced_graph import Graph
 from support.tiny_decoder import KINDS, decoder, of_kind
 

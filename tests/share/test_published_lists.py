@@ -5,7 +5,6 @@ directory is, of parts that are read as they are asked for.
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from memstore.errors import CorruptMemory, StoreUnavailable
+from memstore.share.format.manifest import ListsRef
 from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
@@ -20,9 +20,9 @@ from memstore.share.publish import send_lists
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve import first_stage, selector_index
+from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory
-from support.many_passages import SPEC, WIDTH, add, create, everything, landmarks, question, words
+from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
@@ -81,13 +81,20 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
     """The names and blocks on the shortlist, and their scores."""
     rows, weights = question(1 + seed % DOCUMENTS, seed * 37 % EACH, seed)
     names = {document.id: document.name for document in store.documents()}
-    short = store.shortlist(rows, weights, everything(store))
+    short = store.retrieval.shortlist(rows, weights, everything(store))
     if short is None:
         return None
     blocks = [(names[d], at) for d, first, end in short.scope for at in range(first, end)]
     scores = weights @ short.token_maxima(rows, 0, short.scope)
     words = {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
     return blocks, scores + short.word_scores(words, short.scope)
+
+
+def lists_of(url: str) -> ListsRef:
+    """The lists that the newest manifest names."""
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    return lists
 
 
 def objects_of(url: str) -> ObjectStore:
@@ -119,7 +126,7 @@ def test_a_question_is_few_requests_deep(url: str) -> None:
 
         remote.calls.gather = counted
         rows, weights = question(1, 37, 0)
-        short = there.shortlist(rows, weights, whole)
+        short = there.retrieval.shortlist(rows, weights, whole)
         assert short is not None
         short.token_maxima(rows, 0, short.scope)
         # the head, lists, where landmarks lie, landmarks
@@ -193,28 +200,44 @@ def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url
     reader.close()
 
 
-def test_damage_costs_time_and_no_answer(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("how", ["zeros", "flipped", "cut", "gone"])
+@pytest.mark.parametrize("which", ["head", "first", "last"])
+def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
+    which: str, how: str, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    for name in (lists.head, lists.parts[0].name):
-        path = tmp_path / "published" / name
+    """The last object has words; without lists, landmarks and words of the documents are read."""
+    lists = lists_of(url)
+    name = {"head": lists.head, "first": lists.parts[0].name, "last": lists.parts[-1].name}[which]
+    path = tmp_path / "published" / name
+    rows, _ = question(1, 37, 0)
+    with open_(url) as there:
+        expected = by_name(there, 0)
+        maxima = there.retrieval.token_maxima(rows, 0, everything(there))
+    with open_(url, deadline=0.5) as there, open_(url, deadline=0.5) as started:
+        started.retrieval.shortlist(*question(1, 0, 0), everything(started))  # it holds the lists
         kept = path.read_bytes()
-        path.write_bytes(bytes(len(kept)))
-        with open_(url) as there:
-            assert by_name(there, 0) is None
-            rows, _ = question(1, 37, 0)
-            assert there.token_maxima(rows, 0, everything(there)).shape == (5, DOCUMENTS * EACH)
-        assert "memstore index" in caplog.text
-        caplog.clear()
-        path.write_bytes(kept)
+        path.unlink()
+        if how != "gone":
+            flipped = kept[:-1] + bytes([kept[-1] ^ 1])
+            zeros, cut = bytes(len(kept)), kept[: len(kept) // 2]
+            path.write_bytes({"zeros": zeros, "flipped": flipped, "cut": cut}[how])
+        if which == "last":
+            found = by_name(started, 0)
+            assert found is not None and expected is not None and found[0] == expected[0]
+            torch.testing.assert_close(found[1], expected[1])
+        elif how != "flipped" or which == "head":
+            assert by_name(there, 0) is None and "memstore index" in caplog.text
+        torch.testing.assert_close(there.retrieval.token_maxima(rows, 0, everything(there)), maxima)
+    (problem,) = verify_memory(url).problems
+    assert "memstore index --store file://" in problem.what
+    path.write_bytes(kept)
+    assert verify_memory(url).clean
 
 
 def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
     rows, weights = question(1, 37, 0)
     with open_(url) as there:
-        short = there.shortlist(rows, weights, everything(there))
+        short = there.retrieval.shortlist(rows, weights, everything(there))
         assert short is not None
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
@@ -226,29 +249,10 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
                 path.unlink()
-        short = there.shortlist(*question(2, 5, 1), everything(there))
+        short = there.retrieval.shortlist(*question(2, 5, 1), everything(there))
         assert short is not None
         with pytest.raises(StoreUnavailable):
             short.token_maxima(rows, 0, short.scope)
-
-
-def test_another_selector_leaves_no_lists(memory: MemoryStore, url: str) -> None:
-    memory.replace_selector(
-        replace(SPEC, digest="b" * 32),
-        lambda document: [
-            (
-                0,
-                torch.from_numpy(landmarks(int(document.name), EACH)).view(-1, 1, WIDTH),
-                words(int(document.name), EACH),
-            )
-        ],
-    )
-    memory.publish(url)
-    assert Published.open(objects_of(url)).manifest.lists is None
-    with open_(url) as there:
-        assert by_name(there, 0) is None
-        there.build_index()
-        assert by_name(there, 0) is not None
 
 
 def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:
@@ -267,59 +271,6 @@ def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Pat
         found = by_name(there, 0)
         assert here is not None and found is not None and found[0] == here[0]
         torch.testing.assert_close(found[1], here[1])
-
-
-def test_verify_reads_lists(url: str, tmp_path: Path) -> None:
-    assert verify_memory(url).clean
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    for name in (lists.head, lists.parts[-1].name):
-        path = tmp_path / "published" / name
-        kept = path.read_bytes()
-        for content in (kept[:-1] + bytes([kept[-1] ^ 1]), None):
-            path.unlink()
-            if content is not None:
-                path.write_bytes(content)
-            problems = verify_memory(url).problems
-            assert len(problems) == 1 and "memstore index --store file://" in problems[0].what
-            path.write_bytes(kept)
-
-
-def test_words_that_are_away_or_damaged_are_read_from_the_documents(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    with open_(url) as there:
-        expected = by_name(there, 0)
-    path = tmp_path / "published" / lists.parts[-1].name
-    kept = path.read_bytes()
-    for content in (bytes(len(kept)), None):
-        with open_(url) as there:
-            there.shortlist(*question(1, 0, 0), everything(there))  # holds its lists
-            path.unlink()
-            if content is not None:
-                path.write_bytes(content)
-            found = by_name(there, 0)
-            assert found is not None and expected is not None and found[0] == expected[0]
-            torch.testing.assert_close(found[1], expected[1])
-        assert "words are read from the memory instead" in caplog.text
-        caplog.clear()
-        path.write_bytes(kept)
-
-
-def test_what_is_truncated_is_damaged(url: str, tmp_path: Path) -> None:
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    for name in (lists.head, lists.parts[0].name):
-        path = tmp_path / "published" / name
-        kept = path.read_bytes()
-        path.write_bytes(kept[: len(kept) // 2])
-        with open_(url, deadline=0.5) as there:
-            assert by_name(there, 0) is None
-        problems = verify_memory(url).problems
-        assert len(problems) == 1 and "truncated" in problems[0].what
-        path.write_bytes(kept)
 
 
 def test_lists_that_change_while_they_are_sent_are_not_published(
@@ -364,20 +315,3 @@ def test_a_memory_is_published_where_its_lists_are_damaged(
         assert Published.open(objects_of(url)).manifest.lists is None
         path.unlink(missing_ok=True)
         path.write_bytes(kept)
-
-
-def test_without_lists_landmarks_and_words_are_read_at_once(
-    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"file://{tmp_path}/other"
-    memory.publish(url)
-    monkeypatch.setattr(selector_index, "_AT_ONCE", 12 * EACH)
-    with open_(url) as there:
-        whole, remote = everything(there), there._on_disk().catalog.source.remote
-        scores = there.word_scores({7: 1.0}, whole)
-        read = remote.bytes
-        maxima = there.token_maxima(question(1, 0, 0)[0], 0, whole)
-        assert remote.bytes == read
-        torch.testing.assert_close(scores, memory.word_scores({7: 1.0}, everything(memory)))
-        here = memory.token_maxima(question(1, 0, 0)[0], 0, everything(memory))
-        torch.testing.assert_close(maxima, here)

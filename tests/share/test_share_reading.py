@@ -1,6 +1,4 @@
-"""A published memory answers as its directory does, to rounding, for every kind of reader and
-selector; and what a row does not wait for.
-"""
+"""A publication answers as its directory does, to rounding, for both kinds of models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +9,14 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.block import BlockKey
-from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable, WrongModel
+from memstore.errors import ReadOnlyMemory, StoreUnavailable, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.lookup_settings import LookupSettings
 from memstore.model.texts.source_text import Text
-from memstore.share.caches.local_cache import LocalCache
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
-from support.published import Wild, WildPlace, WildServer, open_at
+from support.published import Wild, WildPlace, open_at
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
 
@@ -105,7 +100,7 @@ def test_a_small_budget_and_reading_ahead_change_nothing(model: LandmarkModel, p
             same(told(model, store), expected)
 
 
-def test_opening_reads_no_block_and_only_the_landmarks_of_what_is_attached(
+def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
     model: LandmarkModel, path: Path
 ) -> None:
     place = WildPlace(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
@@ -122,7 +117,7 @@ def test_opening_reads_no_block_and_only_the_landmarks_of_what_is_attached(
         assert place.requests == landmarks
 
 
-def test_a_published_memory_is_of_its_model_and_only_read(
+def test_a_publication_is_read_only_and_of_its_model(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     other = tiny_model(tmp_path / "other", seed=1)
@@ -157,29 +152,11 @@ def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -
             assert store.document("river").id == 1
 
 
-# Readers that choose
-
-
-def selectors(made: Any) -> dict[str, Any]:
-    from memstore.model.passages.selectors.pointer_heads import PointerHeads
-    from memstore.model.passages.selectors.selector_sum import Sum, Words
-
-    shape = made.shape
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    heads = PointerHeads([(2, 1), (1, 3)], sizes, made.rotate)
-    return {"words": Words(), "both": Sum([(heads, 1.0), (Words(), 50.0)])}
-
-
-@pytest.mark.parametrize("kind", ["words", "both"])
-def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
+def test_a_passage_model_answers_the_same(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
-    from support.tiny_decoder import decoder, tokenizer
+    from support.passage_reader import reader_of
 
-    reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
-    reader.selector = selectors(reader)[kind]
+    reader = reader_of()
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as directory:
         for seed, name in enumerate(("kettle", "ladder")):
             reader.ingest(text(120, seed), directory, name=name)
@@ -193,15 +170,15 @@ def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
             found = counting.requests
             session.ask(PHRASE, lambda: None)
             layers, blocks = len(reader.shape.memory_layers), len(session.chosen)
-        # every layer of a block lies together, and all layers are read at once
+        # all layers of a block are together, and all are read at once
         assert counting.requests - found <= blocks + 2 < layers * blocks + 2
 
 
-# What cannot be had
+# What cannot be read
 
 
 class Gone(WildPlace):
-    """A place where the objects of some documents may not be read: that is not tried again."""
+    """A place that refuses to read some objects, which is not retried."""
 
     gone: frozenset[str] = frozenset()
 
@@ -217,7 +194,7 @@ def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:
 
 
 def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
-    """The memory published so that no two documents share a segment."""
+    """The memory, published so that no two documents share a segment."""
     with MemoryStore.open(path / "m") as directory:
         place = open_object_store(f"file://{tmp_path}/apart", make=True)
         for row in directory.ready():
@@ -225,7 +202,7 @@ def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
     return Gone(place, Wild(0, 0.0))
 
 
-def test_a_partial_answer_says_which_documents_were_not_there(
+def test_a_partial_answer_names_the_documents_that_are_unavailable(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     place = apart(model, path, tmp_path)
@@ -253,7 +230,7 @@ def test_a_partial_answer_says_which_documents_were_not_there(
             assert whole.tokens == model.ask(PHRASE, directory, max_new_tokens=4).tokens
 
 
-def test_blocks_that_go_away_in_a_session_are_left_out_and_told(
+def test_blocks_that_become_unavailable_in_a_session_are_left_out_and_named(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     place = apart(model, path, tmp_path)
@@ -272,116 +249,3 @@ def test_blocks_that_go_away_in_a_session_are_left_out_and_told(
                 states = session.feed(ids[3:])
                 assert bool(states.isfinite().all())
                 assert session.absent == {store.document("river").id}
-
-
-# The gate by tier
-
-
-def fed(session: Any, ids: list[int]) -> torch.Tensor:
-    """Token by token: in one step a unit that one row waits for is there for all."""
-    return torch.cat([session.feed([token]) for token in ids])
-
-
-def test_cutoffs_by_tier_that_are_all_the_same_change_nothing(
-    model: LandmarkModel, path: Path
-) -> None:
-    ids = model.tokenizer.encode(text(20, 5))
-    states = []
-    for cutoff in (0.2, {"host": 0.2}, {"host": 0.2, "disk": 0.2, "remote": 0.2}):
-        with (
-            MemoryStore.open(path / "m", model.signature) as store,
-            model.session(store, cmt_cutoff=cutoff) as session,
-        ):
-            states.append(session.feed(ids))
-            assert session.lookups.done and session.lookups.skipped and not session.lookups.left
-    for other in states[1:]:
-        assert_same_to_rounding(other, states[0], products=TINY_MODEL)
-
-
-@pytest.mark.parametrize(
-    ("where", "granularity"), [("disk", "per_token_per_head"), ("remote", "per_head")]
-)
-def test_a_row_below_a_tiers_cutoff_reads_what_faster_tiers_hold(
-    model: LandmarkModel, path: Path, where: str, granularity: str
-) -> None:
-    ids = model.tokenizer.encode(text(9, 5))
-    url: Any = path / "m" if where == "disk" else f"file://{path}/there"
-    settings: dict[str, Any] = {"granularity": granularity}
-    with MemoryStore.open(url, model.signature) as store:
-        with model.session(store, cmt_cutoff={"host": 0.0, where: 1.0}, **settings) as session:
-            nothing = fed(session, ids)  # no gate is 1: nothing is read from there
-            assert store.tier_stats()[where]["hits"] == 0 and session.lookups.left > 0
-        with model.session(store, cmt_cutoff=0.0, **settings) as session:
-            everything = fed(session, ids)
-            reads = store.tier_stats()[where]["hits"]
-        with model.session(store, cmt_cutoff={"host": 0.0, where: 1.0}, **settings) as session:
-            held = fed(session, ids)  # the host tier has it all now
-            assert store.tier_stats()[where]["hits"] == reads and session.lookups.left == 0
-        assert_same_to_rounding(held, everything, products=TINY_MODEL)
-        assert float((nothing - everything).abs().max()) > 1e-3
-    with MemoryStore.open(url, model.signature) as store:
-        with model.session(store, cmt_cutoff={"host": 0.0, where: 0.3}, **settings) as session:
-            some = fed(session, ids)
-            assert 0 < store.tier_stats()[where]["hits"] < reads
-        assert bool(some.isfinite().all())
-
-
-def test_a_row_left_with_nothing_attends_as_one_that_looked_nothing_up(
-    model: LandmarkModel, path: Path
-) -> None:
-    ids = model.tokenizer.encode(text(7, 5))[:7]  # inside one block: no recent ones
-    with MemoryStore.open(path / "m", model.signature) as store:
-        with model.session(store, cmt_cutoff={"host": 0.0, "disk": 1.0}) as session:
-            left = session.feed(ids)
-        with model.session(store, retrieve=False, cmt_cutoff=1.0) as session:
-            closed = session.feed(ids)
-    assert not torch.equal(left, closed)  # a session without memory gives nothing back
-    with (
-        MemoryStore.open(path / "m", model.signature) as store,
-        model.session(store, cmt_cutoff=1.0) as session,
-    ):
-        torch.testing.assert_close(session.feed(ids), left)
-
-
-@pytest.mark.parametrize(
-    ("cutoff", "match"),
-    [
-        ({"remote": 0.3}, "needs one for host"),
-        ({"host": 0.3, "disk": 0.1}, "must not fall"),
-        ({"host": 0.1, "moon": 0.3}, "no tier 'moon'"),
-        ({"host": 0.1, "disk": 1.3}, "must lie in 0..1"),
-    ],
-)
-def test_cutoffs_that_cannot_be_meant_are_refused(cutoff: Any, match: str) -> None:
-    with pytest.raises(InvalidInput, match=match):
-        LookupSettings(cmt_cutoff=cutoff)
-
-
-def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_path: Path) -> None:
-    with open_at(
-        open_object_store(f"file://{path}/there"),
-        local=LocalCache(tmp_path / "c", 1 << 22),
-        shared=WildServer(Wild(0, 0.0)),
-        host_budget=8 * 2 * 2 * 8 * 8 * 2,
-    ) as store:
-        units = [BlockKey(1, 1, block, head) for block in range(12) for head in (0, 1)]
-        assert {*store.tiers.nearest(units)} == {"remote"}
-        store.lease(units[:4]).release()
-        store._on_disk().catalog.source.settle()
-        for at in range(4, 24, 4):
-            store.lease(units[at : at + 4]).release()
-        capacity = store.capacity
-        assert store.tiers.nearest(units[:4]) == ["local"] * 4 and capacity < 24
-        assert store.tiers.nearest(units[20:]) == ["host"] * 4
-
-
-def test_cutoffs_of_the_command_line() -> None:
-    from typer import BadParameter
-
-    from memstore.cli.options.command_options import parse_cutoff
-
-    assert parse_cutoff("0.2") == 0.2
-    assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}
-    for wrong in ("much", "host=", "host=.1,remote"):
-        with pytest.raises(BadParameter, match="numbers by tier"):
-            parse_cutoff(wrong)

@@ -102,7 +102,7 @@ class Library:
             BlockKey(document.id, layer, number, chance.randrange(HEADS)) for number in numbers
         ]
         if chance.random() < 0.5:
-            self.store.expect(
+            self.store.retrieval.expect(
                 [*units[::2], *(unit._replace(layer=3 - layer) for unit in units[:4])]
             )
         with self.store.lease(units) as lease:
@@ -116,10 +116,10 @@ class Library:
                     ), unit
 
     def most(self) -> int:
-        return min(16, self.store.capacity)
+        return min(16, self.store.tiers.capacity)
 
 
-def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_come_and_go(
+def test_budgets_hold_and_memory_stays_flat_over_random_lookups(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     gc.freeze()  # what was there before is not looked at each time that memory is
@@ -245,7 +245,8 @@ def read(number):
                     draw = chance.randrange
                     units = [BlockKey(document.id, layer, draw(document.blocks), draw(HEADS))
                              for _ in range(chance.randint(1, 12))]
-                    store.expect([*units, *(unit._replace(layer=3 - layer) for unit in units)])
+                    there = [unit._replace(layer=3 - layer) for unit in units]
+                    store.retrieval.expect([*units, *there])
                     try:
                         with store.lease(units) as lease:
                             unit, slot = units[0], lease.slots[0]
@@ -284,7 +285,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 """
 
 
-def test_readers_see_right_blocks_and_new_documents_while_another_process_writes(
+def test_readers_see_right_blocks_while_another_process_writes(
     children: ForkServer, tmp_path: Path
 ) -> None:
     MemoryStore.create(tmp_path / "m", SIGNATURE).close()

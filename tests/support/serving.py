@@ -41,8 +41,20 @@ class Served:
         """The official client of it."""
         return official(self.url, key, timeout=300)
 
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the model's thread in one step, which counts as an active question."""
+        begun, go = threading.Event(), threading.Event()
+        step = self.service.worker.call(lambda: begun.set() or go.wait(60))
+        assert begun.wait(60)
+        try:
+            yield
+        finally:
+            go.set()
+            step.result(60)
+
     def settled(self, **load: int) -> None:
-        """Wait until so many are being answered ("active"), wait, and are jobs."""
+        """Wait for a load of so many "active" and "waiting" questions, and "jobs"."""
         for _ in range(6000):
             if {name: self.service.worker.load[name] for name in load} == load:
                 return

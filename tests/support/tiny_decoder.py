@@ -1,5 +1,6 @@
 """Random decoders of real architectures, small enough for a test, and a tokenizer for them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +100,58 @@ def word_reader(model: Any = None, *, chat: bool = True, **adapted: Any) -> Any:
     model = decoder("llama") if model is None else model
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
+    from memstore.model.passages.selectors.selector import Selector
 
-    adaptation = Adaptation(Words(), **{"top_k": 1, **adapted})
+    adaptation = Adaptation(Selector(), **{"top_k": 1, **adapted})
     return HuggingFacePassageModel(model, tokenizer(chat), adaptation)
 
 
-def pointer_heads(reader: Any, *heads: tuple[int, int]) -> Any:
-    """A selector of these heads (layer, head) of a passage model."""
-    from memstore.model.passages.selectors.pointer_heads import PointerHeads
+def learned_selector(reader: Any, *, layer: int = 2, word_weight: float = 0.0) -> Any:
+    """A selector of a passage model: a random projection of the states of a layer, and words."""
+    from memstore.model.passages.selectors.learned_selector import Learned, Projection
+    from memstore.model.passages.selectors.selector import Selector
 
-    sizes = (reader.shape.num_heads, reader.shape.num_kv_heads, reader.shape.head_dim)
-    return PointerHeads(heads, sizes, reader.rotate)
+    draw, hidden = torch.Generator().manual_seed(0), reader.shape.hidden_size
+    zeros = [torch.zeros(hidden) for _ in range(3)]
+    ones = [torch.ones(hidden) for _ in range(2)]
+    idf = torch.ones(reader.made_for.vocabulary, dtype=torch.float16)
+    random = torch.randn(hidden, 16, generator=draw)
+    projection = Projection(random, zeros[0], ones[0], zeros[1], ones[1], zeros[2], idf)
+    return Selector(Learned(layer, projection), word_weight)
 
 
 def of_kind(kind: str) -> Any:
     """A model of one of KINDS."""
     return decoder(kind.partition(",")[0], **KINDS[kind])
+
+
+def saved_gguf(path: Path) -> Path:
+    """A GGUF file of the same Llama and tokenizer, in float32."""
+    gguf = pytest.importorskip("gguf")
+    model, cut = decoder("llama"), tokenizer()
+    config, ids = model.config, cut.get_vocab()
+    file = gguf.GGUFWriter(path, "llama")
+    file.add_block_count(config.num_hidden_layers)
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
+    file.add_feed_forward_length(config.intermediate_size)
+    file.add_head_count(config.num_attention_heads)
+    file.add_head_count_kv(config.num_key_value_heads)
+    file.add_key_length(config.head_dim)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(sorted(ids, key=ids.__getitem__))
+    merges = json.loads(cut.backend_tokenizer.to_str())["model"]["merges"]
+    file.add_token_merges([" ".join(pair) for pair in merges])
+    file.add_eos_token_id(cut.eos_token_id)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if "q_proj" in name or "k_proj" in name:  # GGUF has rotated pairs next to each other
+            halves = weight.view(-1, 2, config.head_dim // 2, weight.shape[-1])
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        file.add_tensor(names.get_name(name, (".weight",)), weight.contiguous().numpy())
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return path

@@ -18,7 +18,7 @@ from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import named_model
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.landmark.config import PRESETS
-from memstore.training.batch_types import MemoryBatch, QuestionBatch
+from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import default_curriculum
 from memstore.training.new_model import new_model
 from memstore.training.train import train

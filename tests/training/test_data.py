@@ -13,13 +13,12 @@ import zstandard
 
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.training import facts as language
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
-from memstore.training.recipes import facts as language
-from memstore.training.recipes.fact_pools import VALUE_SHARES, Pools, draw_value
-from memstore.training.recipes.facts import draw_fact
-from memstore.training.recipes.page_source import Source
-from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.curriculum import RecallConfig
+from memstore.training.facts import VALUE_SHARES, Fact, Pools, draw_fact, draw_value
+from memstore.training.pages import Source
 
 BLOCK = 16
 
@@ -166,24 +165,25 @@ def test_values_have_the_format_of_their_kind():
 
 
 def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
-    fact = language.Fact("red fox", "code", "48213")
-    assert language.statement(fact).text == "The code of the red fox is 48213."
-    assert (
-        language.statement(language.Fact("Dorvel", "code", "7")).text == "The code of Dorvel is 7."
-    )
+    fact = Fact("red fox", "code", "48213")
+    plain = language.STATEMENTS["train"][0]
+    assert language.sentence(plain, fact).text == "The code of the red fox is 48213."
+    named = Fact("Dorvel", "code", "7")
+    assert language.sentence(plain, named).text == "The code of Dorvel is 7."
     for split in language.SPLITS:
-        for name, make in (("STATEMENTS", language.statement), ("UPDATES", language.update)):
-            for form in range(len(getattr(language, name)[split])):
-                sentence = make(fact, form, split)
-                assert all(word in sentence.text for word in ("red fox", "code", "48213"))
-                assert [text.strip() for text, is_value in sentence.parts if is_value] == ["48213"]
-        for form in range(len(language.QUESTIONS[split])):
-            asked = language.question(fact, form, split)
+        for form in (*language.STATEMENTS[split], *language.UPDATES[split]):
+            sentence = language.sentence(form, fact)
+            assert all(word in sentence.text for word in ("red fox", "code", "48213"))
+            assert [text.strip() for text, is_value in sentence.parts if is_value] == ["48213"]
+        for form in language.QUESTIONS[split]:
+            asked = language.question(form, fact)
             assert (asked.answer, asked.prompt + asked.answer + ".") == (" 48213", asked.text)
             assert "48213" not in asked.prompt
-    stated = language.pass_key_statement("9054")
+    key = language.pass_key("9054")
+    stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
     assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
-    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTIONS["train"][0]
+    asked = language.question(language.PASS_KEY_QUESTION, key)
+    assert asked.prompt == language.PASS_KEY_QUESTIONS["train"][0]
 
 
 def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpus):
@@ -194,10 +194,10 @@ def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpu
         for _ in range(300):
             fact = draw_fact(rng, split, pools=pools)
             sentences = (
-                language.statement(fact, rng.randrange(len(language.STATEMENTS[split])), split),
-                language.update(fact, rng.randrange(len(language.UPDATES[split])), split),
-                language.question(fact, rng.randrange(len(language.QUESTIONS[split])), split),
-                language.pass_key_statement(fact.value),
+                language.sentence(rng.choice(language.STATEMENTS[split]), fact),
+                language.sentence(rng.choice(language.UPDATES[split]), fact),
+                language.question(rng.choice(language.QUESTIONS[split]), fact),
+                language.sentence(language.PASS_KEY_STATEMENTS["train"][0], fact),
             )
             for sentence in sentences:
                 text = rng.choice(("", " ", "\n")) + sentence.text
@@ -386,13 +386,10 @@ def test_chunks_follow_windows_in_the_configured_share(tokenizer, corpus):
     assert 0.2 < sum(shares) / len(shares) < 0.45
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus, older):
+def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus):
     data = recall(tokenizer, corpus)
     data.windows(2, 6, gap=4)
     state = data.state()
-    if older:  # which was all of lists
-        state = json.loads(json.dumps(state, default=torch.Tensor.tolist))
     first = data.windows(4, 8, gap=6)
     memory = data.memory(6, 8)
     chunks = data.questions(memory, 8, 4)

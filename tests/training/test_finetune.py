@@ -19,8 +19,7 @@ from memstore.hf.models_by_name import reader_named
 from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.finetune import Finetune, finetune_stages
-from memstore.training.memory_objective import Chunks, read_memory
-from memstore.training.objectives import encode_windows, next_token_loss
+from memstore.training.objectives import Chunks, encode_windows, next_token_loss, read_memory
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
 from support.tiny_decoder import decoder, tokenizer
@@ -28,9 +27,12 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
-from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_spec import FILE, LandmarkSpec
+from memstore.hf.landmark_decoder import (
+    FILE,
+    HuggingFaceLandmarkModel,
+    LandmarkDecoder,
+    LandmarkSpec,
+)
 from memstore.hf.load import load_reader
 
 SIZE = 8

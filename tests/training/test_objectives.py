@@ -12,8 +12,15 @@ from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.training.memory_objective import Against, Chunks, read_memory
-from memstore.training.objectives import Negatives, encode_windows, negatives_of, next_token_loss
+from memstore.training.objectives import (
+    Against,
+    Chunks,
+    Negatives,
+    encode_windows,
+    negatives_of,
+    next_token_loss,
+    read_memory,
+)
 from memstore.training.optimizer import make_optimizers, orthogonalise
 
 SIZE, TOP_K = 4, 3
@@ -57,7 +64,7 @@ def attach(
     """Encoded windows as documents of a store."""
     documents = []
     for w in windows:
-        scratch = store.session_document()
+        scratch = store.retrieval.session_document()
         for layer, blocks in enumerate(memory):
             keys = blocks.keys[w].transpose(0, 1)
             scratch.add(

@@ -11,11 +11,9 @@ from typing import Self, TypeVar
 
 from memstore.closing import Closing
 from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, whole_pages
-from memstore.disk.lmdb import commit_record as commit
-from memstore.disk.lmdb.commit_record import Commit
 from memstore.disk.lmdb.environment import Environment, Version
 from memstore.disk.lmdb.registry import acquire, release
-from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, Commit, Transaction
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -23,6 +21,7 @@ from memstore.errors import (
     MemoryNotFound,
     ReadOnlyMemory,
 )
+from memstore.paths import expanded
 
 T = TypeVar("T")
 
@@ -56,7 +55,7 @@ class Database(Closing):
         Raises MemoryExists, InvalidInput (other files there; a network file system),
         ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        path = Path(path)
+        path = expanded(path)
         with named_os_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             others = sorted({entry.name for entry in path.iterdir()} - OWN_NAMES)
@@ -85,7 +84,7 @@ class Database(Closing):
         Raises MemoryNotFound, CorruptMemory (truncated or unreadable), InvalidInput (a network file
         system), ReadOnlyMemory (no permission to read), MemoryLocked (being compacted).
         """
-        path = Path(path)
+        path = expanded(path)
         if not (path / DATA).is_file():
             raise MemoryNotFound.of(path)
         return cls(acquire(path, Environment.open), read_only=read_only)
@@ -132,7 +131,7 @@ class Database(Closing):
         CorruptMemory.
         """
         with self.read() as transaction:
-            record = transaction.get(commit.TABLE, commit.KEY)
+            record = transaction.get(COMMIT_TABLE, COMMIT_KEY)
         known = None if record is None else Commit.unpack(record)
         if record is not None and known is None:
             raise CorruptMemory(

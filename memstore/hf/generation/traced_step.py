@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from memstore.hf.attention_seam import ForwardCache, run_layers
+from memstore.hf.attention_seam import ForwardCache, apart, run_layers
 from memstore.hf.generation.quantized_products import Multiply
 from memstore.hf.generation.quantized_weights import as_loaded
 from memstore.hf.generation.traced_layers import (
@@ -26,7 +26,6 @@ from memstore.hf.generation.traced_layers import (
     layers_of,
     whole_graph,
 )
-from memstore.hf.rounding import apart
 from memstore.model.adapter import Attend, Enter
 
 _log = logging.getLogger("memstore")

@@ -1,11 +1,11 @@
 """The API of a landmark model, whose every token and head looks blocks up."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from memstore.errors import InvalidInput
-from memstore.model.answer import Found
+from memstore.model.answer import Ranking
 from memstore.model.ask_session import attached
 from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.landmark.index_building import build_index
@@ -89,9 +89,9 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
 
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Iterator[Found]:
+    ) -> Ranking:
         """As ModelAPI.ranked; shortlist: blocks that the landmark keys choose to be compared with
         the phrase word by word.
         """
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
-        return search_blocks(self, store, scope, ids, shortlist)
+        return Ranking(search_blocks(self, store, scope, ids, shortlist))

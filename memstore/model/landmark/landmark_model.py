@@ -19,6 +19,7 @@ from memstore.model.landmark.checkpoint import SHIPPED, SHIPPED_NAME, load_check
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.transformer import Transformer
+from memstore.paths import expanded
 
 _SMALL = 20_000_000  # parameters
 
@@ -94,7 +95,7 @@ def load_model(
     Raises InvalidWeights for a directory that is no model, or whose weights do not fit its
     configuration, and InvalidConfig for a device that this machine does not have.
     """
-    directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else Path(str(name_or_path))
+    directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else expanded(str(name_or_path))
     if not directory.is_dir():
         raise InvalidWeights(
             f"{directory} is no directory; name one written by `memstore train`, or leave the "

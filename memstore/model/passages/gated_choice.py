@@ -9,7 +9,7 @@ from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen, Content
-from memstore.model.passages.selectors.scoring import score_blocks
+from memstore.model.passages.selectors.selector import score_blocks
 from memstore.store.memory_store import MemoryStore
 
 
@@ -47,3 +47,8 @@ class GatedChoice:
             gate is not None and gate.answer_together(scores, best.together, caution, blocks=blocks)
         )
         return best, best.meant(self._settings, parts=not alone) if answers else None
+
+    def needed(self, best: Candidates) -> float | None:
+        """The score that the gate wants among these candidates; None without a gate."""
+        gate = self._reader.gate
+        return None if gate is None else gate.threshold(best.blocks, self._settings.caution)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.citations import Place
-from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.passage_parts import Keep, Passage
+from memstore.disk.format.document import IngestSettings
+from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
 from memstore.model.document_ingest import (
     Ingesting,
@@ -21,9 +21,8 @@ from memstore.model.document_ingest import (
     described,
 )
 from memstore.model.passages.cutting.passage_cutting import Passages
-from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.passage_records import Computed, compute, landmarks_of, words_of
+from memstore.model.passages.passage_records import Computed, compute, words_of
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -72,6 +71,7 @@ def ingest_passages(
             [place._replace(start=before + place.start) for place in text.places],
             start=before,
             gap=writer.replaced_tail(),
+            name=text.name,
         )
         # an append takes the last passage away, to be stored again in front of what follows
         passages = chain(writer.replaced_passages(), cutting)
@@ -191,6 +191,7 @@ def passages_of(
     *,
     start: int = 0,
     gap: str = "",
+    name: str | None = None,
 ) -> Passages:
     """A text as the reader's passages: see Passages."""
     size, most = reader.passage_tokens, reader.shape.block_size
@@ -203,20 +204,5 @@ def passages_of(
         start=start,
         gap=gap,
         context=reader.context,
+        name=name,
     )
-
-
-def find_again(
-    reader: PassageModel, store: MemoryStore, document: Document
-) -> Iterator[tuple[int, Tensor | None, list[list[tuple[int, int]]] | None]]:
-    """What the reader's selector keeps of a stored document: pieces (first block, landmarks, words)
-    one after the other. Its passages are read again, through the layers that the selector needs.
-    """
-    layers = reader.selector.captures.layers
-    for first in range(0, document.blocks, _AT_ONCE):
-        passages = store.passages(document.id, first, first + _AT_ONCE)
-        landmarks = None
-        if layers:
-            ids = [one.ids.tolist() for one in passages]
-            landmarks = landmarks_of(reader, list(encode(reader, ids, layers=layers)))
-        yield first, landmarks, words_of(reader, passages)

@@ -30,7 +30,10 @@ from memstore.model.passages.step_graph import StepGraph
 from memstore.model.passages.step_masses import StepMasses
 from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import Run
+from memstore.model.texts.questions import asks, query_of
 from memstore.store.memory_store import MemoryStore
+
+_CLOSEST = 5  # passages that a refusal names
 
 
 class PassageSession(GeneratingSession, Closing):
@@ -62,6 +65,7 @@ class PassageSession(GeneratingSession, Closing):
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.answered = True  # False: nothing in the memory answers the last question
+        self.needed: float | None = None  # the score that the gate wants of the last question
         self.read_tokens = 0
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
@@ -104,9 +108,19 @@ class PassageSession(GeneratingSession, Closing):
         words = range(max(0, words.start - early), max(0, words.stop - early))
         self._make_room(len(ids))
         if self._retrieve and self._scope:
-            self.choose(question, ids, words)
+            if asks(question):
+                self._choose_for(question, ids, words)
+            else:  # what is read now stays: "make that shorter" is about it
+                self.answered = True
         answering()
         return self.feed(ids)[-1]
+
+    def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
+        """Choose passages by the question in a message; ids: of its turn, `words` those typed."""
+        query = query_of(message)
+        if query != message.strip():
+            ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
+        self.choose(query, ids, words)
 
     def tell(self, question: str, answer: str) -> int:
         """As AskSession.tell."""
@@ -194,7 +208,7 @@ class PassageSession(GeneratingSession, Closing):
         """
         captured = self._local.look_ahead(ids, words)
         self.candidates, found = self._choose(captured, question, self._scope)
-        self.answered = found is not None
+        self.answered, self.needed = found is not None, self._choose.needed(self.candidates)
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
         self.read(found or [])
@@ -214,7 +228,7 @@ class PassageSession(GeneratingSession, Closing):
             self._read(passages)
         except BlocksUnavailable as error:
             gone = {(number, block) for number, _, block, _ in error.units}
-            places = self.store.stored_at([(one.document, one.block) for one in passages])
+            places = self.store.retrieval.stored_at([(one.document, one.block) for one in passages])
             left = [one for one, place in zip(passages, places) if place not in gone]
             if not self.store.allow_partial or len(left) == len(passages):
                 raise
@@ -223,9 +237,7 @@ class PassageSession(GeneratingSession, Closing):
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
-        # of what is stored behind the answer every number is as if it had been read in
-        compute = not chained or self.store.kv_budget is not None
-        fetched = self._fetch(passages[:1] if chained else passages, compute=compute)
+        fetched = self._fetch(passages[:1] if chained else passages, compute=not chained)
         stored = len(fetched.lengths)
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []
@@ -274,6 +286,13 @@ class PassageSession(GeneratingSession, Closing):
         first, self._first = self._first, None
         if first is not None and layers:
             self._fetch.hold(first, layers, self._fetched.lengths[0], seconds)
+
+    @property
+    def closest(self) -> list[tuple[int, int, float]]:
+        """As AskSession.closest."""
+        if self.answered or self.candidates is None:
+            return []
+        return [(one.document, one.block, one.score) for one in self.candidates.distinct(_CLOSEST)]
 
     @property
     def _scope(self) -> tuple[Run, ...]:

@@ -5,7 +5,6 @@ it.
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -26,23 +25,17 @@ class Worker:
         its arguments. Raises OSError.
         """
         occupy_standard_streams()
-        # in which it loads the model, and may be ended at it
-        self._directory = tempfile.TemporaryDirectory(
-            prefix="memstore-worker-", ignore_cleanup_errors=True
-        )
         self._process = subprocess.Popen(
             python_command(*command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": self._directory.name},
             process_group=0,  # what interrupts this process is not for it
         )
 
     def wait(self) -> None:
         """Until it can be asked. Raises as `compute` does."""
         self._told()
-        self._directory.cleanup()
 
     def compute(self, passages: Sequence[Sequence[int]], layers: int | None) -> list[Computed]:
         """What is stored of passages (ids) of a forward pass; layers: as in `encode`.
@@ -87,7 +80,6 @@ class Worker:
             assert pipe is not None
             with suppress(OSError):  # what it was not told is of no use
                 pipe.close()
-        self._directory.cleanup()
 
 
 def _failure(how: str) -> MemstoreError:

@@ -11,6 +11,7 @@ from memstore.disk.format.document import SOURCE
 from memstore.documents import Converted, read
 from memstore.documents.detect import Form, form_of
 from memstore.errors import InvalidInput, UnreadableDocument
+from memstore.paths import expanded
 
 _PIECE = 1 << 20
 _KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
@@ -42,10 +43,12 @@ class Text:
         if isinstance(content, str):
             if not name:
                 raise InvalidInput("a text given as a string needs a name")
-        elif not content.exists():
-            raise InvalidInput(f"{content} does not exist")
-        elif content.is_dir():
-            raise InvalidInput(f"{content} is a directory; name the files in it")
+        else:
+            content = expanded(content)
+            if not content.exists():
+                raise InvalidInput(f"{content} does not exist")
+            if content.is_dir():
+                raise InvalidInput(f"{content} is a directory; name the files in it")
         self.content = content
         self.source = source
         self.name = name or Path(content).stem

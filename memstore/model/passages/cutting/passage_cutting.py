@@ -6,10 +6,11 @@ from itertools import pairwise
 import numpy as np
 
 from memstore.disk.format.citations import PAGE, Place
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.cutting.filling import anchors, fill, prices
 from memstore.model.passages.cutting.token_counts import Group, Measure
+from memstore.model.texts.altered_text import report_altered
 from memstore.model.texts.passage_context import Context, Contexts
 from memstore.model.texts.sentences import Level, Unit, divide, split
 
@@ -22,8 +23,9 @@ class Passages:
 
     size: tokens that a passage is filled up to; most: that none exceeds. places: of the whole
     document. start, gap: the text follows a document of so many characters, of which gap is the
-    tail. context: what is read in front, up to `size` tokens of it. While it is iterated,
-    `characters` is where the last passage ended; afterwards, `tail` is the text behind it.
+    tail. context: what is read in front, up to `size` tokens of it. name: of the document, to
+    report a tokenizer that alters its text; None for no report. While it is iterated, `characters`
+    is where the last passage ended; afterwards, `tail` is the text behind it.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class Passages:
         start: int = 0,
         gap: str = "",
         context: Context = "none",
+        name: str | None = None,
     ) -> None:
         self.characters, self.tail = start - len(gap), gap
         self._pieces, self._size, self._most = pieces, size, most
         self._begins = start  # of the text that was not cut yet
         self._level = Level.PARAGRAPH  # what it begins
         self._gap = [gap]  # what stands between the last passage and that
-        self._measure = Measure(tokenizer, most)
+        self._tokenizer, self._measure = tokenizer, Measure(tokenizer, most)
+        self._name, self._altered = name, False
         self._headings = [place.start for place in places if place.level != PAGE and place.name]
         self._contexts = Contexts(context, places)
 
@@ -118,6 +122,9 @@ class Passages:
                 self._gap.append(own)
                 self.characters = start + len(own)
                 continue
+            if self._name is not None and not self._altered:
+                read = self._tokenizer.decode(ids[lead:])
+                self._altered = report_altered(self._name, own, read)
             gap = "".join(self._gap)
             self._gap = []
             self.characters = start + len(own)

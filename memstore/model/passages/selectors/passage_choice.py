@@ -60,20 +60,20 @@ class Candidates:
         """
         if deviation is None:
             deviation = spread(scores)[1] if len(scores) else 0.0
-        self.scores, self._deviation = scores, deviation
+        self.scores, self._deviation, self._content = scores, deviation, content
         self._scope = [run for run in scope if run[2] > run[1]]
         self.blocks = len(scores) if blocks is None else blocks
         self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
-        self._best = self._distinct(k, content)
+        self._best = self.distinct(k)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
         self._covers = adds(runs)
 
-    def _distinct(self, k: int, content: Content) -> list[Chosen]:
+    def distinct(self, k: int) -> list[Chosen]:
         """The best k passages of different texts, best first. Texts are looked up only where two
         scores are so near that the passages may be copies.
         """
         apart, n = self._most_apart(), 2 * k
-        text = cache(lambda candidate: content(*self._place(candidate)))
+        text = cache(lambda candidate: self._content(*self._place(candidate)))
         while True:
             ranked = self.scores.topk(min(n, len(self.scores)))
             places = sorted(zip(ranked.values.tolist(), ranked.indices.tolist()), key=_order)

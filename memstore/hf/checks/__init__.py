@@ -1,1 +1,0 @@
-"""What a model's directory holds, tried before it is loaded: settings, sizes, texts, template."""

@@ -1,0 +1,264 @@
+"""What a message asks: the question in it, by which passages are searched, and whether it asks for
+anything that a memory could hold.
+
+The phrases below are English, German and French. A message that none of them matches is a question.
+"""
+
+import re
+
+from memstore.model.texts.sentences import Level, split
+
+_MOST = 20_000  # characters of a message that are looked at; of a longer one, its two ends
+
+
+def _any(phrases: str) -> str:
+    """A pattern of any of these phrases, separated by commas, each itself a pattern."""
+    found = (" ".join(phrase.split()) for phrase in phrases.split(","))
+    return "(?:" + "|".join(sorted(filter(None, found), key=len, reverse=True)) + ")"
+
+
+# Around a question: code, quoted mail, greeting, signature
+
+_CODE_BLOCK = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n.*?(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S)
+_QUOTED_LINE = re.compile(r"^[ \t]*>[^\n]*$", re.M)
+_HEADERS = _any(
+    "from, to, cc, sent, date, subject, von, an, gesendet, datum, betreff, de, à, objet"
+)
+_MAIL_HEADER = re.compile(
+    rf"^(?:{_HEADERS} ?:[^\n]*|on [^\n]*wrote:|am [^\n]*schrieb[^\n]*:|le [^\n]*a écrit ?:)$",
+    re.I | re.M,
+)
+_FORWARDED = re.compile(
+    r"^-{2,} ?(?:original message|forwarded message|ursprüngliche nachricht|message d'origine).*",
+    re.I | re.M | re.S,
+)
+_CLOSING_WORDS = """
+    thanks, many thanks, thanks a lot, thanks in advance, thank you, thank you very much,
+    thank you in advance, thank you very much in advance, cheers, best, regards, best regards,
+    kind regards, warm regards, best wishes, yours, yours sincerely, yours faithfully, sincerely,
+    danke, danke im voraus, vielen dank, vielen dank im voraus, viele grüße, beste grüße,
+    liebe grüße, herzliche grüße, mit freundlichen grüßen, mit besten grüßen, vg, lg, mfg,
+    merci, merci beaucoup, merci d'avance, cordialement, bien à vous, bonne journée
+"""
+_CLOSINGS = _any(_CLOSING_WORDS)
+_SIGNATURE = re.compile(
+    r"^(?:--[ \t]*$|sent from my [^\n]*$|von meinem \w+ gesendet|envoyé de mon [^\n]*$"
+    rf"|{_CLOSINGS}[.!]?(?:\s*[,\n]|[ \t]*\Z))",
+    re.I | re.M,
+)
+_GREETINGS = _any(r"""
+    hi, hello, hey, hiya, howdy, greetings, good (?:morning|afternoon|evening|day), dear,
+    hallo, guten (?:tag|morgen|abend), moin, servus, grüß gott, liebe[rs]?, sehr geehrte[rs]?,
+    bonjour, bonsoir, salut, coucou, chers?
+""")
+_GREETED = r"(?: [^\s,.!?:;]+){0,3}?"  # "Hi there", "Dear Ms. Miller" and the like
+_GREETS = re.compile(rf"{_GREETINGS}{_GREETED}\s*(?:[,!.:–—-]+|\n|$)\s*", re.I)
+_NAME = re.compile(r"[A-ZÄÖÜÉ][\w-]*(?: [A-ZÄÖÜÉ][\w-]*)?[.!]*")  # what is left of "Hi, Anna!"
+
+# Nothing is asked: greetings, thanks, questions about the assistant
+
+_ABOUT_ASSISTANT = re.compile(
+    _any(r"""
+    how(?:'s| is) it going, how are you(?: doing)?(?: today)?, what'?s up, who are you,
+    what are you, who (?:made|built) you, what(?:'s| is) your name, what (?:can|do) you do,
+    how do you work, are you (?:still |really )?(?:there|ready|real|awake|online), can you hear me,
+    are you an? (?:ai|bot|robot|human|machine|person), do you speak \w+, is that ok(?:ay)?,
+    (?:can|could) (?:you|anyone|someone) (?:please )?help(?: me| us)?(?: out)?(?: please)?,
+    (?:can|could) (?:you|anyone|someone) (?:please )?help(?: me| us)? with (?:this|that|something),
+    (?:may|can) i ask (?:you )?(?:something|a question), do you have a (?:minute|moment|second),
+    any (?:idea|ideas|thoughts|help), wie geht(?:'s| es)(?: dir| ihnen)?, wer bist du,
+    was kannst du, (?:kannst du|können sie) (?:mir|uns)(?: bitte)? helfen,
+    comment (?:ça|ca) va, comment allez[- ]vous, ça va, qui (?:es[- ]tu|êtes[- ]vous),
+    (?:peux-tu|pouvez-vous) m'aider
+    """),
+    re.I,
+)
+_SMALL_TALK_WORDS = """
+    a ah all am amazing an and answer are awesome back be been best better bot bye can care cheers
+    cool correct day dear done enough enjoy evening everyone everybody excellent fine for friend
+    funny get glad go good goodbye got great greetings guys haha happy have he hello help helped
+    helpful helping helps here hey hi hiya hm hmm hope howdy i i'd i'll i'm i've idea interesting
+    is it
+    it's job just know later like lol lot love makes man mate me mind moment morning much my need
+    never nice night no nope not now of oh ok okay on one perfect ping please pleased problem
+    question
+    quick quickly ready really right see seems sense so sorry sounds soon super sure take team test
+    testing thank thanks that that's the then there think this thx to today tomorrow too try ty
+    understand understood us very wait was we weekend welcome well wonderful work works worries wow
+    yeah yep yes you you're your
+    alle alles auf aber bis bitte danke dank das dir du eine einen frage gern gerne gut gute guten
+    hallo hab habe herzlichen ich ist ja jetzt kein klar kurze liebe machs macht mir moin morgen
+    nein
+    nett nichts noch passt prima schade schön schönen sehr servus sie so super supi tag toll tschüss
+    und verstanden viele vielen vielmals von wiedersehen wochenende zusammen
+    ai au beaucoup bien bon bonjour bonne bonsoir c'est ça coucou d'accord de j'ai journée merci non
+    oui parfait plaisir pour question revoir salut soir tout très une vous
+"""
+_SMALL_TALK = frozenset(_SMALL_TALK_WORDS.split())
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
+_BETWEEN = re.compile(r"[\s,.;:!?…\-–—()\U0001f000-\U0001faff\u2600-\u27bf\ufe0f]+")
+
+# Nothing is asked: changes of the answer before, invented texts, chat programs' own requests
+
+_PLEASE = (
+    r"(?:(?:now|and|then|ok(?:ay)?,?|please|(?:can|could|would) you|bitte|peux-tu|kannst du) )*"
+)
+_CHANGE = _any("""
+    make, rewrite, rephrase, reword, paraphrase, shorten, expand, expand on, translate, reformat,
+    put, turn, convert, repeat, say, simplify, summari[sz]e, condense, correct, fix, format,
+    improve,
+    polish, elaborate on, explain, write, give me, read, check, proofread,
+    formuliere?, kürze?, übersetze?, mache?, schreibe?, wiederhole?, fasse?,
+    raccourcis, traduis, traduisez, reformule[rz]?, résume[rz]?, répète[rz]?, mets, mettez
+""")
+_THE_ANSWER = _any(r"""
+    that, this, it, the above,
+    (?:the|your)(?: last| previous| first)? (?:answer|reply|response|message),
+    (?:the|your) (?:last|previous) (?:one|part|sentence|paragraph), das, es,
+    (?:die|deine|ihre)(?: letzte)? antwort, ça, cela, (?:la|ta|votre) réponse
+""")
+_FORM = _any(r"""
+    (?:much |even |a bit |a little )*(?:short|long|simpl|clear|plain|brief|polit)er,
+    (?:more |less |very )*(?:formal|casual|polite|concise|detailed|simple|short|plain|friendly),
+    kürzer, länger, einfacher, (?:plus )?(?:court|long|simple)
+""")
+_SHAPE = _any("""
+    english, german, french, spanish, italian, words, sentences?, bullets, bullet ?points, table,
+    list, lines?, paragraphs?, e?-?mail, haiku, poem, markdown, json, deutsch, englisch,
+    französisch, sätzen,
+    stichpunkten, tabelle, liste, anglais, allemand, français, phrases?
+""")
+_FORM = rf"(?:{_FORM}|(?:in|into|to|as|auf|als|en|dans)(?: \w+)*? {_SHAPE})"
+_EDITS = re.compile(
+    rf"{_PLEASE}(?:"
+    rf"{_CHANGE} (?:to me )?{_THE_ANSWER}"
+    rf"(?: (?:again|up|out|bitte|nochmal|zusammen|please|{_FORM}))*"
+    rf"|(?:das|es) {_FORM} (?:sagen|schreiben|erklären|formulieren|machen)"
+    rf"|{_FORM}|more|more details?|go on|continue|keep going|carry on|elaborate|try again|again"
+    r"|repeat|once more|(?:once|one) more time|once again|start over|weiter|mach weiter|nochmal"
+    r"|noch einmal|continue[rz]|encore)"
+    r"(?:,? (?:please|bitte|again|now|instead|s'il (?:te|vous) plaît))*[.!?…\s]*",
+    re.I,
+)
+_CREATES = re.compile(
+    rf"{_PLEASE}(?:(?:write|compose|invent|make up|tell)(?: (?:me|us))? (?:a|an|another|some)"
+    r"(?: \w+){0,2} (?:joke|poem|haiku|story|song|limerick|riddle)\b.*|let'?s (?:talk|chat)\b.*"
+    r"|(?:erzähl|schreib)e?(?: mir| uns)? (?:einen?|ein)(?: \w+)? (?:witz|gedicht|geschichte)\b.*"
+    r"|raconte[- ]moi une (?:blague|histoire)\b.*)",
+    re.I | re.S,
+)
+_CLIENT_TASK = re.compile(
+    r"^\s*#{1,4} ?task:?\s|<chat_history>|<conversation>"
+    r"|(?:^|[.:\n]\s*)(?:please |can you |now |you are to )*(?:"
+    r"(?:generate|create|write|provide|give|suggest|reply with|respond with|come up with|make)\b"
+    r"[^.\n]{0,60}\b(?:title|name|headline|tags?|topics?|emoji)\b[^.\n]{0,80}"
+    r"\b(?:conversation|chat|dialog(?:ue)?|thread|messages?|exchange|history|discussion)\b"
+    r"|(?:summari[sz]e|name|title|classify|label) (?:this|the|our)(?: \w+)?"
+    r" (?:conversation|chat|dialog(?:ue)?|thread|messages)\b"
+    r")|\b(?:suggest|generate|propose)\b[^.\n]{0,40}\bfollow[- ]?up (?:questions?|prompts?)\b",
+    re.I,
+)
+
+# Something is asked
+
+_REQUESTS = _any(r"""
+    what, who, whom, whose, when, where, which, why, how, is, are, was, were, am, can, could, do,
+    does,
+    did, has, have, had, will, would, should, may, must,
+    (?:in|at|for|to|from|of) (?:what|which|whom),
+    tell, list, give, show, find, explain, describe, summari[sz]e, name, compare, define, look up,
+    search, i wonder, i(?:'d| would)? (?:want|need|like) to (?:know|find|understand), i need,
+    wer, wen, wem, wessen, wann, wo, woher, wohin, warum, wieso, weshalb, wie, welche[rsnm]?,
+    ist, sind, war, hat, haben, kann, darf, muss, gibt, nenne?, zeige?, erkläre?, beschreibe?,
+    suche?,
+    liste, ich möchte wissen, qui, que, quoi, quand, où, comment, pourquoi, combien, quels?,
+    quelles?,
+    est-ce, à (?:quel|qui), donne, dis, explique, montre, cherche, je voudrais savoir
+""")
+_ASKS = re.compile(rf"(?:(?:and|but|so|also|und|aber|et|alors) )*{_PLEASE}{_REQUESTS}\b", re.I)
+_QUESTION_MARK = re.compile(r"[?\u037e\u061f\uff1f][\"'\u2019\u201d\u00bb)\]*_\s!?]*$")
+_REFERRING = _any("""
+    it, its, they, them, their, he, she, him, his, her, hers, this, that, these, those, there, then,
+    one, ones, the same, diese[rsnm]?, dort, davon, dafür, darin, dazu, ihn, ihm, ihre?n?,
+    il, elle, ils, elles, celui-ci, celle-ci
+""")
+_REFERS = re.compile(rf"\b{_REFERRING}\b", re.I)
+
+
+def asks(message: str) -> bool:
+    """Whether a message of a chat asks for something that a memory could hold.
+
+    False for greetings and thanks, for changes of the answer before ("make that shorter"), for
+    invented texts ("tell me a joke"), and for what chat programs ask of their own accord (a title
+    for the conversation).
+    """
+    if _CLIENT_TASK.search(message[:_MOST]):
+        return False
+    text = _without_frame(message)
+    if not text or _is_phatic(text) or (text != message.strip() and _NAME.fullmatch(text)):
+        return False
+    return not (_EDITS.fullmatch(text) or _CREATES.fullmatch(text))
+
+
+def query_of(message: str) -> str:
+    """The question in a message, without greeting, background, quoted text and signature: what
+    passages are searched by. The whole message where no sentence of it is a question.
+
+    Several questions are kept, in order. A question that refers to something ("how much is it?")
+    keeps the sentence before it; an unfinished sentence after a question, which is how an answer
+    begins ("The pass key is"), is kept too.
+    """
+    text = _without_frame(message)
+    if not text:
+        return message.strip()
+    sentences = [(text[one.start : one.end], one.level) for one in split(text)]
+    wanted = [at for at, (sentence, _) in enumerate(sentences) if _is_question(sentence)]
+    if not wanted:
+        wanted = [at for at, (sentence, _) in enumerate(sentences) if _ASKS.match(sentence)]
+    if not wanted:
+        return text
+    kept = set(wanted)
+    first, last = wanted[0], len(sentences) - 1
+    if _REFERS.search(sentences[first][0]) and first > 0:
+        kept.add(first - 1)
+    ending, level = sentences[last]
+    unfinished = ending[-1].isalnum() and level < Level.LINE and not _is_phatic(ending)
+    if last - 1 in kept and unfinished:
+        kept.add(last)
+    return " ".join(_without_greeting(sentences[at][0]) for at in sorted(kept))
+
+
+def _without_frame(message: str) -> str:
+    """A message without code blocks, quoted mail, signature and greeting."""
+    if len(message) > _MOST:
+        message = message[: _MOST // 2] + "\n\n" + message[-_MOST // 2 :]
+    text = _FORWARDED.split(_CODE_BLOCK.sub("", message).strip(), maxsplit=1)[0] or message
+    text = _MAIL_HEADER.sub("", _QUOTED_LINE.sub("", text)).strip()
+    signed = [found.start() for found in _SIGNATURE.finditer(text)]
+    for start in signed:
+        # what stands after a line of thanks is a signature if it is short
+        if start and len(text) - start <= 300 and "?" not in text[start:]:
+            text = text[:start].strip()
+            break
+    return _without_greeting(text)
+
+
+def _without_greeting(text: str) -> str:
+    found = _GREETS.match(text)
+    return text[found.end() :].strip() if found else text
+
+
+def _is_question(sentence: str) -> bool:
+    return bool(_QUESTION_MARK.search(sentence)) and not _is_phatic(sentence)
+
+
+def _is_phatic(text: str) -> bool:
+    """Whether nothing is said but greetings, thanks and questions about the assistant."""
+    if len(text) > 200:
+        return False
+    rest = _ABOUT_ASSISTANT.sub(" ", text)
+    words = _WORD.findall(rest)
+    unknown = [word for word in words if word.lower().replace("’", "'") not in _SMALL_TALK]
+    # "Thanks, Anna!", "I'm Tom."
+    named = len(unknown) == 1 < len(words) and unknown[0][0].isupper() and words[0] != unknown[0]
+    return not unknown or named

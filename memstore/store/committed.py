@@ -1,0 +1,158 @@
+"""The documents of an open memory as they were last committed, by whichever process: their rows,
+and what is held of them for lookups.
+"""
+
+import threading
+from collections.abc import Collection, Mapping
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from memstore.disk.format.document import Document
+from memstore.disk.lmdb.database import Version
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.changes import Changes
+from memstore.paused_collection import paused_collection
+
+if TYPE_CHECKING:
+    from memstore.store.retrieve.retrieval import Retrieval
+    from memstore.store.write.writer import DocumentWriter
+
+
+_BY_ID = attrgetter("id")
+
+
+class Rows:
+    """Rows of every state. Safe for several threads: each call is answered from one state of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: dict[int, Document] = {}
+        self._hidden: dict[int, Document] = {}  # those of them that are not listed
+        self._listed: list[Document] | None = None  # until rows change
+        self._named: dict[str, tuple[int, ...]] = {}  # of a name the numbers
+
+    def listed(self) -> list[Document]:
+        """Those that are ready or being read for the first time, oldest first."""
+        with self._lock:
+            if self._listed is None:
+                rows = (row for number, row in self._all.items() if number not in self._hidden)
+                self._listed = sorted(rows, key=_BY_ID)
+            return list(self._listed)
+
+    def hidden(self) -> list[Document]:
+        """The others."""
+        with self._lock:
+            return list(self._hidden.values())
+
+    def named(self, name: str) -> list[Document]:
+        """All of a name, of whatever state, oldest first."""
+        with self._lock:
+            return [self._all[number] for number in sorted(self._named.get(name, ()))]
+
+    def latest(self, most: int) -> list[Document]:
+        """Those that changed last, at most so many, whatever their state."""
+        with self._lock:
+            return list(islice(reversed(self._all.values()), most))
+
+    def by_number(self) -> dict[int, Document]:
+        """All of them; a copy."""
+        with self._lock:
+            return dict(self._all)
+
+    def change(self, changed: Mapping[int, Document | None]) -> None:
+        """Take rows as they are now; None for one that is gone."""
+        with self._lock:
+            self._listed = None
+            for number, row in changed.items():
+                old = self._all.pop(number, None)
+                self._hidden.pop(number, None)
+                if old is not None:
+                    of_name = tuple(n for n in self._named.pop(old.name) if n != number)
+                    if of_name:
+                        self._named[old.name] = of_name
+                if row is not None:
+                    self._all[number] = row
+                    self._named[row.name] = (*self._named.get(row.name, ()), number)
+                    if not row.is_listed:
+                        self._hidden[number] = row
+
+
+class Committed:
+    """The documents of an open memory as `refresh` last saw them. Safe for several threads."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.rows = Rows()
+        self.leaving: Mapping[int, Document] = {}  # see Catalog.leaving
+        self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
+        self._version = Version(0, -1)  # that was followed last
+        self._changes: Changes | None = None  # of rows, that were followed
+        self._retrieval: Retrieval | None = None
+        self._following = threading.RLock()
+
+    def refresh(self) -> None:
+        """See what was committed since; nearly free where nothing was. Raises CorruptMemory."""
+        if self.catalog.database.version != self._version:
+            self.follow()
+
+    def attach(self, retrieval: "Retrieval") -> None:
+        """Have a retrieval follow too, from now on. Raises CorruptMemory, with nothing attached."""
+        with self._following:
+            self.follow(retrieval)
+            self._retrieval = retrieval
+
+    def reopened(self, catalog: Catalog) -> None:
+        """The memory was opened anew, and may hold other rows without telling of a change."""
+        with self._following:
+            self.catalog, self._changes = catalog, None
+            if self._retrieval is not None:
+                self._retrieval.reopened(catalog)
+            self.follow()
+
+    def ended(self, writer: "DocumentWriter") -> None:
+        """A writer of this store has committed what it will."""
+        number = writer.document.id
+        with self._following:
+            with self.catalog.database.read() as txn:
+                row = self.catalog.document(txn, number)
+            self.writers.pop(number, None)
+            if self._retrieval is not None:
+                self._retrieval.written(row)
+            self.follow()
+
+    def follow(self, new: "Retrieval | None" = None) -> None:
+        """Look at what is committed, whether or not something was; `new` has followed nothing yet.
+        Raises CorruptMemory.
+        """
+        with self._following, paused_collection():
+            # before reading: too old a version only costs another look
+            version = self.catalog.database.version
+            if version.file != self._version.file and self._retrieval is not None:
+                self._retrieval.rewritten()
+            with self.catalog.database.read() as txn:
+                changes, leaving = self.catalog.changes(txn), self.catalog.leaving(txn)
+                changed = self._changed(txn, changes, leaving)
+                if self._retrieval is not None:
+                    gone = dict.fromkeys(self.leaving.keys() - leaving.keys())
+                    held = {n: row for n, row in changed.items() if n not in leaving}
+                    self._retrieval.follow(txn, gone | held, but=self.writers)
+                if new is not None:
+                    new.follow(txn, self.rows.by_number() | changed, but=self.writers)
+            self.leaving = leaving  # first: who reads one finds it here or there
+            self.rows.change(changed)
+            self._version, self._changes = version, changes
+
+    def _changed(
+        self, txn: Transaction, changes: Changes, leaving: Collection[int]
+    ) -> dict[int, Document | None]:
+        """The rows that are others now, in order of id; None for one that is gone, or leaves."""
+        numbers = changes.since(self._changes)
+        if numbers is not None:
+            return {
+                number: None if number in leaving else self.catalog.row(txn, number)
+                for number in sorted(numbers)
+            }
+        gone = dict.fromkeys(self.rows.by_number())
+        return gone | {row.id: row for row in self.catalog.documents(txn)}

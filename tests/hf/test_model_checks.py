@@ -1,0 +1,358 @@
+"""A model that cannot be used is refused in one line, and one that can be used only in part is
+reported in one line.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.commands import refused, run, run_apart
+from support.tiny_decoder import decoder, saved_gguf, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore import MemoryStore
+from memstore.errors import InvalidWeights, MemstoreError
+from memstore.hf.load import load_reader, load_stock, wrap
+from memstore.hf.model_directory import new_directory
+from memstore.hf.models_by_name import reader_named
+from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
+from memstore.hf.weights import made_here
+from memstore.model.passages.selectors.adaptation import UNADAPTED
+
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 269060552\n"
+)
+INDEX = "model.safetensors.index.json"
+Change = Callable[[Path], object]
+
+
+def pointer(name: str) -> Change:
+    return lambda directory: (directory / name).write_text(POINTER)
+
+
+def removed(name: str) -> Change:
+    return lambda directory: (directory / name).unlink()
+
+
+def written(name: str, content: str) -> Change:
+    return lambda directory: (directory / name).write_text(content)
+
+
+def cut(name: str) -> Change:
+    return lambda directory: os.truncate(directory / name, (directory / name).stat().st_size // 2)
+
+
+def merged(name: str, **changed: Any) -> Change:
+    """Changes values of a JSON file."""
+
+    def change(directory: Path) -> None:
+        values = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps(values | changed))
+
+    return change
+
+
+def configured(**changed: Any) -> Change:
+    return merged("config.json", **changed)
+
+
+def weight(value: float | None) -> Change:
+    """Writes a value into one of the weights; None: leaves these weights out."""
+
+    def change(directory: Path) -> None:
+        weights = load_file(directory / "model.safetensors")
+        if value is None:
+            del weights["model.layers.2.mlp.up_proj.weight"]
+        else:
+            weights["model.layers.2.mlp.up_proj.weight"][3, 4] = value
+        save_file(weights, directory / "model.safetensors", {"format": "pt"})
+
+    return change
+
+
+def in_shards(directory: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(weights)}
+    for file in set(names.values()):
+        part = {name: weights[name] for name in weights if names[name] == file}
+        save_file(part, directory / file, {"format": "pt"})
+    (directory / INDEX).write_text(json.dumps({"weight_map": names, "metadata": {}}))
+
+
+def without_a_shard(directory: Path) -> None:
+    in_shards(directory)
+    (directory / "model-1.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (pointer("model.safetensors"), "model.safetensors is a Git LFS pointer"),
+        (pointer("tokenizer.json"), "tokenizer.json is a Git LFS pointer"),
+        (pointer("config.json"), "config.json is a Git LFS pointer"),
+        (removed("tokenizer.json"), "has no tokenizer"),
+        (cut("tokenizer.json"), "(its tokenizer)"),
+        (written("tokenizer.json", "{}"), "(its tokenizer)"),
+        (cut("model.safetensors"), "model.safetensors is truncated"),
+        (removed("model.safetensors"), "only safetensors are read"),
+        (without_a_shard, "model-1.safetensors: No such file"),
+        (weight(float("nan")), "model.layers.2.mlp.up_proj.weight hold NaN or infinite"),
+        (weight(float("inf")), "model.layers.2.mlp.up_proj.weight hold NaN or infinite"),
+        (weight(None), "lacks 1 of its weights, such as model.layers.2.mlp.up_proj.weight"),
+        (written("adapter_config.json", "{}"), "merge_and_unload"),
+        (written("adapter_model.safetensors", ""), "merge_and_unload"),
+        (configured(num_hidden_layers=10**9), "1,000,000,000 layers"),
+        (configured(num_hidden_layers=0), "says 0 layers"),
+        (configured(vocab_size=1 << 40), "vocabulary of 1,099,511,627,776"),
+        (configured(hidden_size=0), "states of 0"),
+        (configured(intermediate_size=100), "other sizes than the weights"),
+        (configured(quantization_config={"quant_method": "fp8"}), "quantized"),
+        (configured(model_type="unknown"), "cannot be loaded as a Hugging Face model"),
+    ],
+)
+def test_a_damaged_or_incomplete_model_directory_is_refused_in_one_line(
+    directory: Path, change: Change, why: str
+) -> None:
+    change(directory)
+    book, memory = directory.parent / "book.txt", directory.parent / "memory"
+    book.write_text("The kettle is red. " * 9)
+    refused(run("ingest", book, "--store", memory, "--model", directory), why, str(directory))
+    assert not memory.exists()
+
+
+def test_wrapped_weights_that_are_not_finite_are_refused() -> None:
+    model = decoder("llama")
+    with torch.no_grad():
+        model.lm_head.weight[7, 7] = torch.nan
+    with pytest.raises(InvalidWeights, match=r"lm_head\.weight hold NaN"):
+        wrap(model, tokenizer())
+
+
+def test_weights_in_shards_are_loaded_as_in_one_file(directory: Path) -> None:
+    whole = load_stock(directory)[0].state_dict()
+    in_shards(directory)
+    loaded = load_stock(directory)[0].state_dict()
+    assert all(loaded[name].equal(whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("gemma4_text", {"vocab_size_per_layer_input": 4096, "hidden_size_per_layer_input": 16}),
+        ("bamba", {}),  # its configuration holds an infinity
+        ("mixtral", {"num_local_experts": 4}),
+    ],
+)
+def test_an_unusual_configuration_is_loaded_as_it_was_saved(
+    tmp_path: Path, kind: str, changed: dict[str, Any]
+) -> None:
+    made = decoder(kind, **changed)
+    made.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    loaded = load_stock(tmp_path / "model")[0].state_dict()
+    assert all(loaded[name].equal(weight) for name, weight in made.state_dict().items())
+
+
+def test_unused_weights_are_reported_in_one_line(
+    directory: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configured(num_hidden_layers=3)(directory)
+    load_stock(directory)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "9 weights are not used, such as model.layers.3" in said
+    assert "UNEXPECTED" not in capfd.readouterr().err
+
+
+def test_no_code_of_a_model_is_run(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = {"AutoConfig": "other.Config", "AutoModelForCausalLM": "other.Model"}
+    configured(model_type="other", auto_map=code)(directory)
+    (directory / "other.py").write_text(
+        f"open({str(directory / 'RAN')!r}, 'w')\n"
+        "from transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
+    )
+    answers = io.StringIO("y\n" * 9)
+    monkeypatch.setattr("sys.stdin", answers)
+    with pytest.raises(InvalidWeights):
+        load_reader(directory)
+    assert not (directory / "RAN").exists() and answers.tell() == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_configuration_does_not_choose_kernels(directory: Path) -> None:
+    kernels = {"attn_implementation": "some-one/kernel", "experts_implementation": "deepgemm"}
+    configured(**kernels)(directory)
+    config = load_stock(directory)[0].config
+    assert (config._attn_implementation, config._experts_implementation) == ("sdpa", "eager")
+
+
+def test_a_gguf_file_is_converted_once_and_a_cut_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    file = saved_gguf(tmp_path / "model.gguf")
+    expected = decoder("llama").state_dict()
+    for _ in range(2):
+        loaded, cut_with, _ = load_stock(file)
+        assert all(loaded.state_dict()[name].equal(expected[name]) for name in expected)
+    assert cut_with("The red fox").input_ids == tokenizer()("The red fox").input_ids
+    for size in (file.stat().st_size * 3 // 4, 1000, 20, 0):
+        os.truncate(file, size)
+        with pytest.raises(InvalidWeights, match=r"model\.gguf is cut short or damaged") as caught:
+            load_reader(file)
+        assert "\n" not in str(caught.value)
+    file.write_text(POINTER)
+    with pytest.raises(InvalidWeights, match="Git LFS pointer"):
+        load_reader(file)
+    assert len(list((tmp_path / "cache" / "models").iterdir())) == 1
+
+
+def test_the_next_conversion_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from memstore.hf.model_directory import new_directory
+with new_directory(Path(sys.argv[1]), ".converting-") as made:
+    (made / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    with new_directory(tmp_path, ".converting-") as live:
+        assert {*tmp_path.iterdir()} == {live} and live != left
+        with new_directory(tmp_path, ".converting-") as second:
+            assert {*tmp_path.iterdir()} == {live, second}  # not what is being written
+            second.rename(tmp_path / "whole")
+    assert {*tmp_path.iterdir()} == {tmp_path / "whole"}
+
+
+def test_a_downloaded_hub_model_is_loaded_from_the_hubs_cache(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    cache = directory.parent / "hub" / "models--some-one--model.v1"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    snapshot = cache / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    directory.rename(cache / "blobs")
+    for file in (cache / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(Path("..", "..", "blobs", file.name))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache.parent))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    model, _, where = load_stock("some-one/model.v1")
+    assert model.config.hidden_size == 64 and where.is_relative_to(cache)
+    with pytest.raises(MemstoreError, match="cannot be had from the hub"):
+        load_stock("some-one/other")
+
+
+@pytest.mark.parametrize("where", ["every token", "one token"])
+def test_a_model_whose_keys_cannot_be_stored_leaves_no_memory(
+    directory: Path, tmp_path: Path, where: str
+) -> None:
+    model, made, _ = load_stock(directory)
+    book, memory = tmp_path / "book.txt", tmp_path / "memory"
+    book.write_text("The kettle is red. " * 9)
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        seldom = made("kettle", add_special_tokens=False).input_ids[-1]
+        embedding[:, 0] = 1.0 if where == "every token" else 0.0
+        embedding[seldom, 0] = 9.0
+        model.model.layers[0].self_attn.k_proj.weight[:, 0] = 1e9
+    model.save_pretrained(directory)
+    refused(run("ingest", book, "--store", memory, "--model", directory), "cannot be stored")
+    assert not memory.exists()
+    assert run("ingest", book, "--store", memory).status == 0
+
+
+def test_a_damaged_selector_can_be_made_again(directory: Path) -> None:
+    reader = load_reader(directory, dtype=torch.float32)
+    path = made_here(reader.made_for.weights)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"damaged")
+    with pytest.raises(MemstoreError, match="memstore adapt"):
+        reader_named(directory)
+    assert reader_named(directory, adaptation=UNADAPTED).selector is UNADAPTED.selector
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('only tools') }}", "only tools"),
+        ("always the same", "does not write every message"),
+        ("{{ oops", "unexpected end"),
+        ({"tool_use": "{{ messages }}"}, "multiple chat templates"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_rendered_is_reported(
+    template: str | dict[str, str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = tokenizer()
+    made.chat_template = template
+    made.bos_token = "<|user|>"
+    reader = wrap(decoder("llama"), made)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "memstore"]
+    assert "chat template cannot be rendered" in said and why in said and "\n" not in said
+    assert "the model reads '<|user|>', the passages and the question as it was typed" in said
+    ids, words = reader.turn_ids("The number is ", first=True)
+    assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
+    assert reader.prefix_ids == [made.bos_token_id]
+
+
+def test_the_command_line_shows_the_report_of_a_chat_template(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ raise_exception('only tools') }}")
+    book = directory.parent / "book.txt"
+    book.write_text("The kettle is red. " * 9)
+    done = run_apart("ingest", book, "--store", directory.parent / "memory", "--model", directory)
+    assert done.status == 0 and done.err.count("only tools") == 1
+
+
+def test_a_tokenizer_that_normalises_text_is_reported_once_for_each_document_it_alters(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    merged("tokenizer.json", normalizer={"type": "NFKC"})(directory)
+    reader = load_reader(directory, dtype=torch.float32)
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest("Nothing is altered here. " * 40, store, name="plain")
+        assert not caplog.records
+        reader.ingest("The office has ﬁve ﬂoors. " * 40, store, name="office")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("office: ") and "'ﬁve ﬂoors.' becomes 'five floors." in said
+    caplog.clear()
+    segments = LandmarkTokenizer(load_stock(directory)[1], 10_000).encode_stream(["ﬁve ", "ﬂoors"])
+    assert len(list(segments)) == 1 and len(caplog.records) == 1
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused() -> None:
+    made, model = tokenizer(), decoder("llama")
+    while len(made) <= model.config.vocab_size:
+        made.add_tokens([f"lighthouse{len(made)}"])
+    with pytest.raises(InvalidWeights, match="the model knows"):
+        wrap(model, made)
+    with pytest.raises(InvalidWeights, match="the model knows"):
+        LandmarkTokenizer(made, model.config.vocab_size)
+
+
+def test_a_document_that_a_tokenizer_cannot_cut_is_refused_in_one_line() -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    tokens = OffsetTokenizer(tokenizer())
+    tokens._backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    for encode in (tokens.encode, lambda text: tokens.encode_batch([text])):
+        with pytest.raises(InvalidWeights, match="gave up") as caught:
+            encode("a" * 64 + "!")
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,259 @@
+"""Which messages ask something, and what they ask."""
+
+import pytest
+
+from memstore.model.texts.questions import asks, query_of
+
+CHAT = [
+    "hi",
+    "Hello!",
+    "hey there :)",
+    "Good morning, Anna",
+    "thanks",
+    "Thank you so much!",
+    "ok, great, thanks a lot",
+    "Perfect.",
+    "got it 👍",
+    "How are you today?",
+    "what's up?",
+    "who are you?",
+    "What can you do?",
+    "Are you a bot?",
+    "Can you help me?",
+    "Hi! Can you please help me with something?",
+    "I have a question.",
+    "bye",
+    "Never mind.",
+    "make that shorter",
+    "Make it more formal, please.",
+    "Can you rewrite that in simple English?",
+    "Translate your answer into German.",
+    "shorter please",
+    "as bullet points",
+    "In two sentences, please.",
+    "Please summarize the above in one paragraph.",
+    "continue",
+    "Go on.",
+    "more details please",
+    "Say that again.",
+    "Explain it in simpler words",
+    "Tell me a joke",
+    "Write me a short poem about the sea.",
+    "Guten Morgen!",
+    "Vielen Dank!",
+    "Wie geht's?",
+    "Übersetze das auf Englisch",
+    "Merci beaucoup !",
+    "Generate a concise, 3-5 word title with an emoji summarizing the chat history.",
+    "### Task:\nSuggest 3-5 relevant follow-up questions or prompts.\n<chat_history>\nUSER: How "
+    "much is the rent?\n</chat_history>",
+    "Please write a 5-word title for the conversation: User: What is the warranty?",
+    "Summarize this conversation in a short title.",
+    "Cheers mate",
+    "thank you, that's all for today",
+    "Hi, I'm Tom.",
+    "lol",
+    "Could you say that in fewer words?",
+    "Shorten your last answer to one line.",
+    "Rewrite this as an email",
+    "And now in French, please",
+    "Please respond with only a title of at most six words for the dialogue above.",
+    "Based on the chat history, suggest three follow-up questions.",
+    "Sounds good",
+    "no thanks",
+    "Alles klar, danke dir",
+    "Kannst du das kürzer sagen?",
+    "Good to know.",
+    "one more time please",
+    "Are you still there?",
+    "Haha, funny",
+]
+QUESTIONS = [
+    "How much is the monthly rent of Weaver House now?",
+    "What does error E7 of the CP-40 pump mean?",
+    "When does the FS-20 launch?",
+    "How do I restore the factory settings of the CP-40?",
+    "List all the fault codes of the CP-40 pump.",
+    "Are dogs allowed in Weaver House?",
+    "waht is the warrenty of the CP-60 pupm?",
+    "Wie hoch ist das Tagegeld für volle Tage?",
+    "Quand l'agence de Lyon quitte-t-elle la rue Garibaldi ?",
+    "What is the total of invoice 1048?",
+    "rent weaver house",
+    "warranty CP-60",
+    "lime barn combination",
+    "What changed in the lease?",
+    "And of the CP-60?",
+    "How much is it?",
+    "Who is she?",
+    "What about the second one?",
+    "Summarize the lease.",
+    "Summarize chapter 5 in two sentences.",
+    "Explain the holiday rules to me",
+    "Translate the warranty clause of the CP-60 into German.",
+    "Make a list of the tenants.",
+    "Tell me about the schooner Nantasket.",
+    "Give me the phone number of the office.",
+    "I want to know who attended the meeting.",
+    "I need the address of the bakery",
+    "Please help me find the invoice of March.",
+    "Can you tell me where parcels go?",
+    "Could you help me understand clause 7?",
+    "Hello, what is the per diem?",
+    "Thanks! And when does it end?",
+    "Is it allowed?",
+    "What is the title of the report?",
+    "Who wrote the letter?",
+    "What is the name of the conversation course?",
+    "What is the pass key? The pass key is",
+    "Write down the steps to restart the pump.",
+    "Was muss ich tun, wenn ich krank werde?",
+    "Combien coûte l'abonnement ?",
+    "Nenne mir die Kündigungsfrist.",
+    "What was the message of the president?",
+    "Are you allowed to bring dogs?",
+    "Who are the tenants?",
+    "Test results of the pump",
+    "How do you restart the pump?",
+    "Show me more details about the lease",
+    "Which one is cheaper?",
+    "More about the CP-60 warranty",
+    "Explain this error: E7",
+    "Put the dates of the meetings in a table",
+    "the fault codes in German",
+    "Say who attended",
+    "What did she say in the letter?",
+    "Is that in the contract?",
+    "Thanks, what about dogs?",
+    "Who are you calling for emergencies at Weaver House?",
+    "help desk phone number",
+    "Who made the CP-40?",
+    "Test procedure",
+]
+
+
+@pytest.mark.parametrize("message", CHAT)
+def test_chat_turns_ask_nothing(message: str) -> None:
+    assert not asks(message)
+
+
+@pytest.mark.parametrize("message", QUESTIONS)
+def test_questions_ask_something(message: str) -> None:
+    assert asks(message)
+
+
+RENT = "How much is the monthly rent of Weaver House now?"
+BACKGROUND = "We moved to a new desk system last week and everybody is still unpacking boxes."
+PASTED = (
+    "> From the archive: the committee met twice.\n> Was the vote counted?\n> It was not.\n"
+    "> The chairman went home."
+)
+REPORT = (
+    "Quarterly notes. The sales team travelled to Lisbon in spring. Two fairs were visited, and "
+    "forty new contacts were made. The next fair takes place in autumn."
+)
+CODE = "```\nfor row in rows:\n    print(row)  # why?\n```"
+MESSAGES = [
+    f"{RENT}",
+    f"Hi, {RENT}",
+    f"Hello there! {RENT}",
+    f"Good morning,\n\n{RENT}",
+    f"Dear Anna,\n\n{RENT}\n\nBest regards,\nTom Miller\nAccounting",
+    f"Hi team,\n{RENT}\nThanks,\nJo",
+    f"{RENT} Thanks!",
+    f"{RENT}\n\nThank you very much in advance\nPeter",
+    f"{RENT}\n--\nPeter Brown\nHead of sales\n+44 20 555 0100",
+    f"{RENT}\n\nSent from my iPhone",
+    f"Can you help me? {RENT}",
+    f"Hi! How are you? {RENT}",
+    f"Quick question: {RENT}",
+    f"I have a question. {RENT}",
+    f"{BACKGROUND} {RENT}",
+    f"{BACKGROUND}\n\n{RENT}",
+    f"{BACKGROUND} {REPORT} {RENT}",
+    f"{REPORT}\n\n{RENT}",
+    f"{RENT}\n\n{REPORT}",
+    f"{RENT} {BACKGROUND}",
+    f"{PASTED}\n\n{RENT}",
+    f"{RENT}\n\n{PASTED}",
+    f"{CODE}\n{RENT}",
+    f"{RENT}\n{CODE}",
+    f"On 4 March 2026, Anna wrote:\n{PASTED}\n\n{RENT}",
+    f"The sun is shining today. {RENT}",
+    f"My cat is called Tom. {RENT}",
+    f"I am writing a summary for the board. {RENT} {BACKGROUND}",
+    f"Hello,\n\n{BACKGROUND}\n\n{RENT}\n\nKind regards,\nSue",
+    f"Guten Tag,\n\n{RENT}\n\nMit freundlichen Grüßen\nTom",
+    f"Bonjour,\n\n{RENT}\n\nCordialement,\nMarie",
+    f"{RENT} Please answer quickly.",
+    f"Hi Lisa, hope you are well. {RENT} Cheers, Bob",
+    f"{RENT}\n\nAsking because a customer in Bristol wrote to us this morning.",
+    f"A customer in Bristol wrote to us this morning. He is rather angry. {RENT}",
+    f"Sorry to bother you again! {RENT}",
+    f"Hey, {RENT} Thx",
+    f"Hello,\n\nsee below. {RENT}\n\nBest,\nM.\n\n-----Original Message-----\nFrom: Karl\n"
+    "Subject: pump\n\nThe pump is broken. Can you send someone?",
+    f"{RENT}\n\n> Am 3. Mai schrieb Karl:\n> Die Pumpe ist kaputt. Was nun?",
+    f'```\nTraceback:\n  File "x.py", line 3\nValueError: what?\n```\n{RENT}',
+    f"The weather is awful. The train was late. I forgot my umbrella. {RENT}",
+    f"{RENT} My boss wants to know.",
+    f"My boss wants to know this by noon. {RENT}",
+    f"Ok so here's the thing. We sold three pumps last year. {RENT}",
+    f"Yo! {RENT}",
+    f"Good evening. I have two minutes. {RENT} Thank you.",
+    f"Dear Sir,\n\nI bought one of your pumps in March.\n\n{RENT}\n\nYours faithfully,\nJ.",
+    f"{RENT}\nJ. Smith\nSmith & Sons Ltd\n12 High Street\nBristol",
+    f"Servus, {RENT}",
+    f"Sehr geehrte Damen und Herren,\n\n{RENT}\n\nMit freundlichen Grüßen\nE. Kurz",
+    f"Please help. {RENT}",
+    f"Quick one. {RENT}",
+    f"Thanks for the last answer! {RENT}",
+    f"That was helpful. {RENT}",
+    f"{RENT} 😀",
+    f"I read the manual twice and found nothing about it. {RENT}",
+    f"Two tenants left in spring.\n{RENT}\nOne of them owes us a key.",
+    f"Hi all, welcome to the new channel! {RENT}",
+    f"Let me explain. We rent three floors. {RENT}",
+    f"{RENT} I could not find it in the lease.",
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_query_is_the_question_of_a_message(message: str) -> None:
+    assert query_of(message).removeprefix("Quick question: ") == RENT
+
+
+@pytest.mark.parametrize(
+    ("message", "query"),
+    [
+        ("rent weaver house", "rent weaver house"),
+        ("Tell me about the schooner Nantasket.", "Tell me about the schooner Nantasket."),
+        (
+            f"{BACKGROUND} Tell me about the schooner Nantasket.",
+            "Tell me about the schooner Nantasket.",
+        ),
+        (
+            "The tenant lives in Weaver House. How much is his rent?",
+            "The tenant lives in Weaver House. How much is his rent?",
+        ),
+        ("Who is the landlord? And when does the lease end?",) * 2,
+        ("What is the pass key? The pass key is",) * 2,
+        ("Wie hoch ist das Tagegeld? Danke!", "Wie hoch ist das Tagegeld?"),
+        (
+            "Hallo zusammen,\nich schreibe gerade den Bericht. Wie hoch ist das Tagegeld?",
+            "Wie hoch ist das Tagegeld?",
+        ),
+        ("Bonjour, quand part-elle ? Merci", "quand part-elle ?"),
+        ("", ""),
+        ("Hi", "Hi"),
+    ],
+)
+def test_query_keeps_what_a_question_needs(message: str, query: str) -> None:
+    assert query_of(message) == query
+
+
+def test_long_messages_are_read_in_bounded_time() -> None:
+    for piece in ("a ", "hi ", "? ", "make it ", "> x\n", "Thanks,\n", "```\n", "please "):
+        message = piece * (1 << 20)
+        asks(message)
+        query_of(message)

@@ -1,0 +1,89 @@
+"""A server refuses what the memory does not answer, as the command line does."""
+
+from collections.abc import Iterator
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from memstore.model.answer import NOT_SURE
+from memstore.model.passages.selectors.selector import Gate
+from support.serving import Served, serving
+from support.tiny_decoder import word_reader
+
+ABSENT = "Why do whales sing?"
+PRESENT = "What is the price of the brown mare?"
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose model has a gate."""
+    model = word_reader(gate=Gate(1.0))
+    with serving(tmp_path_factory.mktemp("gated") / "m", model=model) as served:
+        yield served
+
+
+def reply(served: Served, *said: str, stream: bool = False, **memstore: object) -> tuple:
+    """The text of a chat's answer and the field `memstore` of its reply."""
+    roles = ("user", "assistant")
+    done = served.openai().chat.completions.create(
+        model="memstore",
+        messages=[{"role": roles[at % 2], "content": text} for at, text in enumerate(said)],
+        stream=stream,
+        max_tokens=4,
+        extra_body={"memstore": memstore},
+    )
+    if not stream:
+        return done.choices[0].message.content, done.memstore, done.usage
+    chunks = list(done)
+    text = "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+    found = [one.memstore for one in chunks if getattr(one, "memstore", None)]
+    return text, found[-1], None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_refuses_and_lists_the_closest_passages(gated: Served, stream: bool) -> None:
+    text, told, usage = reply(gated, ABSENT, stream=stream)
+    assert text.startswith(NOT_SURE) and "diary" in text
+    assert not told["answered"] and told["sources"]
+    weights = [source["weight"] for source in told["sources"]]
+    assert weights == sorted(weights, reverse=True) and weights[0] < told["needed"]
+    assert usage is None or usage.completion_tokens == 0
+
+
+def test_chat_answers_without_the_memory_where_it_is_allowed_to(gated: Served) -> None:
+    text, told, usage = reply(gated, ABSENT, from_memory=False)
+    assert not text.startswith(NOT_SURE) and usage.completion_tokens > 0
+    assert not told["answered"] and not told["sources"]
+
+
+def test_chat_turn_that_asks_nothing_is_not_refused(gated: Served) -> None:
+    for said in (["Hi!"], [PRESENT, "310", "Make that shorter."], [ABSENT, NOT_SURE, "Thanks!"]):
+        text, told, usage = reply(gated, *said)
+        assert not text.startswith(NOT_SURE) and usage.completion_tokens > 0
+        assert told["answered"]
+
+
+def test_conversation_goes_on_after_a_refusal(gated: Served) -> None:
+    refused, _, _ = reply(gated, ABSENT)
+    text, told, _ = reply(gated, ABSENT, refused, PRESENT)
+    assert told["answered"] and told["sources"] and not text.startswith(NOT_SURE)
+
+
+def test_mcp_refuses_and_lists_the_closest_passages(gated: Served) -> None:
+    async def ask() -> None:
+        async with (
+            httpx2.AsyncClient(timeout=60, verify=False) as http,
+            Client(streamable_http_client(f"{gated.url}/mcp", http_client=http)) as client,
+        ):
+            answer = (await client.call_tool("ask", {"question": ABSENT})).structured_content
+            assert answer["answer"].startswith(NOT_SURE) and not answer["answered"]
+            assert answer["sources"]
+            found = (await client.call_tool("search", {"phrase": ABSENT})).structured_content
+            assert found["passages"] and not found["answered"]
+            found = (await client.call_tool("search", {"phrase": PRESENT})).structured_content
+            assert found["answered"]
+
+    anyio.run(ask)
