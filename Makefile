@@ -84,7 +84,6 @@ soak: ray
 		tests/share/test_share_faults.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/store/test_computed_again.py \
 		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \
-		tests/store/test_replace_selector.py tests/store/test_kv_budget.py \
 		tests/library tests/model/test_workers.py \
 		-s --timeout 7200 -m 'not models' $(ARGS)
 

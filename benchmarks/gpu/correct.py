@@ -215,7 +215,7 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.passage_encoding import encode
     from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
+    from memstore.model.passages.selectors.selector import Selector
 
     shape = SHAPES["tiny"] | {"head_dim": dim}
     model, tokenizer = made(Setting("cpu", tiny=True, seed=setting.seed), shape, 4096)
@@ -224,7 +224,7 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     told = []
     for device in ("cpu", setting.device):
         reader = HuggingFacePassageModel(
-            model.to(device), tokenizer, Adaptation(Words(), top_k=4), weights=f"random {dim}"
+            model.to(device), tokenizer, Adaptation(Selector(), top_k=4), weights=f"random {dim}"
         )
         options: OpenOptions = {}
         if device != "cpu" or setting.tiny:

@@ -166,7 +166,7 @@ def fill(store: MemoryStore, config: ModelConfig, blocks: int, setting: Setting)
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=setting.place).to(dtype)
 
-    scratch = store.session_document()
+    scratch = store.retrieval.session_document()
     heads, size, dim = config.num_kv_heads, config.block_size, config.head_dim
     for layer in config.memory_layers or ():
         for first in range(0, blocks, _AT_ONCE):

@@ -84,11 +84,11 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     """The rows of one shape. part: tokens whose reading in is timed by itself, before the rest."""
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
+    from memstore.model.passages.selectors.selector import Selector
 
     model, tokenizer = made(setting, SHAPES[shape], tokens)
     began = time.perf_counter()
-    adaptation = Adaptation(Words(), top_k=TOP_K)
+    adaptation = Adaptation(Selector(), top_k=TOP_K)
     reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=f"random {shape}")
     yield Row(f"{shape}: a reader over the model", "ours", time.perf_counter() - began)
     stock = Stock(model, CHUNK)

@@ -61,7 +61,7 @@ def leases(setting: Setting, shape: Shape) -> Iterator[Row]:
             options |= {"device": setting.device, "device_budget": units_there * shape.unit}
         with (
             MemoryStore.in_memory(shape.signature, **options) as store,
-            store.session_document() as scratch,
+            store.retrieval.session_document() as scratch,
         ):
             every = []
             for block in range(blocks):

@@ -120,7 +120,7 @@ def lookups(
 
     with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
         session.feed(books.place(rng, memory).tolist())
-        search = store.search_landmarks
+        search = store.retrieval.search_landmarks
 
         def noted(layer: int, q: Tensor, *arguments: Any, **options: Any) -> Any:
             opened = gates[layer] >= model.config.cmt_cutoff
@@ -131,7 +131,7 @@ def lookups(
             return search(layer, q, *arguments, **options)
 
         session.attention.observer = Watch()
-        with patch.object(store, "search_landmarks", noted):
+        with patch.object(store.retrieval, "search_landmarks", noted):
             for _ in range(turns):
                 session.feed(books.place(rng, 256).tolist())
                 session.feed(model.tokenizer.encode(" " + writer.ask(writer.fact()).prompt))

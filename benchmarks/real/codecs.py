@@ -27,7 +27,7 @@ from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.planted import CORPORA, TASKS, load
 from memstore import MemoryStore
-from memstore.disk.format.codec import NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.training.corpus import read_documents
 
@@ -72,7 +72,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--planted", CORPORA[0], "the corpus whose questions are asked", choices=CORPORA)
     add(options, "--trials", 30, "questions a task")
     add(options, "--tasks", ASKED, choices=TASKS, metavar="TASK")
-    add(options, "--codecs", ["zstd", "int8"], choices=NEW_CODECS, metavar="CODEC")
+    add(options, "--codecs", ["zstd", "int8"], choices=CODECS, metavar="CODEC")
     return options.parse_args()
 
 

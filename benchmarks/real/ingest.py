@@ -34,7 +34,7 @@ from benchmarks.real.hay import Hay
 from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.prompting import DTYPES, counting
 from memstore import MemoryStore
-from memstore.disk.format.codec import NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.hf.attention_seam import cache_argument
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.worker_pool import Workers
@@ -63,7 +63,7 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = parser(__doc__)
-    add(options, "--codec", "zstd", choices=NEW_CODECS)
+    add(options, "--codec", "zstd", choices=CODECS)
     add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
     add(options, "--tokens", "8K", "of the long document", type=tokens_number)
     add(options, "--short", [128, 512], "tokens of short documents, for the workers")

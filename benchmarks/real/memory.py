@@ -17,7 +17,7 @@ from benchmarks.real.plan import Question
 from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Row
 from memstore import MemoryStore
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.selectors.passage_choice import Chosen
 from memstore.model.passages.selectors.selector import confidence
@@ -36,8 +36,6 @@ class Memory(AbstractContextManager["Memory"]):
         open_or_create = MemoryStore.open if known else MemoryStore.create
         more = {} if known else {"selector": reader.keeps}
         self.store = open_or_create(directory, reader.signature, **more)
-        if reader.build_index(self.store)["replaced"]:
-            print("  the memory is found by another selector now", flush=True)
 
     def reopen(self) -> None:
         """Hold nothing of it in main memory any more."""

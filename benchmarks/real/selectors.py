@@ -151,16 +151,10 @@ def run(given: argparse.Namespace) -> list[Row]:
     blocks = Blocks(passages(reader.tokenizer, reader.passage_tokens), plan.documents)
     known: dict[str, Adaptation] = {"as shipped": reader.adaptation}
     for path in given.selectors:
-        known[path.stem] = load_selector(path, reader.made_for, reader.rotate)
-    captures = [adaptation.selector.captures for adaptation in known.values()]
+        known[path.stem] = load_selector(path, reader.made_for)
+    layers = {at for adaptation in known.values() for at in adaptation.selector.captures.states}
     read = Read(
-        reader,
-        blocks,
-        Captures(
-            tuple(sorted({layer for each in captures for layer in each.states})),
-            tuple(sorted({layer for each in captures for layer in each.heads})),
-        ),
-        [question.text for question in asked],
+        reader, blocks, Captures(tuple(sorted(layers))), [question.text for question in asked]
     )
     choosers: dict[str, Chooser] = {"bm25": Words(blocks)}
     choosers |= {name: Chosen(of.selector, read) for name, of in known.items()}

@@ -44,12 +44,12 @@ from benchmarks.real.planted import CORPORA, TASKS, load
 from benchmarks.real.prompting import counting
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_records import landmarks_of
-from memstore.model.passages.selectors.scoring import Scored, score_blocks
+from memstore.model.passages.selectors.selector import Scored, score_blocks
 from memstore.training.corpus import read_documents
 
 _CLUSTERS, _AT_ONCE, _IN_A_DOCUMENT = 4096, 250, 5000
@@ -256,7 +256,7 @@ def compare(
 ) -> dict[str, Any]:
     """One question: the search in two stages against the exact one."""
     start = time.thread_time()
-    exact = reader.selector.scores(captured, question.text, store, scope)
+    exact = reader.selector.scores(captured, question.text, store.retrieval, scope)
     spent = 1000 * (time.thread_time() - start)
     starts = np.cumsum([0, *(end for _, _, end in scope)])
     first = {document: int(at) for (document, _, _), at in zip(scope, starts)}

@@ -24,7 +24,7 @@ from benchmarks.common.timing import timed
 from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.stored_once import CHANGED, part
 from benchmarks.share.many_documents import Requests
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore

@@ -108,7 +108,7 @@ def fill(path: Path, documents: int, blocks: int) -> None:
             for at, record in enumerate(records):
                 catalog.blocks.put(txn, key._replace(block=at), record)
             ids = random.integers(0, 1000, tokens)
-            catalog.put_tokens(txn, number, 0, 0, ids)
+            catalog.texts.put_tokens(txn, number, 0, 0, ids)
             catalog.runs.put(txn, number, 0, KeyRun(0, np.ascontiguousarray(bits[:, :, -1])))
             catalog.put_document(txn, replace(row, bytes=sum(map(len, records))))
 
@@ -135,7 +135,7 @@ def ask(url: str, names: list[str] | None, documents: int) -> None:
         found = store.ready(names)
         assert len(found) == (documents if names is None else len(names))
         scope = [(document.id, 0, document.blocks) for document in found]
-        store.search_landmarks(0, torch.randn(1, 1, DIM), scope, 4)
+        store.retrieval.search_landmarks(0, torch.randn(1, 1, DIM), scope, 4)
 
 
 def listed(url: str) -> None:

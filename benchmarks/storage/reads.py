@@ -113,7 +113,7 @@ def host_hits(shape: Shape, options: argparse.Namespace) -> float:
     blocks = max(BATCH, 2048 // shape.heads)
     with (
         MemoryStore.in_memory(shape.signature, host_budget=2 * blocks * shape.record) as store,
-        store.session_document() as scratch,
+        store.retrieval.session_document() as scratch,
     ):
         for _ in range(blocks):
             k, v = torch.zeros(2, 1, shape.heads, shape.rows, shape.dim, dtype=torch.float16)

@@ -67,12 +67,8 @@ def adapt(
     texts = list(read_documents(text))
     subject = subject_of(unadapted, unadapted.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
-    options = AdaptOptions(
-        windows=windows, calibration=min(24, windows), held_out=min(48, windows), seed=seed or 0
-    )
-    adaptation = make_selector(
-        subject, texts, work, train=True, options=options, report=console.note
-    )
+    options = AdaptOptions(windows=windows, held_out=min(48, windows), seed=seed or 0)
+    adaptation = make_selector(subject, texts, work, options=options, report=console.note)
     adapted = load_reader(model, adaptation=adaptation)
     assert isinstance(adapted, HuggingFacePassageModel)
     adaptation = calibrate_reading(

@@ -188,7 +188,7 @@ def import_(
 ) -> None:
     """Read an exported document, making the memory if need be."""
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer.export_file import check_export, read_head
+    from memstore.store.transfer.exports import check_export, read_head
     from memstore.store.write.admission import check_name
 
     read_head(file)

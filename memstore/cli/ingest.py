@@ -167,9 +167,9 @@ def ingest(
             "--score-range chooses among retrieved blocks; it goes with --retrieve"
         )
     if codec is not None:
-        from memstore.disk.format.codec import codec_for_new
+        from memstore.disk.format.codec import get_codec
 
-        codec_for_new(codec)  # refuses an unknown one, also if the memory exists
+        get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "append" if append else "replace" if replace else "new"
     lookup = {"top_k": top_k, "score_range": score_range, "chunk_blocks": chunk_blocks}
     settings: dict[str, Any] = dict(lookup)

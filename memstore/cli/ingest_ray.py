@@ -11,7 +11,7 @@ from memstore.cli import console
 from memstore.cli.options import ModelOptions
 
 if TYPE_CHECKING:
-    from memstore.disk.format.passage_parts import Keep
+    from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import Files
     from memstore.library.batch import Job, Outcome, Progress
 

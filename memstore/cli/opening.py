@@ -30,7 +30,7 @@ def model_for_ingest(store: Path, options: ModelOptions) -> "ModelAPI":
     from memstore.hf.models_by_name import reader_of
 
     try:
-        signature, _ = _stored(store)
+        signature = _stored_signature(store)
     except MemoryNotFound:
         return new_model(store, options)
     name, compute = options.model, options.compute
@@ -56,24 +56,22 @@ def opened(
     model_options: ModelOptions,
     options: "OpenOptions",
     *,
-    read_only: bool | None = None,
+    read_only: bool = True,
     make: bool = False,
     documents: Sequence[str] | None = None,
 ) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
     """A memory and its model.
 
-    read_only: None for what asking needs: a landmark model only reads; what a passage model
-    computes may be stored. make: create the memory if there is none. documents: have to be there,
-    which is checked before a model is loaded. Raises what MemoryStore.open and reader_of raise.
+    make: create the memory if there is none. documents: have to be there, which is checked before a
+    model is loaded. Raises what MemoryStore.open and reader_of raise.
     """
     from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import on_device
 
-    selected = True
     try:
         if not is_url(store):
-            _, selected = _stored(store)  # before torch is imported for the device
+            _stored_signature(store)  # before torch is imported for the device
     except MemoryNotFound:
         if not make:
             raise
@@ -85,8 +83,6 @@ def opened(
             yield model, memory
         return
     options = on_device(options, model_options.device)
-    if read_only is None:
-        read_only = not selected
     with MemoryStore.open(store, read_only=read_only, **options) as memory:
         if documents:
             memory.ready(documents, to="ask")
@@ -99,12 +95,12 @@ def opened(
         )
 
 
-def _stored(store: Path | str) -> "tuple[Signature, bool]":
-    """The signature of a memory in a directory, and whether a selector finds its passages."""
+def _stored_signature(store: Path | str) -> "Signature":
+    """The signature of a memory in a directory."""
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(store, read_only=True) as memory:
-        return memory.signature, memory.selector is not None
+        return memory.signature
 
 
 def _say_first_use(name: str) -> None:

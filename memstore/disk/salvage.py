@@ -18,24 +18,14 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.format.keys import (
-    document_key,
-    passage_key,
-    record_key,
-    run_key,
-    tokens_key,
-    worth_key,
-)
-from memstore.disk.lmdb import commit_record as commit
-from memstore.disk.lmdb.commit_record import Commit
+from memstore.disk.format.keys import document_key, passage_key, record_key, run_key, tokens_key
 from memstore.disk.lmdb.lmdb_errors import named_lmdb_errors
 from memstore.disk.lmdb.locks import WriterLock
-from memstore.disk.lmdb.meta_pages import read_states
+from memstore.disk.lmdb.meta_pages import Tree, read_states
 from memstore.disk.lmdb.new_file import Entry, fill
-from memstore.disk.lmdb.transaction import TABLES, digest
-from memstore.disk.lmdb.tree import Tree
+from memstore.disk.lmdb.transaction import COMMIT_KEY, TABLES, Commit, digest
 from memstore.disk.tables import changes
-from memstore.disk.tables.passage_rows import DIGEST_BYTES
+from memstore.disk.tables.passage_table import DIGEST_BYTES
 from memstore.errors import CorruptMemory, MemoryLocked
 
 _NEXT = b"next_document"
@@ -45,7 +35,6 @@ _KEY_SIZES = {
     "landmarks": {len(run_key(0, 0, 0, of_selector=False))},
     "passages": {len(passage_key(0))},
     "digests": {DIGEST_BYTES},
-    "worth": {len(worth_key(0, 0))},
     "blocks": {len(record_key(RecordKey(0, 0, 0)))},
 }
 
@@ -136,11 +125,11 @@ def _state(tree: Tree, root: int, told: int | None) -> _State | None:
     table = tree.tables(root).get("meta")
     if table is None:
         return None
-    wanted = (b"memory", commit.KEY)
+    wanted = (b"memory", COMMIT_KEY)
     rows = {key: value for key, _, value in tree.entries(table) if key in wanted}
     if not _is_right("meta", b"memory", rows.get(b"memory", b"")):
         return None
-    record = rows.get(commit.KEY)
+    record = rows.get(COMMIT_KEY)
     known = None if record is None else Commit.unpack(record)
     return (
         _State(told or 0, root, time.time())
@@ -159,11 +148,11 @@ def _rescued(tree: Tree, root: int) -> Iterator[Entry]:
                 continue
             if table == "meta":
                 # rows may come to be others without its telling: whoever has seen them looks again
-                if key in (changes.KEY, commit.KEY):
+                if key in (changes.KEY, COMMIT_KEY):
                     continue
                 counted |= key == _NEXT
             elif len(key) in _KEY_SIZES[table]:
-                if table not in ("digests", "worth"):
+                if table != "digests":
                     last = max(last, int.from_bytes(key[:8], "big"))
             else:
                 continue

@@ -71,7 +71,7 @@ class HuggingFacePassageModel(PassageAPI):
             decoder.config.vocab_size,
             self._weights,
         )
-        adaptation = adaptation or adaptation_of(self.made_for, self.rotate)
+        adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
         self.gate = adaptation.gate
         self.separator_ids = self.tokenizer.encode(adaptation.separator)

@@ -12,7 +12,6 @@ from torch import nn
 from memstore.errors import InvalidWeights
 from memstore.hf.model_directory import cache_directory
 from memstore.model.passages.selectors.adaptation import UNADAPTED, Adaptation
-from memstore.model.passages.selectors.pointer_heads import Rotate
 from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, read_made_for
 
 SHIPPED = Path(__file__).parent / "selectors"
@@ -87,13 +86,13 @@ def made_here(weights: str) -> Path:
     return cache_directory() / "selectors" / f"{weights}.safetensors"
 
 
-def adaptation_of(model: MadeFor, rotate: Rotate) -> Adaptation:
+def adaptation_of(model: MadeFor) -> Adaptation:
     """The selector made for a model: this user's own, else one that ships, else words alone. Raises
     InvalidWeights for a damaged file.
     """
     for path in _files(model.weights):
         if read_made_for(path).weights == model.weights:
-            return load_selector(path, model, rotate)
+            return load_selector(path, model)
     return UNADAPTED
 
 

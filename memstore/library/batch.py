@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, get_args
 
 from memstore.compute import Compute
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.errors import MemstoreError
 
 Status = Literal["read", "there", "refused"]

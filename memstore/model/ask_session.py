@@ -77,7 +77,7 @@ def attached(
     what MemoryStore.ready and MemoryStore.attached raise.
     """
     wanted = store.ready(names)
-    there = store.attached(wanted) if retrieve else wanted
+    there = store.retrieval.attached(wanted) if retrieve else wanted
     absent = set[int]()
     if len(there) < len(wanted):
         absent = {row.id for row in wanted} - {row.id for row in there}

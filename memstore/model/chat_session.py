@@ -80,7 +80,6 @@ class Chat:
             chosen.tell(rest)
             yield rest
         after, seconds = store.tier_stats(), time.perf_counter() - began
-        store.store_computed()
         if silent:
             sources = closest_sources(self._reader, session, chosen.max_sources)
         else:

@@ -1,7 +1,7 @@
 """What may be chosen for a lookup, and for an answer: checked once, when they are made."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict, TypeVar, get_args
@@ -12,10 +12,6 @@ Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 GRANULARITIES = get_args(Granularity)
 
 
-TIERS = ("host", "local", "disk", "remote")
-"""What a cutoff may be given of, the fastest first: main memory (a device's too), the local cache
-of a published memory, the directory, and what is farther away.
-"""
 CAUTION = 0.85
 """Chosen on 63 questions that people might ask about excerpts of seven held-out books: of those
 about one book .81 are answered from it (.60 with 1) and .05 from another book (.02); from all seven
@@ -43,10 +39,7 @@ class LookupSettings:
     # much over each earlier one
     supersede: float = 0.0
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
-    # lookups of rows whose gate is below are skipped; by tier ({"host": .05, "remote": .3}): a row
-    # below a tier's uses what faster ones hold of its best blocks, so that an answer depends on
-    # what they hold (memstore.model.landmark.attention.latency_gate)
-    cmt_cutoff: float | Mapping[str, float] = 0.1
+    cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
     chunk_blocks: int = 8  # blocks read at once
     # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
     # its memory); None = as many as main memory has room for
@@ -79,11 +72,8 @@ class LookupSettings:
             raise InvalidInput(
                 f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
             )
-        for cutoff in [self.cmt_cutoff] if self.cutoffs is None else self.cutoffs.values():
-            if not (isinstance(cutoff, int | float) and 0 <= cutoff <= 1):
-                raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
-        if self.cutoffs is not None:
-            check_cutoffs(self.cutoffs)
+        if not (_is_amount(self.cmt_cutoff) and self.cmt_cutoff <= 1):
+            raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff!r}")
         if not 64 <= self.local_tokens <= 1 << 26:
             raise InvalidInput(f"local_tokens must lie in 64..{1 << 26}, is {self.local_tokens}")
         if not isinstance(self.chained, bool):
@@ -96,45 +86,9 @@ class LookupSettings:
                 f"there; is {self.own_blocks}"
             )
 
-    @property
-    def cutoffs(self) -> Mapping[str, float] | None:
-        """cmt_cutoff by tier; None where it is one for all."""
-        return self.cmt_cutoff if isinstance(self.cmt_cutoff, Mapping) else None
-
-    @property
-    def least_cutoff(self) -> float:
-        """The gate below which a row looks nothing up."""
-        if isinstance(self.cmt_cutoff, Mapping):
-            return self.cmt_cutoff["host"]
-        return self.cmt_cutoff
-
     def changed(self, **settings: Any) -> "LookupSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""
         return _changed(self, settings, LOOKUP_SETTINGS)
-
-
-def check_cutoffs(cutoffs: Mapping[str, float]) -> None:
-    """Raises InvalidInput for cutoffs by tier that cannot be meant."""
-    unknown = sorted(set(cutoffs) - set(TIERS))
-    if unknown:
-        raise InvalidInput(
-            f"cmt_cutoff has no tier {unknown[0]!r}; give it for some of {', '.join(TIERS)}"
-        )
-    if "host" not in cutoffs:
-        raise InvalidInput("cmt_cutoff by tier needs one for host, below which nothing is read")
-    given = [cutoffs[tier] for tier in TIERS if tier in cutoffs]
-    if given != sorted(given):
-        raise InvalidInput(
-            f"cmt_cutoff must not fall from one tier to a slower one: {dict(cutoffs)}"
-        )
-
-
-def cutoff_of(cutoffs: Mapping[str, float], tier: str) -> float:
-    """The least gate of a row that waits for a tier: its own, or of the next faster one that has
-    one.
-    """
-    place = TIERS.index(tier) if tier in TIERS else 0
-    return max(cutoffs[faster] for faster in TIERS[: place + 1] if faster in cutoffs)
 
 
 LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
@@ -148,7 +102,7 @@ class LookupOptions(TypedDict, total=False):
     recency: float | None
     supersede: float | None
     granularity: Granularity | None
-    cmt_cutoff: float | Mapping[str, float] | None
+    cmt_cutoff: float | None
     chunk_blocks: int | None
     own_blocks: int | None
     local_tokens: int | None

@@ -239,7 +239,7 @@ class ModelAPI(ModelAdapter):
             if not isinstance(value, Integral) or value < 1:
                 raise InvalidInput(f"{name} must be at least 1, is {value!r}")
         wanted = store.ready(documents, to="search")
-        searched = {document.id: document for document in store.attached(wanted)}
+        searched = {document.id: document for document in store.retrieval.attached(wanted)}
         absent = [document.name for document in wanted if document.id not in searched]
         scope = [(document.id, document.blocks) for document in searched.values()]
         return searched, self.ranked(phrase, store, scope, max(shortlist, top_k)), absent

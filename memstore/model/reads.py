@@ -36,10 +36,8 @@ OnRead = Callable[[StepReads], None]
 @dataclass
 class Lookups:
     """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
-    questions, by a model that chooses once for each. left: units that were chosen and not waited
-    for (a cutoff by tier).
+    questions, by a model that chooses once for each.
     """
 
     done: int = 0
     skipped: int = 0
-    left: int = 0

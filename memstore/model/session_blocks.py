@@ -89,7 +89,7 @@ class OwnBlocks:
         """documents: attached ones, as (id, blocks). per_block: KV blocks of heads of a block;
         least: blocks that are held whatever the budget says; bound: LookupSettings.own_blocks.
         """
-        self.scratch = store.session_document()
+        self.scratch = store.retrieval.session_document()
         self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
         self._per_block = per_block
         self.most = max(least, store.tiers.host.capacity // (2 * per_block))

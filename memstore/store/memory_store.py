@@ -1,39 +1,535 @@
 """A memory: documents, their landmark index and their blocks in tiers, behind one object that never
 sees a model.
+
+Its tables are open at once, its index and its tiers when something is first looked up or written,
+and torch is not imported before.
 """
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from memstore.block import BlockKey
+from memstore.closing import Closing
+from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
-from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import Keep, Passage
+from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidInput, MemoryLocked
+from memstore.disk.tables.run_table import RunTable
+from memstore.errors import (
+    DocumentNotFound,
+    InvalidInput,
+    MemoryClosed,
+    MemoryLocked,
+    ReadOnlyMemory,
+)
 from memstore.paths import expanded
 from memstore.share.publication_options import is_url
-from memstore.store.names_written import names_written
+from memstore.store.committed import Committed
+from memstore.store.open_options import OpenOptions, check_open_options, open_catalog
+from memstore.store.stored_text import TokenSpan, check_of_passages, read_passages, read_tokens
 from memstore.store.write import admission
-from memstore.store.write_locks import remove_leftovers, written_here
-from memstore.store.written_documents import WrittenDocuments
+from memstore.store.write.admission import Mode
+from memstore.store.write_locks import names_written, remove_leftovers, written_here
 
-if TYPE_CHECKING:  # imported where it is used: most commands need none of it
+if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
     from memstore.share.objects.object_store import ObjectStore
     from memstore.share.publish.publish import PublishOptions
     from memstore.share.publish.publish import Report as Published
-    from memstore.store.verify.report import Report
+    from memstore.store.retrieve.retrieval import Retrieval
+    from memstore.store.size_estimate import SizeEstimate
+    from memstore.store.verify.verify_memory import Report
+    from memstore.store.write.writer import DocumentWriter
+    from memstore.tiers.cascade import Cascade
+    from memstore.tiers.lease import Lease, UnitSource
 
 
-class MemoryStore(WrittenDocuments):
+class MemoryStore(Closing):
     """One memory, open in this process; a context manager. Usable from several threads.
 
-    `create`, `open` and `in_memory` (memstore.store.open_memory) open one; sessions look up in it
-    (memstore.store.lookups); its documents are read (memstore.store.stored_documents) and written
-    (memstore.store.written_documents), moved and checked. Documents that other processes add,
-    change or forget are noticed at the next call. The landmark index and the tiers are built when
-    something is first looked up or written; listing, moving and checking documents needs neither.
+    `create`, `open` and `in_memory` open one. Sessions look up in its `retrieval`. Documents that
+    other processes add, change or forget are noticed at the next call.
     """
+
+    def __init__(
+        self,
+        catalog: Catalog | None,
+        signature: Signature,
+        *,
+        read_only: bool = False,
+        wait_for_writer: bool = False,
+        source: "UnitSource | None" = None,
+        selector: IndexSpec | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> None:
+        """Use MemoryStore.create, open or in_memory."""
+        self.signature = signature
+        self._committed = None if catalog is None else Committed(catalog)
+        self._read_only, self._wait_for_writer = read_only, wait_for_writer
+        self._source, self._options = source, options
+        self._selector = None if catalog is None else catalog.selector
+        if selector is not None:
+            self._selector = RunTable(signature.geometry, selector)
+        self._retrieval: Retrieval | None = None
+        self._building = threading.RLock()
+        self._closed = False
+
+    # Opening and closing
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        signature: Signature,
+        *,
+        codec: str = "zstd",
+        quota: int | None = None,
+        selector: IndexSpec | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> Self:
+        """Make a new memory in a directory that is absent or empty, for the model with this
+        signature.
+
+        codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). quota: bytes that
+        the memory's file may reach. selector: what blocks are found by, if not by landmark keys of
+        the model's own layers. options: see OpenOptions.
+
+        Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
+        BudgetExceeded.
+        """
+        check_open_options(options, signature, expanded(path))  # a bad option leaves nothing behind
+        catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
+        return cls(catalog, signature, **options)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        signature: Signature | None = None,
+        *,
+        read_only: bool = False,
+        wait_for_writer: bool = False,
+        **options: Unpack[OpenOptions],
+    ) -> Self:
+        """Open a memory; with a signature, only if it is of that model.
+
+        path: its directory, or the URL of a published memory (s3://, gs://, az://, file:///,
+        memory://), which is only read, and whose blocks are read when they are asked for: see
+        ShareOptions, and docs/sharing.md. wait_for_writer: writing waits while another process
+        writes, instead of raising MemoryLocked. options: see OpenOptions.
+
+        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,
+        CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
+        StoreUnavailable, StaleMemory, StorageFull (the local cache).
+        """
+        read_only = read_only or is_url(path)
+        catalog = open_catalog(path, options, read_only=read_only)
+        try:
+            if signature is not None:
+                advice = "ask it with its own, or make a new memory"
+                signature.check_same(catalog.signature, str(path), advice)
+            check_open_options(options, catalog.signature)
+        except BaseException:
+            catalog.close()
+            raise
+        return cls(
+            catalog,
+            catalog.signature,
+            read_only=read_only,
+            wait_for_writer=wait_for_writer,
+            **options,
+        )
+
+    @classmethod
+    def in_memory(
+        cls,
+        signature: Signature,
+        source: "UnitSource | None" = None,
+        *,
+        selector: IndexSpec | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> Self:
+        """A memory without a directory, that holds only its sessions' own blocks. Raises
+        BudgetExceeded.
+
+        source: read from below the host tier, as the disk would be: documents of it have positive
+        numbers, and are found once `retrieval.add_landmarks` has got their landmark keys.
+        """
+        check_open_options(options, signature)
+        return cls(None, signature, read_only=True, source=source, selector=selector, **options)
+
+    def close(self) -> None:
+        """Close; writers still open commit their whole chunks first. Idempotent."""
+        if self._closed:
+            return
+        try:
+            for writer in [] if self._committed is None else list(self._committed.writers.values()):
+                writer.close()
+        finally:
+            self._closed = True
+            try:
+                if self._retrieval is not None:
+                    self._retrieval.close()
+            finally:
+                if self._committed is not None:
+                    self._committed.catalog.close()
+
+    # What it is
+
+    @property
+    def path(self) -> Path | None:
+        """The memory's directory; None for one without."""
+        if self._committed is None or self._committed.catalog.source is not None:
+            return None
+        return self._committed.catalog.database.path
+
+    @property
+    def place(self) -> str | None:
+        """Its directory, or its URL; None for a memory without either."""
+        return None if self._committed is None else str(self._committed.catalog.database.path)
+
+    @property
+    def manifest(self) -> int | None:
+        """The number of the manifest that a published memory is read by; None for a directory."""
+        return None if self._committed is None else self._committed.catalog.manifest
+
+    @property
+    def selector(self) -> IndexSpec | None:
+        """What blocks are found by; None where it is landmark keys of the model's own layers."""
+        return None if self._selector is None else self._selector.spec
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writing is refused: asked for at opening, or the directory cannot be written."""
+        return self._committed is None or self._committed.catalog.database.read_only
+
+    @property
+    def allow_partial(self) -> bool:
+        """Whether sessions leave out what cannot be read (ShareOptions), and say so."""
+        return self._committed is not None and self._committed.catalog.allow_partial
+
+    @property
+    def codec(self) -> str | None:
+        """How blocks are stored from now on; None for a memory without a directory."""
+        return None if self._committed is None else self._committed.catalog.codec
+
+    @property
+    def quota(self) -> int | None:
+        """Bytes that the memory's file may reach; None for no bound."""
+        return None if self._committed is None else self._committed.catalog.quota
+
+    def set_quota(self, quota: int | None) -> None:
+        """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
+        self._writable().catalog.set_quota(quota)
+
+    def stats(self) -> dict[str, Any]:
+        """What the memory holds and what was looked up since it was opened, as plain values: see
+        memstore.store.statistics.
+        """
+        from memstore.store.statistics import statistics
+
+        documents = self.documents()
+        catalog = None if self._committed is None else self._committed.catalog
+        looked_up = {} if self._retrieval is None else self._retrieval.describe()
+        model = self.signature.model
+        layers = self.signature.memory_layers if self.selector is None else ()
+        return {
+            "model": None if model is None else model.title,
+            **statistics(catalog, documents, looked_up, layers, self._options),
+        }
+
+    # Lookups
+
+    @property
+    def retrieval(self) -> "Retrieval":
+        """What sessions look up in, over the documents as they are now."""
+        self._refresh()
+        return self._opened_retrieval
+
+    @property
+    def tiers(self) -> "Cascade":
+        """The tiers that leases come from."""
+        return self._opened_retrieval.tiers
+
+    def tier_stats(self) -> dict[str, dict[str, int | float]]:
+        """Lookups by tier since the memory was opened, top first: the fields of TierStats by name.
+
+        Caches also have "held" and "budget", in bytes.
+        """
+        return self.tiers.stats()
+
+    def lease(self, units: Sequence[BlockKey]) -> "Lease":
+        """Slots of the top tier that hold these units (repeats allowed) until the lease is
+        released; of blocks of documents under the numbers that `Retrieval.stored_at` returns.
+
+        Raises BudgetExceeded (its `fits` says how many distinct units would fit), DocumentNotFound,
+        CorruptBlock.
+        """
+        return self.retrieval.tiers.lease(units)
+
+    def build_index(
+        self, top_k: int = 4, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Build the index's engines again over every document, and save them; return what was
+        built.
+
+        Queries that were kept by `Retrieval.sampled_queries`, or saved before, tell what to
+        optimise for; a head without any looks at everything it has, which is right and slow. top_k:
+        blocks wanted of a search. progress: called with (layers done, layers). Of a memory with a
+        selector: lists of its token landmarks, by which large scopes are searched in two stages;
+        progress is then called with (tokens done, tokens).
+
+        Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
+        CorruptMemory, ReadOnlyMemory, StorageFull.
+        """
+        retrieval = self.retrieval
+        if self._committed is not None and self._committed.catalog.source is None:
+            self._writable()
+        return retrieval.build(top_k, progress)
+
+    def update_index(self) -> bool:
+        """Bring the index's files up to the documents that came since they were built; is it time
+        to build them again?
+
+        Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
+        """
+        return self.retrieval.update_engines()
+
+    # Reading documents
+
+    def documents(self) -> list[Document]:
+        """Every document, ready or still being read, oldest first."""
+        self._refresh()
+        return [] if self._committed is None else self._committed.rows.listed()
+
+    def readable(self) -> dict[int, Document]:
+        """Every document by id, and those that left the memory a while ago: sessions that have
+        begun to read them go on.
+        """
+        listed = {document.id: document for document in self.documents()}
+        return listed if self._committed is None else {**self._committed.leaving, **listed}
+
+    def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
+        """The named documents, or every one that is read to its end, oldest first.
+
+        to: what they are wanted for, where none at all is an error. Raises InvalidInput for a named
+        one that is not read to its end, DocumentNotFound.
+        """
+        if names is None:
+            found = [document for document in self.documents() if document.state == "ready"]
+            if to is not None and not found:
+                raise InvalidInput(
+                    f"the memory holds no finished document to {to}; run ingest first"
+                )
+            return found
+        if isinstance(names, str):  # or its letters would be looked for
+            raise InvalidInput(f"documents are given as a list of names: [{names!r}]")
+        found = [self.document(name) for name in names]
+        for document in found:
+            if document.state != "ready":
+                raise InvalidInput(
+                    f"document {document.name!r} is only partly read; run ingest again to finish it"
+                )
+        return found
+
+    def has(self, name: str) -> bool:
+        """Is there a document of this name, ready or still being read?"""
+        return any(row.is_listed for row in self._named(name))
+
+    def document(self, name: str) -> Document:
+        """One document by name. Raises DocumentNotFound, which lists the names there are."""
+        for row in self._named(name):
+            if row.is_listed:
+                return row
+        raise admission.no_document(name, self.documents(), self.place)
+
+    def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
+        """Content tokens `first` to `end` of a document (by name or id), and where their characters
+        begin; of a document of passages all that are stored of each, one after the other, without
+        the places of characters: for these see `passages`.
+
+        Raises DocumentNotFound, CorruptMemory.
+        """
+        return self._read(document, partial(read_tokens, first=first, end=end))
+
+    def passages(
+        self, document: str | int, first: int = 0, end: int | None = None
+    ) -> list[Passage]:
+        """Passages `first` to `end` of a document (by name or id), a block each.
+
+        Raises DocumentNotFound, CorruptMemory, InvalidInput for a document that is not made of
+        passages.
+        """
+        return self._read(document, partial(read_passages, first=first, end=end))
+
+    def tail(self, document: str | int) -> str:
+        """The text of a document of passages after its last one. Raises what `passages` raises."""
+
+        def read(catalog: Catalog, txn: Transaction, row: Document) -> str:
+            check_of_passages(row)
+            return catalog.texts.tail(txn, row)
+
+        return self._read(document, read)
+
+    def kept(self, passages: Sequence[Passage]) -> list[Keep | None]:
+        """What is kept of each of these passages in the memory's codec, whatever documents hold it;
+        None of one that none does. Raises CorruptMemory.
+        """
+        catalog = self._on_disk().catalog
+        with catalog.database.read() as txn:
+            rows = [catalog.passages.find(txn, one) for one in catalog.digests(None, passages)]
+        return [None if row is None else "kv" if row.bytes else "text" for row in rows]
+
+    def _read(self, document: str | int, read: Callable[[Catalog, Transaction, Document], T]) -> T:
+        """What is read of a document in one transaction. Raises DocumentNotFound."""
+        catalog = self._on_disk().catalog
+        while True:  # a document that was replaced meanwhile has its name under another number
+            number = self.document(document).id if isinstance(document, str) else document
+            with catalog.database.read() as txn:
+                named = isinstance(document, str)
+                row = catalog.row(txn, number) if named else catalog.document(txn, number)
+                if row is not None:
+                    return read(catalog, txn, row)
+
+    # Writing documents
+
+    def write_document(
+        self,
+        name: str,
+        *,
+        source_hash: str,
+        settings: IngestSettings,
+        mode: Mode = "new",
+        metadata: dict[str, Any] | None = None,
+        commit_bytes: int | None = None,
+    ) -> "DocumentWriter | None":
+        """Begin a document, or continue one that was interrupted; None if the same content is there
+        already.
+
+        source_hash: of the content; the same name with another hash is another content. An
+        interrupted ingest continues only with the same settings. mode: "new"; "append" (continue a
+        ready document from its last full chunk: see DocumentWriter.base_tokens; one of passages
+        from its last: see DocumentWriter.replaced_passages); "replace" (the old content answers
+        until the new one is whole). metadata: what its row says of it, plain values (None: of a
+        document that is appended to, what it said); what is continued keeps its own. commit_bytes:
+        of a transaction, about; default writer.COMMIT_BYTES.
+
+        Several documents may be written at once by one process; until the last of their writers is
+        closed, other processes cannot write. Raises DocumentExists, DocumentNotFound (append),
+        InvalidInput, ReadOnlyMemory, MemoryLocked (also for a document that is being written),
+        StorageFull.
+        """
+        admission.check_request(name, settings, mode)
+        admission.check_metadata(metadata or {})
+        admission.check_passages(settings, self.signature, self.selector)
+        # asked before taking a lock: it also holds for a memory that is read-only or being written
+        if self._is_there(name, source_hash, settings, mode):
+            return None
+        if mode == "append":
+            there = self.document(name).metadata
+            metadata = there if metadata is None else metadata
+        from memstore.store.write.writer import DocumentWriter, InStore
+
+        committed = self._writable()
+        with ExitStack() as locks:
+            locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
+            wanted = admission.wanted(committed.catalog, name, source_hash, settings, metadata)
+            admitted = admission.admit(self._named(name), wanted, mode)
+            if admitted is None:
+                return None
+            held = ExitStack()  # by the writer, once there is one
+            in_store = InStore(held, self._store_staged, committed.ended)
+            catalog, retrieval = committed.catalog, self.retrieval
+            writer = DocumentWriter(catalog, retrieval, admitted, in_store, commit_bytes)
+            held.callback(locks.pop_all().close)
+            committed.writers[writer.document.id] = writer
+            return writer
+
+    def estimate_size(
+        self,
+        name: str,
+        tokens: int,
+        *,
+        source_hash: str,
+        settings: IngestSettings,
+        mode: Mode = "new",
+        stored: int = 0,
+    ) -> "SizeEstimate | None":
+        """What a document of about so many tokens will be here, before it is written; None if the
+        same content is there already. stored: tokens of it whose passages are stored, which cost
+        nothing (`kept`). The rest as for write_document.
+
+        Raises StorageFull if the quota or the disk have no room for it.
+        """
+        from memstore.store.size_estimate import estimate_size
+
+        if self.path is None:
+            self._writable()  # refuses
+        if self._is_there(name, source_hash, settings, mode):
+            return None
+        committed = self._on_disk()
+        wanted = admission.wanted(committed.catalog, name, source_hash, settings)
+        return estimate_size(committed.catalog, committed.rows, wanted, tokens, stored)
+
+    def _store_staged(self) -> None:
+        for writer in list(self._on_disk().writers.values()):
+            writer.store_staged()
+
+    def _is_there(self, name: str, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
+        rows = self._named(name)
+        return any(admission.is_there(row, source_hash, settings, mode) for row in rows)
+
+    def describe(self, name: str, metadata: dict[str, Any]) -> Document:
+        """Change what the row of a document says of it (`Document.metadata`), and return it.
+
+        Raises DocumentNotFound, InvalidInput (no plain values), ReadOnlyMemory, MemoryLocked,
+        StorageFull.
+        """
+        admission.check_metadata(metadata)
+        committed = self._writable()
+        with written_here(committed, name, wait=self._wait_for_writer):
+            document = replace(self.document(name), metadata=metadata)
+            catalog = committed.catalog
+            catalog.database.write(lambda txn: catalog.put_document(txn, document))
+        self._refresh()
+        return document
+
+    def forget(self, name: str, *, erase: bool = False) -> Document:
+        """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
+        what it was.
+
+        The file keeps its size, and bytes of the document on pages that are not used again yet,
+        until `compact`. erase: rewrite the file without any byte of it, and remove the index files,
+        which are built from all documents; all or nothing, and the memory is needed alone. Raises
+        DocumentNotFound, ReadOnlyMemory, MemoryLocked, StorageFull (erase).
+        """
+        committed = self._writable()
+        catalog = committed.catalog
+        with written_here(committed, name, wait=self._wait_for_writer):
+            document = self.document(name)
+            numbers = [row.id for row in committed.rows.named(name)]  # also what is half read
+
+            def work(txn: Transaction) -> None:
+                for number in numbers:
+                    catalog.delete_document(txn, number)
+
+            if erase:
+                path = catalog.database.path
+                catalog.database.rewrite(work, before_switch=lambda: remove_index(path))
+            else:
+                catalog.database.write(work, beyond_limit=True)
+        self._refresh()
+        return document
+
+    # Moving documents
 
     def export_document(self, name: str, file: Path | str) -> int:
         """Write one ready document to a file that `import_document` reads; return its bytes. It may
@@ -41,8 +537,7 @@ class MemoryStore(WrittenDocuments):
 
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
-        from memstore.store.transfer.export_file import check_target
-        from memstore.store.transfer.export_import import export_document
+        from memstore.store.transfer.exports import check_target, export_document
 
         catalog = self._on_disk().catalog
         file = expanded(file)
@@ -56,13 +551,12 @@ class MemoryStore(WrittenDocuments):
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the
-        same name is left as it is.
+        same name is left unchanged.
 
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
-        from memstore.store.transfer.export_file import read_head
-        from memstore.store.transfer.export_import import import_document
+        from memstore.store.transfer.exports import import_document, read_head
 
         file = expanded(file)
         original = read_head(file).document
@@ -87,41 +581,33 @@ class MemoryStore(WrittenDocuments):
         grace: float | None = None,
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
-        """Publish the named documents, or every ready one, where a URL says (s3://, gs://, az://,
-        file:///, memory://): see docs/sharing.md. What is there already is not sent again.
+        """Publish the named documents, or every ready one, at a URL (s3://, gs://, az://, file:///,
+        memory://): see docs/sharing.md. What is there already is not sent again.
 
         keep: "text" for no keys and values of passages, which readers compute as they need them.
-        replace: also in place of published documents of these names that hold other content.
-        check: read what is published of the documents, and send again what is damaged.
-        grace: seconds, where who prunes there gives another than 24 hours.
-        progress: called with (documents done, documents).
+        replace: also in place of published documents of these names that hold other content. check:
+        read what is published of the documents, and send again what is damaged. grace: seconds,
+        where whoever prunes there gives another than 24 hours. progress: called with (documents
+        done, documents).
 
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.objects.open_object_store import open_object_store
         from memstore.share.publish.garbage_collection import GRACE
-        from memstore.share.publish.publish import PublishOptions, publish
+        from memstore.share.publish.publish import PublishOptions
+        from memstore.store.transfer.published_document import publish_from
 
         catalog = self._on_disk().catalog
         if is_url(self.place):
             raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
         documents = self.ready(names, to="publish")
-        place = open_object_store(url, make=True)
         seconds = GRACE if grace is None else grace
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
-        report = publish(catalog, documents, place, options, progress)
-        lists = catalog.database.path / INDEX
-        if catalog.index_spec is not None and lists.exists():
-            from memstore.index.passage_directory import PassageDirectory
-            from memstore.store.retrieve.published_lists import carry
-
-            carry(PassageDirectory(lists), place, catalog.index_spec.digest)
-        return report
+        return publish_from(catalog, documents, url, options, progress)
 
     def stage(self, objects: "ObjectStore", key: str, options: "PublishOptions") -> str:
-        """Send every ready document for a manifest that somebody writes who has what others stage,
-        too; return the staged object. Raises as `publish` does.
+        """Send every ready document for a manifest that is written later, from what several
+        processes stage; return the staged object. Raises as `publish` does.
         """
         from memstore.share.publish.staging import stage
 
@@ -129,7 +615,7 @@ class MemoryStore(WrittenDocuments):
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, under another name if one is given; the same
-        content under the same name is left as it is.
+        content under the same name is left unchanged.
 
         Raises DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound, and what
         import_document raises; the memory is as it was.
@@ -139,6 +625,8 @@ class MemoryStore(WrittenDocuments):
         path = self._writable().catalog.database.path
         with pulled(url, name, path) as file:
             return self.import_document(file, as_name)
+
+    # Maintenance
 
     def compact(self) -> tuple[int, int]:
         """Rewrite the file without the room, and the bytes, that forgotten documents left; return
@@ -151,7 +639,7 @@ class MemoryStore(WrittenDocuments):
         with database.writer():
             before = database.file_bytes
             committed.refresh()
-            if (database.path / INDEX).exists() and self._retrieve().tells_of_gone():
+            if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
             remove_leftovers(committed)
             database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
@@ -187,3 +675,70 @@ class MemoryStore(WrittenDocuments):
             return verify_memory(path, repair=True)
         finally:
             committed.reopened(Catalog.open(path, read_only=self._read_only))
+
+    # What the rest begins with
+
+    def _refresh(self) -> None:
+        """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
+        self._check_open()
+        if self._committed is not None:
+            self._committed.refresh()
+
+    def _named(self, name: str) -> list[Document]:
+        self._refresh()
+        return [] if self._committed is None else self._committed.rows.named(name)
+
+    @property
+    def _opened_retrieval(self) -> "Retrieval":
+        """The index and the tiers, opened if need be, as they were last brought up to date."""
+        if self._retrieval is not None:
+            return self._retrieval
+        from memstore.store.retrieve.retrieval import Retrieval
+
+        with self._building:
+            self._check_open()
+            if self._retrieval is None:
+                committed = self._committed
+                opened = Retrieval(
+                    self.signature,
+                    None if committed is None else committed.catalog,
+                    self._source,
+                    self._selector,
+                    self._options,
+                )
+                try:
+                    if committed is not None:
+                        committed.attach(opened)
+                except BaseException:
+                    opened.close()
+                    raise
+                self._retrieval = opened
+            return self._retrieval
+
+    def _on_disk(self) -> Committed:
+        self._check_open()
+        if self._committed is None:
+            raise DocumentNotFound(
+                "this memory has no directory and holds only its sessions' own blocks"
+            )
+        return self._committed
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyMemory where the memory can only be read."""
+        self._writable()
+
+    def _writable(self) -> Committed:
+        if self.read_only and not self._closed:
+            if self._committed is not None and self._committed.catalog.source is not None:
+                raise ReadOnlyMemory(
+                    f"{self.place} is a published memory, which is only read; write into a "
+                    "directory and publish that"
+                )
+            raise ReadOnlyMemory(
+                f"{self.place or 'this memory'} is open for reading only; open it for writing"
+            )
+        return self._on_disk()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MemoryClosed(f"{self.place or 'this memory'} is closed; open it again")

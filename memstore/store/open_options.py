@@ -1,14 +1,16 @@
-"""What can be chosen about a memory when it is opened; refused before anything is opened or made,
-and without torch where the choice does not concern it.
+"""Opening a memory: its tables, and the options that may be chosen; these are refused before
+anything is opened or made, and without torch where they do not concern it.
 """
 
 from pathlib import Path
 
 from memstore.disk.files import check_outside_memories
 from memstore.disk.format.signature import Signature
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.paths import expanded
-from memstore.share.publication_options import ShareOptions
+from memstore.paused_collection import paused_collection
+from memstore.share.publication_options import ShareOptions, is_url, take_share_options
 from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
 
 
@@ -18,6 +20,22 @@ class OpenOptions(TierOptions, ShareOptions, total=False):
     index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
     # share of the true top blocks that an approximate index shall find; default 0.95, or as built
     index_recall: float
+
+
+def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> Catalog:
+    """The tables of a memory's directory, or of a published memory by its URL; takes what concerns
+    the latter out of the options. Raises what MemoryStore.open raises.
+    """
+    share = take_share_options(options)
+    if is_url(path):
+        from memstore.share.read.open_published import open_published
+
+        with paused_collection():
+            published: Catalog = open_published(str(path), share)
+        return published
+    if share:
+        raise InvalidConfig(f"{min(share)} is of published memories; {path} is a directory")
+    return Catalog.open(path, read_only=read_only)
 
 
 def check_open_options(options: OpenOptions, signature: Signature, new: Path | None = None) -> None:

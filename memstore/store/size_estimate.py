@@ -14,7 +14,7 @@ from memstore.disk.format.record import header_bytes
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import StorageFull
-from memstore.store.document_rows import Rows
+from memstore.store.committed import Rows
 
 _PAGE = mmap.PAGESIZE
 _PAGE_HEADER = 16  # of the pages of a value that has pages of its own
@@ -51,16 +51,12 @@ def estimate_size(
     there = max([stored, *(row.tokens - row.appended_to for row in begun)])
     needed = round(share * (pages - record_bytes(signature, codec, wanted, there)[1]))
     database, quota = catalog.database, catalog.quota
-    with database.read() as txn:
-        kept = catalog.passages.records.kept(txn)
-    if wanted.of_passages and kept.budget is not None and records:
-        needed = min(needed, round((kept.budget - kept.bytes) * pages / records))
     free = shutil.disk_usage(database.path).free
     if most or (quota is None and needed <= free):
         return told
-    # at least; what was forgotten is written over
-    used = kept.bytes + sum(row.bytes for row in rows.by_number().values() if not row.of_passages)
-    free += max(0, database.file_bytes - used)
+    with database.read() as txn:
+        used = txn.used_bytes
+    free += max(0, database.file_bytes - used)  # pages of what was forgotten are written over
     size = f"{wanted.name!r} has about {tokens:,} tokens and needs {needed / 1e6:,.1f} MB more"
     if quota is not None and needed > quota - used:
         raise StorageFull(

@@ -1,14 +1,42 @@
-"""Who may write: several writers of one process write several documents; other processes are kept
-away by the memory's writer lock.
+"""Who may write: several writers of one process write several documents, one writer a document;
+other processes are kept out by the memory's writer lock.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.transaction import Transaction
-from memstore.store.names_written import all_names_held, name_held, names_written
-from memstore.store.refresh import Committed
+from memstore.errors import MemoryLocked
+from memstore.store.committed import Committed
+
+_written: dict[Path, set[str]] = {}
+_changing = threading.Lock()
+
+
+def names_written(path: Path) -> frozenset[str]:
+    """Names of the documents of a memory that this process is writing."""
+    with _changing:
+        return frozenset(_written.get(path.resolve(), ()))
+
+
+@contextmanager
+def name_held(path: Path, name: str) -> Iterator[None]:
+    """Let nobody else of this process write under a name. Raises MemoryLocked, at once."""
+    with _changing:
+        names = _written.setdefault(path.resolve(), set())
+        if name in names:
+            raise MemoryLocked(
+                f"document {name!r} is being written by this process; finish that first"
+            )
+        names.add(name)
+    try:
+        yield
+    finally:
+        with _changing:
+            names.discard(name)
 
 
 @contextmanager
@@ -22,15 +50,6 @@ def written_here(committed: Committed, name: str, *, wait: bool) -> Iterator[Non
     with name_held(database.path, name), database.writer(wait=wait):
         committed.refresh()
         remove_leftovers(committed, name)
-        yield
-
-
-@contextmanager
-def all_written_here(committed: Committed, *, wait: bool) -> Iterator[None]:
-    """Hold what changing all documents needs. Raises as written_here does."""
-    database = committed.catalog.database
-    with all_names_held(database.path), database.writer(wait=wait):
-        committed.refresh()
         yield
 
 

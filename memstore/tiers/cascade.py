@@ -132,14 +132,6 @@ class Cascade:
         """Would looking this unit up be a hit? Counts nothing."""
         return self.top.holds(unit)
 
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """Of each unit the fastest tier that has it: "host" also where a device has it, else what
-        LowestTier.nearest says. Counts nothing.
-        """
-        absent = [unit for unit in units if not any(tier.holds(unit) for tier in self.caches)]
-        below = {} if self.disk is None else dict(zip(absent, self.disk.nearest(absent)))
-        return [below.get(unit, "host") for unit in units]
-
     # Units of sessions
 
     def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:

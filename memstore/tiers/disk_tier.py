@@ -46,10 +46,6 @@ class DiskTier:
         """As `read`; of each unit also the name of the tier that had it."""
         return self.read(units, slab, slots), ["disk"] * len(units)
 
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """The disk has them all."""
-        return ["disk"] * len(units)
-
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
         tokens.

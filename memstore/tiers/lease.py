@@ -45,12 +45,6 @@ class LowestTier(UnitSource, Protocol):
         """As `read`; of each unit also the name of the tier that had it."""
         ...
 
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """Of each unit the fastest of its tiers that has it, as far as can be told without asking
-        another machine: "disk", "local" or "remote".
-        """
-        ...
-
     def close(self) -> None:
         """End its threads; more than once is the same as once."""
         ...

@@ -13,105 +13,27 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from memstore.training.vocabulary import between_commas, forms, sections
+
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 
-PASS_KEY_QUESTION = "What is the pass key? The pass key is"
+_TEXT = sections("recall")
+
+
+def _forms(name: str) -> dict[Split, tuple[str, ...]]:
+    return {split: forms(_TEXT[f"{name} {split}"]) for split in SPLITS}
+
+
+def _words(name: str) -> dict[Split, tuple[str, ...]]:
+    return {split: between_commas(_TEXT[f"{name} {split}"]) for split in SPLITS}
+
 
 # In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article,
-# {a} the attribute, {v} the value. The first four of each list are the plain ones that training may
-# begin with.
-STATEMENTS: dict[Split, tuple[str, ...]] = {
-    "train": (
-        "The {a} of {E} is {v}.",
-        "The {e} {a} is {v}.",
-        "Remember: the {a} for {E} is {v}.",
-        "{e} {a}: {v}.",
-        "{v} is the {a} of {E}.",
-        "{C} has the {a} {v}.",
-        "{C}'s {a} is {v}.",
-        "Note that the {a} of {E} is {v}.",
-        "For {E}, the {a} is {v}.",
-        "The {a} given to {E} was {v}.",
-        "{C}, whose {a} is {v}, was there.",
-        "Do not forget that {v} is the {a} of {E}.",
-        "{C}: {a} {v}.",
-        "I wrote down {v} as the {a} of {E}.",
-        "The {a} of {E}: {v}\n",
-    ),
-    "held_out": (
-        "They said that {E} had {v} as its {a}.",
-        "As far as I know, the {a} belonging to {E} is {v}.",
-    ),
-}
-UPDATES: dict[Split, tuple[str, ...]] = {
-    "train": (
-        "The {a} of {E} is now {v}.",
-        "The {a} of {E} has been changed to {v}.",
-        "{C}'s {a} was changed to {v}.",
-        "From now on the {a} of {E} is {v}.",
-        "Correction: the {a} of {E} is {v}.",
-        "The new {a} of {E} is {v}.",
-        "The {e} {a} has changed. It is now {v}.",
-        "Update: {e} {a}: {v}.",
-    ),
-    "held_out": (
-        "Later the {a} of {E} was replaced by {v}.",
-        "These days {E} has the {a} {v} instead.",
-    ),
-}
-# A question form says everything up to the answer.
-QUESTIONS: dict[Split, tuple[str, ...]] = {
-    "train": (
-        "What is the {a} of {E}? The {a} of {E} is",
-        "What is the {e} {a}? The {e} {a} is",
-        "Question: what is the {a} of {E}? Answer:",
-        "The {e} {a} is",
-        "The {a} of {E} is",
-        "Tell me the {a} of {E}. It is",
-        "What is {E}'s {a}? It is",
-        "Which {a} does {E} have? The {a} is",
-        "{C}'s {a} is",
-        "What is the {a} of {E}?",
-        "Question: What is the {a} of {E}?\nAnswer:",
-        "Q: What is the {e} {a}? A:",
-        "what is the {a} of {E}? it is",
-        "What was the {a} given to {E}? The {a} was",
-        "Do you remember the {a} of {E}? Yes, it is",
-        "{e} {a}:",
-    ),
-    "held_out": (
-        "Can you say what the {a} for {E} is? It is",
-        "I need the {a} belonging to {E}. The answer is",
-    ),
-}
-PASS_KEY_STATEMENTS: dict[Split, tuple[str, ...]] = {
-    "train": (
-        "The pass key is {v}. Remember it. {v} is the pass key.",
-        "The pass key is {v}. Remember it.",
-        "Remember: the pass key is {v}. {v} is the pass key.",
-        "The pass key is {v}.",
-        "{v} is the pass key. Remember it.",
-    ),
-    "held_out": (
-        "Keep this in mind: the pass key is {v}.",
-        "Someone told me {v} was the pass key.",
-    ),
-}
-PASS_KEY_QUESTIONS: dict[Split, tuple[str, ...]] = {
-    "train": (
-        PASS_KEY_QUESTION,
-        "What is the pass key?",
-        "The pass key is",
-        "Question: What is the pass key? Answer:",
-        "Question: What is the pass key?\nAnswer:",
-        "Tell me the pass key. It is",
-        "what is the pass key? it is",
-        "What was the pass key? The pass key was",
-        "Q: What is the pass key? A:",
-    ),
-    "held_out": ("Can you say what the pass key is? It is", "I need the pass key. The answer is"),
-}
+# {a} the attribute, {v} the value. A question says everything up to its answer. The first four of
+# each list are the plain ones that training may begin with.
+STATEMENTS, UPDATES, QUESTIONS = map(_forms, ("STATEMENTS", "UPDATES", "QUESTIONS"))
+PASS_KEY_STATEMENTS, PASS_KEY_QUESTIONS = map(_forms, ("PASS_KEY_STATEMENTS", "PASS_KEY_QUESTIONS"))
 
 ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
 # How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats
@@ -140,55 +62,14 @@ _ENTITY_SHARES: dict[EntityKind, float] = {
 }
 
 
-def _list(text: str, separator: str | None = None) -> tuple[str, ...]:
-    return tuple(text.split(separator))
-
-
-_COLOURS: dict[Split, tuple[str, ...]] = {
-    "train": _list(
-        "red blue green yellow purple orange black white silver golden crimson violet amber "
-        "scarlet pink brown grey "
-        "ivory copper bronze ruby pearl indigo olive coral"
-    ),
-    "held_out": _list("jade lime navy beige turquoise"),
-}
-_NOUNS: dict[Split, tuple[str, ...]] = {
-    "train": _list(
-        "fox castle river garden engine harbor mountain library station tiger bridge market temple "
-        "valley forest "
-        "window tower island dragon falcon gate robot server cabin ship train hotel school museum "
-        "lion whale eagle "
-        "wolf bear rabbit horse door key box table chair lamp mirror clock piano drum violin "
-        "camera radio phone book "
-        "letter map coin sword shield crown ring stone crystal feather house room farm mill church "
-        "road boat wagon "
-        "bank office shop ladder bottle basket cup knife bell"
-    ),
-    "held_out": _list("vault rocket flute laptop pencil shell kettle canal otter barn"),
-}
-_ATTRIBUTES: dict[Split, tuple[str, ...]] = {
-    "train": _list(
-        "code,password,number,pin,token,serial number,secret,access "
-        "code,key,id,name,price,address,weight,age,title,"
-        "owner,sign,room number,phone number,date,colour,height,motto",
-        ",",
-    ),
-    "held_out": _list("combination,passphrase,registration,call sign", ","),
-}
-_SYLLABLES: dict[Split, tuple[str, ...]] = {
-    "train": _list(
-        "ka lo mi ta ren dor vel zan qui sha bel tor nix mar lin gos fer pul wen ar os um el ix"
-    ),
-    "held_out": _list("bru den fa gri hol jun kes mo nar pim rus sed tav vor yel"),
-}
+_COLOURS, _NOUNS, _ATTRIBUTES = map(_words, ("COLOURS", "NOUNS", "ATTRIBUTES"))
+_SYLLABLES = _words("SYLLABLES")
 _HELD_OUT_NAME = re.compile(f"(?:{'|'.join(_SYLLABLES['held_out'])})+")
 # Of training's names, more than a list of syllables gives: from few, the model learns those instead
 # of copying.
-_ONSETS = _list("b br c ch d dr f fl g gr h j k l m n p pr r s st t th tr v w y z")
-_CODAS = ("", "", "", *_list("n r l s t m k d"))
-_MONTHS = _list(
-    "January February March April May June July August September October November December"
-)
+_ONSETS = between_commas(_TEXT["ONSETS"])
+_CODAS = ("", "", "", *"nrlstmkd")
+_MONTHS = between_commas(_TEXT["MONTHS"])
 
 
 @dataclass(frozen=True)
@@ -346,6 +227,7 @@ def _pattern(rng: Random, pattern: str) -> str:
     return "".join(rng.choice(kinds[symbol]) if symbol in kinds else symbol for symbol in pattern)
 
 
+PASS_KEY_QUESTION = PASS_KEY_QUESTIONS["train"][0]  # the paper's
 PASS_KEY_HEAD = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there."

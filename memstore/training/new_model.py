@@ -1,28 +1,29 @@
-"""The decoder that a run trains: drawn anew, or from weights."""
+"""The decoder that a run trains: with random weights, or with those of a checkpoint."""
 
 from pathlib import Path
 
 import torch
 
+from memstore.errors import InvalidConfig
 from memstore.model.landmark.checkpoint import load_checkpoint
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
-from memstore.training.grow import grow
 
 
 def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
     """The decoder of a configuration.
 
-    init: a checkpoint of this configuration, or of one that grows into it. Raises InvalidConfig,
-    InvalidWeights.
+    init: a checkpoint of this architecture. Raises InvalidConfig for another, InvalidWeights.
     """
-    model, drawn = Transformer(config), torch.Generator().manual_seed(seed)
+    model = Transformer(config)
     if init is None:
-        model.initialise(drawn)
+        model.initialise(torch.Generator().manual_seed(seed))
         return model
     first, _ = load_checkpoint(init)
     first.cmt_values = None  # measured of these weights, not of those that come of them
     if first.config.architecture() != config.architecture():
-        return grow(first, config, drawn)
+        raise InvalidConfig(
+            f"{init} is a model of another architecture; leave --preset out, or train from nothing"
+        )
     model.load_state_dict(first.state_dict())
     return model

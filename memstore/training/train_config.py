@@ -26,7 +26,7 @@ class TrainConfig:
     threads: int = 1
     # where it computes, such as "cuda"; no part of a run: it is resumed on any device
     device: str = "cpu"
-    # weights and tokenizer to start from: of this configuration, or one that grows into it
+    # weights and tokenizer to start from: of this architecture
     init: Path | None = None
     tokenizer: Path | None = None  # a tokenizer.json, without init; None = one is made of the texts
     # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`

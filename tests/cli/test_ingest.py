@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.disk.format.codec import NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.store.memory_store import MemoryStore
@@ -62,7 +62,7 @@ def test_documents_are_not_listed_once_a_file(
 def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
     help_text = run("ingest", "--help").out
     sizes = {}
-    for codec in NEW_CODECS:
+    for codec in CODECS:
         memory = tmp_path / codec
         result = run("ingest", story, "--store", memory, "--codec", codec, "--json").json
         sizes[codec] = result["documents"][0]["bytes"]

@@ -70,7 +70,7 @@ def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
         size = sum(catalog.blocks.put(txn, key, record) for key, record in sorted(records))
         for first in range(0, blocks, 4):
             count = min(4, blocks - first)
-            catalog.put_tokens(
+            catalog.texts.put_tokens(
                 txn, number, 4 * first, 10 * first, range(4 * first, 4 * (first + count))
             )
             for layer in (1, 2):
@@ -90,7 +90,7 @@ def ids_of(
     catalog: Catalog, txn: Transaction, document: int, first: int = 0, end: int | None = None
 ) -> np.ndarray:
     """Its content token ids `first` to `end`, fewer where it ends."""
-    parts = catalog.token_parts(txn, document, first, end)
+    parts = catalog.texts.token_parts(txn, document, first, end)
     some = [
         part.ids[max(0, first - part.first) : None if end is None else end - part.first]
         for part in parts
@@ -290,7 +290,7 @@ def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
     def work(txn: Transaction) -> None:
         for document in (1, 2, 3):
             for first, size in zip(starts, sizes, strict=True):
-                catalog.put_tokens(
+                catalog.texts.put_tokens(
                     txn, document, first, 5 * first, ids[first : first + size] ^ document
                 )
 
@@ -299,7 +299,7 @@ def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
     end = data.draw(st.none() | st.integers(first, len(ids) + 5))
     with catalog.database.read() as txn:
         assert ids_of(catalog, txn, 2, first, end).tolist() == (ids[first:end] ^ 2).tolist()
-        parts = list(catalog.token_parts(txn, 2, first, end))
+        parts = list(catalog.texts.token_parts(txn, 2, first, end))
         assert [part.first for part in parts] == [
             start
             for start, size in zip(starts, sizes, strict=True)

@@ -18,7 +18,7 @@ import torch
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.extents import Extent
+from memstore.disk.lmdb.pages import Extent
 from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, MemoryClosed

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from memstore.block import KV_DTYPES, BlockKey, RecordKey
-from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.disk.format.document import Write
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.key_pages import Extent, KeyPage
+from memstore.disk.lmdb.pages import Extent, KeyPage
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
@@ -60,7 +60,7 @@ def memory(tmp_path: Path) -> Iterator[tuple[Catalog, DiskTier]]:
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-@pytest.mark.parametrize("codec", NEW_CODECS)
+@pytest.mark.parametrize("codec", CODECS)
 def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype, way):
     catalog, disk = make(tmp_path / "memory", codec, dtype)
     source: UnitSource = disk

@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -232,16 +231,16 @@ def test_unreadable_document_is_refused_with_its_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 @settings(max_examples=int(os.environ.get("MEMSTORE_HOSTILE", "2000")) // 40)
-@given(random=st.randoms(use_true_random=False), in_member=st.booleans())
-def test_damaged_document_is_a_text_or_refused(name: str, random: Random, in_member: bool) -> None:
+@given(draw=st.data())
+def test_damaged_document_is_a_text_or_refused(name: str, draw: st.DataObject) -> None:
     data = GOOD[name]
-    if in_member and zipfile.is_zipfile(io.BytesIO(data)):  # members have checksums of their own
+    if zipfile.is_zipfile(io.BytesIO(data)) and draw.draw(st.booleans()):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = {member: archive.read(member) for member in archive.namelist()}
-        member = random.choice(sorted(members))
-        data = made.zipped({**members, member: damaged(members[member], random)})
+        member = draw.draw(st.sampled_from(sorted(members)))  # under a right checksum
+        data = made.zipped({**members, member: draw.draw(damaged(members[member]))})
     else:
-        data = damaged(data, random)
+        data = draw.draw(damaged(data))
     try:
         document = here(data, name, replace(SMALL, pages=50))
     except UnreadableDocument as error:

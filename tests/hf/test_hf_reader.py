@@ -7,12 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
+from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
 from support.rounding import rounding
-from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, saved, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -56,7 +56,7 @@ def stored(store, reader, name):
     found = {}
     for layer in shape.memory_layers:
         for block in range(document.blocks):
-            ((number, at),) = store.stored_at([(document.id, block)])
+            ((number, at),) = store.retrieval.stored_at([(document.id, block)])
             units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
             with store.lease(units) as lease:
                 found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
@@ -114,7 +114,9 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
             torch.testing.assert_close(other, one, rtol=0, atol=atol, msg=f"{place}")
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
-    assert torch.equal(made[0].word_scores(words, scope), made[1].word_scores(words, scope))
+    assert torch.equal(
+        made[0].retrieval.word_scores(words, scope), made[1].retrieval.word_scores(words, scope)
+    )
     for memory in made:
         memory.close()
 
@@ -297,43 +299,17 @@ def test_a_missing_package_is_named_with_its_install_commands(monkeypatch):
         load_reader("smollm2")
 
 
-def test_reindex_with_another_selector_matches_an_ingest_with_it(tmp_path):
+def test_a_memory_of_another_selector_is_refused(tmp_path):
     plain = word_reader()
-    heads = pointer_heads(plain, (2, 1), (1, 3))
-    pointing = word_reader(plain.model)
-    pointing.selector = heads
-    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.spec) as store:
-        pointing.ingest(TEXT, store, name="inventory")
-        wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
-    with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
+    learned = word_reader(plain.model)
+    learned.selector = learned_selector(plain)
+    with MemoryStore.create(tmp_path / "m", plain.signature, selector=plain.keeps) as store:
         plain.ingest(TEXT, store, name="inventory")
-        with pytest.raises(WrongModel, match="memstore reindex"):
-            pointing.ask(QUESTION, store)
-        assert pointing.build_index(store)["replaced"]
-        found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
-        atol = rounding(torch.float16) * float(wanted.abs().max())  # in which landmarks are stored
-        torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
-        assert len(wanted.unique()) > 50
-        assert pointing.ask(QUESTION, store, max_new_tokens=2).sources
-        assert not pointing.build_index(store)["replaced"]
-        with pytest.raises(WrongModel, match="words"):
-            plain.ask(QUESTION, store)
-
-
-def test_a_published_memory_of_another_selector_says_to_publish_again(reader, tmp_path):
-    pytest.importorskip("obstore")
-    url = f"file://{tmp_path / 'there'}"
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(TEXT, store, name="inventory")
-        store.publish(url)
-    other = word_reader(reader.model)
-    other.selector = pointer_heads(other, (2, 1))
-    with (
-        MemoryStore.open(url, reader.signature) as store,
-        pytest.raises(MemstoreError, match="publish it again") as refused,
-    ):
-        other.ask("Which number?", store)
-    assert str(refused.value).startswith(url)
+        for refused in (learned.ask, learned.search):
+            with pytest.raises(WrongModel, match="ingest the documents again into a new memory"):
+                refused(QUESTION, store)
+        with pytest.raises(WrongModel):
+            learned.build_index(store)
 
 
 def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):

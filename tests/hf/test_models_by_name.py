@@ -11,7 +11,7 @@ from memstore.hf import models_by_name
 from memstore.hf.model_directory import directory_of
 from memstore.hf.models_by_name import default_name, name_of, reader_named
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer.export_file import read_head
+from memstore.store.transfer.exports import read_head
 from support.commands import run, write_model
 from support.fake_device import FakeDevice
 

@@ -25,7 +25,7 @@ from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights
 from memstore.hf.load import wrap
 from memstore.hf.models_by_name import reader_named
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.selector_sum import Words
+from memstore.model.passages.selectors.selector import Selector
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import KINDS, decoder, of_kind, saved, tokenizer
 
@@ -193,7 +193,7 @@ TEXT = "".join(
 @contextmanager
 def generating(weights, directory):
     """A reader that generates with these weights, and an empty memory."""
-    adaptation = Adaptation(Words(), top_k=1)
+    adaptation = Adaptation(Selector(), top_k=1)
     reader = wrap(decoder("llama"), tokenizer(True), adaptation, weights=weights)
     path = directory / weights
     with MemoryStore.create(path, reader.signature, selector=reader.keeps) as store:
@@ -209,7 +209,7 @@ def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
             document = reader.ingest(TEXT, store, name="inventory")
             units = [
                 BlockKey(number, layer, at, head)
-                for number, at in store.stored_at(
+                for number, at in store.retrieval.stored_at(
                     [(document.id, block) for block in range(document.blocks)]
                 )
                 for layer in reader.shape.memory_layers

@@ -259,15 +259,6 @@ def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[PackedIndex,
     assert (some.candidates[2:] == -1).all() and (some.scores[2:] == NEG).all()
 
 
-def test_queries_of_a_wrong_shape_are_refused(memory: tuple[PackedIndex, Scope]) -> None:
-    index, scope = memory
-    for q in (queries(2)[..., :8], queries(2)[:3], queries(2)[0]):
-        with pytest.raises(InvalidInput, match="queries of shape"):
-            index.search(0, q, scope, TOP_K)
-    with pytest.raises(InvalidInput, match="top_k"):
-        index.search(0, queries(2), scope, 0)
-
-
 def test_auto_uses_its_engine_only_where_it_is_cheaper() -> None:
     index, scope = filled("auto")
     q = queries(64)

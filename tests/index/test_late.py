@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore.disk.format.token_parts import equal_lengths
-from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.disk.format.text_parts import equal_lengths
+from memstore.errors import DocumentNotFound
 from memstore.index.late_interaction import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
 
 HEADS, WIDTH, BLOCK = 2, 16, 16
@@ -99,20 +99,6 @@ def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
         found.maxima(q, 0, [(1, 0, 5)]).double(), expected, atol=1e-5, rtol=1e-5
     )
     assert found.bytes < 29 * 4 * BLOCK * HEADS * WIDTH * 4, "what is gone takes room for ever"
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    found = index(torch.int8)
-    with pytest.raises(InvalidInput):
-        add(found, 1, 0, landmarks(BLOCK))  # float32
-    with pytest.raises(InvalidInput):
-        add(found, 1, 0, landmarks(BLOCK, dtype=torch.int8)[:, :1])
-    add(found, 1, 0, landmarks(BLOCK, dtype=torch.int8))
-    with pytest.raises(InvalidInput):
-        add(found, 1, 5, landmarks(BLOCK, dtype=torch.int8))
-    for q, head in ((torch.zeros(2, WIDTH + 1), 0), (torch.zeros(2, WIDTH), HEADS)):
-        with pytest.raises(InvalidInput):
-            found.maxima(q, head, [(1, 0, 1)])
 
 
 def test_threads_search_while_documents_come_and_go() -> None:

@@ -70,8 +70,8 @@ class Driver:
         self.config = config
         unit = 2 * config.block_size * config.head_dim * 8
         self.store = MemoryStore.in_memory(signature(config), host_budget=host_units * unit)
-        self.documents = [self.store.session_document()]
-        self.scratch = self.store.session_document()
+        self.documents = [self.store.retrieval.session_document()]
+        self.scratch = self.store.retrieval.session_document()
         self.blocks = SessionBlocks(own_document=self.scratch.document)
         rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
         self.reads: list[tuple[ReadUnit, float]] = []

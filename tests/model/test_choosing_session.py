@@ -32,8 +32,8 @@ def reader():
 
 
 @pytest.fixture(scope="module")
-def pointing():
-    return reader_of(pointing=True)
+def learned():
+    return reader_of(learned=True)
 
 
 def filler(tokens, seed=0):
@@ -50,7 +50,7 @@ def tell(session, text):
 def kept(store, layer, block):
     """Keys and values [heads, block size, head_dim] of a block as stored."""
     heads = range(store.signature.num_kv_heads)
-    ((number, at),) = store.stored_at([(block.document, block.block)])
+    ((number, at),) = store.retrieval.stored_at([(block.document, block.block)])
     units = [BlockKey(number, layer, at, head) for head in heads]
     with store.lease(units) as lease:
         return lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
@@ -101,21 +101,19 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
             assert torch.allclose(reader.hidden(ids, context.attend), expected, atol=1e-4)
 
 
-def test_a_walk_in_parts_shows_what_a_whole_one_does(pointing):
+def test_a_walk_in_parts_shows_what_a_whole_one_does(learned):
     ids = filler(150)
-    whole = capture(pointing, ids)
-    walk = CapturingForward(pointing, WINDOW)
+    whole = capture(learned, ids)
+    walk = CapturingForward(learned, WINDOW)
     first = walk.read(ids[:90])
     walk.fork().read(filler(50, seed=1))  # another text, that this one does not see
-    for layer, q in whole.q.items():
-        parts = [first.q[layer]] + [walk.read([token]).q[layer] for token in ids[90:93]]
-        assert torch.allclose(torch.cat(parts, 1), q[:, :93], atol=1e-4)
-        break
+    parts = [first.states[2]] + [walk.read([token]).states[2] for token in ids[90:93]]
+    assert torch.allclose(torch.cat(parts), whole.states[2][:93], atol=1e-4)
 
 
-def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tmp_path):
+def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(learned, tmp_path):
     seen = []
-    selector = pointing.selector
+    selector = learned.selector
 
     class Watched:
         def __getattr__(self, name):
@@ -125,28 +123,27 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tm
             seen.append(captured)
             return selector.scores(captured, *given)
 
-    with memory(pointing, tmp_path) as store:
-        pointing.selector = Watched()
+    with memory(learned, tmp_path) as store:
+        learned.selector = Watched()
         try:
-            with pointing.session(store) as session:
+            with learned.session(store) as session:
                 read = []
                 for question in ("Where is the red kettle?", "And the grey ladder?", QUESTION):
-                    ids, words = pointing.turn_ids(question, first=not read)
+                    ids, words = learned.turn_ids(question, first=not read)
                     state = session.ask(question, lambda: None)
-                    whole = capture(pointing, read + ids)
+                    whole = capture(learned, read + ids)
                     asked = whole.part(range(len(read) + words.start, len(read) + words.stop))
                     assert seen[-1].ids == asked.ids
-                    for layer, q in asked.q.items():
-                        assert torch.allclose(seen[-1].q[layer], q, atol=1e-4)
+                    assert torch.allclose(seen[-1].states[2], asked.states[2], atol=1e-4)
                     said = list(session.generate(state, 4))
                     read += ids + said[: len(said) - 1]
         finally:
-            pointing.selector = selector
+            learned.selector = selector
 
 
 @pytest.mark.parametrize("kind", ["words", "words and heads"])
-def test_what_was_said_three_windows_ago_is_found_and_read(reader, pointing, tmp_path, kind):
-    reader = reader if kind == "words" else pointing
+def test_what_was_said_three_windows_ago_is_found_and_read(reader, learned, tmp_path, kind):
+    reader = reader if kind == "words" else learned
     with memory(reader, tmp_path) as store, reader.session(store) as session:
         tell(session, FACT)
         session.feed(filler(3 * WINDOW))
@@ -191,13 +188,13 @@ def test_a_turn_longer_than_the_window_is_read_and_its_beginning_found(reader, t
         assert session.choose(QUESTION, [], range(0))[0].block <= 1
 
 
-def test_memory_is_bounded_however_long_the_chat(pointing, tmp_path):
+def test_memory_is_bounded_however_long_the_chat(learned, tmp_path):
     unit = 2 * 128 * 16 * 2  # bytes of keys and values of a slot
     per_block = 4 * 2
-    with memory(pointing, tmp_path, host_budget=12 * per_block * unit) as store:
+    with memory(learned, tmp_path, host_budget=12 * per_block * unit) as store:
         most = store.tiers.host.capacity // (2 * per_block)
         sizes = []
-        with pointing.session(store) as session:
+        with learned.session(store) as session:
             for number in range(9):
                 tell(session, f"{FACT} {number}")
                 for piece in range(4):
@@ -291,10 +288,10 @@ def test_a_text_that_stands_twice_is_read_once_at_its_last_place(tmp_path):
         assert named.also == [("note", (0, len(FACT)))] and named.text == FACT
 
 
-def test_a_closed_session_holds_nothing(pointing, tmp_path):
-    with memory(pointing, tmp_path) as store:
-        store.word_scores({1: 1.0}, [(1, 0, store.document("inventory").blocks)])
-        session = pointing.session(store)
+def test_a_closed_session_holds_nothing(learned, tmp_path):
+    with memory(learned, tmp_path) as store:
+        store.retrieval.word_scores({1: 1.0}, [(1, 0, store.document("inventory").blocks)])
+        session = learned.session(store)
         tell(session, FACT)
         session.feed(filler(2 * WINDOW))
         session.ask(QUESTION, lambda: None)
@@ -304,9 +301,9 @@ def test_a_closed_session_holds_nothing(pointing, tmp_path):
         session.close()
         assert store.tier_stats()["host"]["held"] < before
         with pytest.raises(DocumentNotFound):
-            store.word_scores({1: 1.0}, [(own.document, 0, 1)])
+            store.retrieval.word_scores({1: 1.0}, [(own.document, 0, 1)])
         with pytest.raises(DocumentNotFound):
-            store.token_maxima(torch.ones(1, 16), 0, [(own.document, 0, 1)])
+            store.retrieval.token_maxima(torch.ones(1, 16), 0, [(own.document, 0, 1)])
 
 
 def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):

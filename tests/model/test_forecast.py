@@ -39,7 +39,7 @@ def forecast_of(reader, store, content, name="book", **more):
 
 
 @pytest.mark.parametrize("words", [3, 90, 250])
-@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_the_bytes_foretold_are_those_of_the_records(reader, tmp_path, codec, words):
     content = text(words)
     with created(reader, tmp_path / "m", codec=codec) as store:
@@ -120,7 +120,9 @@ def test_what_was_read_before_an_interrupt_needs_no_room_again(reader, tmp_path)
             "new", len(reader.tokenizer.encode(content)), source_hash="", settings=part.settings
         )
         # room for the rest, not for all of it
-        store.set_quota(store.stats()["bytes"] + int(0.7 * whole.bytes))
+        with store._on_disk().catalog.database.read() as txn:
+            used = txn.used_bytes
+        store.set_quota(used + int(0.7 * whole.bytes))
         with pytest.raises(StorageFull):
             reader.ingest(" ".join(reversed(content.split())), store, name="again")
         rest = []

@@ -50,7 +50,7 @@ def hits(
     signature = store.signature
     q = torch.randn(4, 20, signature.head_dim, generator=torch.Generator().manual_seed(3))
     scope = tuple((store.document(name).id, 0, store.document(name).blocks) for name in names)
-    found = store.search_landmarks(LAYER, q, scope, 3)
+    found = store.retrieval.search_landmarks(LAYER, q, scope, 3)
     return found.scores, found.candidates
 
 
@@ -79,7 +79,7 @@ def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(
     with MemoryStore.open(memory, model.signature, read_only=True) as store:
         document = store.document("one")
         q = torch.randn(4, 1, store.signature.head_dim)
-        store.search_landmarks(LAYER, q, ((document.id, 0, document.blocks),), 3)
+        store.retrieval.search_landmarks(LAYER, q, ((document.id, 0, document.blocks),), 3)
         described = store.stats()["index"]
     assert described["engines"][LAYER]["family"] == "ivf-sq8"
     assert described["asked"] == 0  # so few landmarks are searched faster exactly

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.citations import Place
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.model.passages.cutting.passage_cutting import Passages

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.fake_device import FakeDevice
-from support.tiny_decoder import decoder, pointer_heads, tokenizer
+from support.tiny_decoder import decoder, learned_selector, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -22,7 +22,7 @@ from support.rounding import TINY_MODEL, assert_same_to_rounding
 def reader_of(dtype=torch.float32, device="cpu", **options):
     model = decoder("llama").to(device, dtype)
     made = HuggingFacePassageModel(model, tokenizer(), **options)
-    adaptation = Adaptation(pointer_heads(made, (2, 1)), read_from=1)
+    adaptation = Adaptation(learned_selector(made), read_from=1)
     return HuggingFacePassageModel(made.model, tokenizer(), adaptation, **options)
 
 
@@ -46,9 +46,8 @@ def test_a_passage_is_computed_alike_alone_and_with_others(dtype, device):
         for half, other in zip(one[:2], together[number][:2]):
             assert half.shape == (3, 2, len(some[number]), 16)
             assert_same_to_rounding(half, other, products=TINY_MODEL, dtype=dtype)
-        for name in ("q", "k"):
-            shown, other = (getattr(each.captured, name)[2] for each in (one, together[number]))
-            assert_same_to_rounding(shown, other, products=TINY_MODEL)
+        shown, other = one.captured.states[2], together[number].captured.states[2]
+        assert_same_to_rounding(shown, other, products=TINY_MODEL)
 
 
 def test_they_are_those_of_the_passage_behind_the_prefix():
@@ -73,7 +72,7 @@ def test_as_far_as_the_selector_looks_and_no_further():
     reader, some = reader_of(), passages(4)
     for whole, part in zip(encode(reader, some), encode(reader, some, layers=3)):
         assert not len(part.k) and not len(part.v)
-        torch.testing.assert_close(part.captured.k[2], whole.captured.k[2])
+        torch.testing.assert_close(part.captured.states[2], whole.captured.states[2])
 
 
 def test_what_is_only_looked_at_may_be_longer_than_what_is_stored():
@@ -82,7 +81,7 @@ def test_what_is_only_looked_at_may_be_longer_than_what_is_stored():
     (here,) = encode(reader_of(), [ids], layers=3)
     with FakeDevice():
         (there,) = encode(reader_of(device="cuda"), [ids], layers=3)
-    torch.testing.assert_close(here.captured.k[2], there.captured.k[2].cpu())
+    torch.testing.assert_close(here.captured.states[2], there.captured.states[2].cpu())
 
 
 def test_what_the_stored_dtype_cannot_hold_is_refused():

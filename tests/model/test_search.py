@@ -122,7 +122,7 @@ def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
     looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), blocks)
     (look,) = looks.values()  # the tiny model has one memory layer
     share = (
-        look.q @ store.landmark_keys(1, scope).repeat_interleave(2, 0).transpose(1, 2)
+        look.q @ store.retrieval.landmark_keys(1, scope).repeat_interleave(2, 0).transpose(1, 2)
     ).softmax(-1)
     # every softmax written out
     gain = look.gate[..., None] * share * (blocks * share).log().clamp(min=0)
@@ -200,14 +200,14 @@ def test_units_held_by_others_make_search_slower_not_wrong(
     with MemoryStore.open(memory, model.signature, read_only=True, host_budget=1 << 14) as store:
         free = model.search(PHRASE, store, top_k=5)
         number = store.document("first").id
-        held = [search.BlockKey(number, 1, block, 0) for block in range(store.capacity - 1)]
+        held = [search.BlockKey(number, 1, block, 0) for block in range(store.tiers.capacity - 1)]
         with store.lease(held):
             slower = model.search(PHRASE, store, top_k=5)
             assert [s.block for s in slower] == [s.block for s in free]
             weights = [s.weight for s in slower]
             assert weights == pytest.approx([s.weight for s in free], rel=1e-5)
         with (
-            store.lease([*held, search.BlockKey(number, 1, store.capacity, 0)]),
+            store.lease([*held, search.BlockKey(number, 1, store.tiers.capacity, 0)]),
             pytest.raises(BudgetExceeded),
         ):
             model.search(PHRASE, store)

@@ -1,4 +1,6 @@
-"""Selectors: what they keep of tokens, what their scores are, how many blocks are read."""
+"""Selectors: what they keep of tokens, their scores, the scores by a shortlist, how many blocks are
+read.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +11,20 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from memstore.errors import InvalidConfig, InvalidWeights
+from memstore.errors import InvalidWeights
 from memstore.hf.weights import SHIPPED
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
+from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.learned_selector import Learned, Projection, rooted
-from memstore.model.passages.selectors.pointer_heads import DISTANCE, PointerHeads
+from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import (
     GATE_BLOCKS,
     Gate,
+    Selector,
     covered,
     in_range,
+    score_blocks,
+    spread,
     standardise,
 )
 from memstore.model.passages.selectors.selector_file import (
@@ -28,8 +33,9 @@ from memstore.model.passages.selectors.selector_file import (
     read_made_for,
     save_selector,
 )
-from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.store.retrieve import first_stage
 from memstore.training.selectors.measure import Haystack
+from support.many_passages import SPEC, add, create, everything, question
 from support.rounding import assert_same_to_rounding
 
 HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
@@ -53,24 +59,11 @@ def projection(seed: int = 0) -> Projection:
     )
 
 
-def rotate(layer: int, x: Tensor, positions: Tensor) -> Tensor:
-    angle = positions[:, None].float() * torch.tensor([1.0, 0.3, 0.05]) * (layer + 1)
-    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
-
-
-def pointers() -> PointerHeads:
-    return PointerHeads([(1, 3), (1, 2), (2, 0)], (4, 2, 6), rotate)
-
-
 def captured(tokens: int, seed: int = 1) -> Captured:
     draw = torch.Generator().manual_seed(seed)
     return Captured(
         torch.randint(0, VOCABULARY, (tokens,), generator=draw).tolist(),
         {2: 3 * torch.randn(tokens, HIDDEN, generator=draw)},
-        {layer: torch.randn(4, tokens, 6, generator=draw) for layer in (1, 2)},
-        {layer: torch.randn(2, tokens, 6, generator=draw) for layer in (1, 2)},
     )
 
 
@@ -87,7 +80,7 @@ def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, l
 
 def test_learned_scores_are_late_interaction_of_projected_states() -> None:
     weights = projection()
-    selector = Learned(2, weights)
+    selector = Selector(Learned(2, weights))
     held, documents = haystack(selector)
     question = captured(5, seed=99)
 
@@ -117,7 +110,7 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
         attend=torch.zeros(HIDDEN),
         idf=torch.ones(VOCABULARY).half(),
     )
-    selector = Learned(2, alike)
+    selector = Selector(Learned(2, alike))
     held, documents = haystack(selector)
     states, scope = documents[1].states[2], [(1, 1, 2), (1, 4, 5), (1, 2, 3)]
     asked = Captured([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
@@ -128,9 +121,9 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     torch.testing.assert_close(both[0], adds[0].sum())
     assert both[1] >= max(scores[:2]) - 1e-5
     torch.testing.assert_close(both[-1], adds.amax(0).sum())
-    of_sum = Sum([(selector, 1.0), (Words(), 0.5)]).adds(asked, held, scope)
-    assert of_sum is not None and torch.equal(of_sum, adds)
-    assert Words().adds(asked, held, scope) is None
+    with_words = Selector(selector.learned, 0.5).adds(asked, held, scope)
+    assert with_words is not None and torch.equal(with_words, adds)
+    assert Selector().adds(asked, held, scope) is None
 
 
 def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
@@ -147,70 +140,33 @@ def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_th
     weights = projection()
     same = replace(weights, attend=weights.attend + 1)
     other = replace(weights, document_mean=weights.document_mean + 1)
-    assert Learned(2, weights).spec == Learned(2, same).spec
-    assert Learned(2, weights).spec != Learned(2, other).spec
-    assert Learned(2, weights).spec != Learned(1, weights).spec
-
-
-def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_distance() -> None:
-    selector = pointers()
-    held, documents = haystack(selector)
-    question = captured(5, seed=99)
-    expected = torch.zeros(15)
-    for layer, head, kv in ((1, 3, 1), (1, 2, 1), (2, 0, 0)):
-        q = rotate(layer, question.q[layer][head], torch.full((5,), DISTANCE))
-        best = []
-        for document in documents:
-            k = rotate(layer, document.k[layer][kv], torch.arange(5 * BLOCK) % BLOCK)
-            best.append((q @ k.T / 6**0.5).view(5, -1, BLOCK).amax(-1))
-        expected += torch.cat(best, 1).softmax(-1).mean(0) / 3
-    scores = selector.scores(question, "", held, held.scope)
-    torch.testing.assert_close(scores, expected, atol=5e-3, rtol=5e-3)  # float16 landmarks
-    assert float(scores.sum()) == pytest.approx(1, rel=1e-4)
-
-
-def test_pointer_landmarks_are_keys_rotated_from_the_passages_first_token_on() -> None:
-    selector, shown = pointers(), captured(11)
-    assert selector.spec.heads == 2 and selector.captures == Captures(heads=(1, 2))
-    whole = selector.landmarks(shown)
-    assert_same_to_rounding(selector.landmarks(shown.part(range(6))), whole[:6])
-    k = rotate(1, shown.k[1][1], torch.arange(11)).half()
-    assert_same_to_rounding(whole[:, 0], k)
+    assert Learned(2, weights).digest == Learned(2, same).digest
+    assert Learned(2, weights).digest != Learned(2, other).digest
+    assert Learned(2, weights).digest != Learned(1, weights).digest
 
 
 def test_words_find_the_block_that_shares_a_rare_word() -> None:
-    held, _ = haystack(Words())
-    scores = Words().scores(captured(2), "Where is APPLE13?", held, held.scope)
+    held, _ = haystack(Selector())
+    scores = Selector().scores(captured(2), "Where is APPLE13?", held, held.scope)
     assert int(scores.argmax()) == 8
     assert float(scores.sum()) == pytest.approx(float(scores.max()))
 
 
-def test_a_sum_adds_standardised_scores_and_keeps_what_its_parts_keep() -> None:
+def test_learned_and_words_are_added_standardised_and_both_are_kept() -> None:
     learned = Learned(2, projection())
-    both = Sum([(learned, 1.0), (Words(), 0.3)])
-    assert both.spec.words and both.spec.heads == 1 and both.captures == learned.captures
+    both = Selector(learned, 0.3)
+    assert both.spec.words and both.spec.heads == 1 and both.captures.layers == 2
     held, _ = haystack(both)
     question = captured(5, seed=99)
     parts = [
-        selector.scores(question, "apple21", held, held.scope) for selector in (learned, Words())
+        selector.scores(question, "apple21", held, held.scope)
+        for selector in (Selector(learned), Selector())
     ]
     found = both.scores(question, "apple21", held, held.scope)
     expected = standardise(parts[0]) + 0.3 * standardise(parts[1])
     torch.testing.assert_close(found, parts[0].mean() + parts[0].std(correction=0) * expected)
-
-
-def test_a_sum_where_no_word_is_shared_is_its_other_part() -> None:
-    learned = Learned(2, projection())
-    both = Sum([(learned, 1.0), (Words(), 0.3)])
-    held, _ = haystack(both)
-    question = captured(5, seed=99)
     found = both.scores(question, "nothing like it", held, held.scope)
-    torch.testing.assert_close(found, learned.scores(question, "", held, held.scope))
-
-
-def test_a_sum_of_two_kinds_of_token_landmarks_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="one selector of a sum"):
-        Sum([(Learned(2, projection()), 1.0), (pointers(), 1.0)])
+    torch.testing.assert_close(found, parts[0])  # where no word is shared
 
 
 def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
@@ -238,7 +194,7 @@ def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> Non
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     made = Adaptation(
-        Sum([(Learned(2, projection()), 1.0), (Words(), 0.1)]),
+        Selector(Learned(2, projection()), 0.1),
         read_from=1,
         top_k=6,
         score_range=0.7,
@@ -250,7 +206,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     )
     path = tmp_path / "selector.safetensors"
     save_selector(made, MADE_FOR, path)
-    loaded = load_selector(path, MADE_FOR, rotate)
+    loaded = load_selector(path, MADE_FOR)
     assert replace(loaded, selector=made.selector) == made
     assert loaded.selector.spec == made.selector.spec
     assert replace(loaded, selector=made.selector) == made
@@ -262,41 +218,34 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     )
 
 
-def test_pointer_heads_are_kept_in_a_file_too(tmp_path: Path) -> None:
-    path = tmp_path / "selector.safetensors"
-    save_selector(Adaptation(Sum([(pointers(), 1.0), (Words(), 0.5)])), MADE_FOR, path)
-    loaded = load_selector(path, MADE_FOR, rotate).selector
-    assert loaded.spec == Sum([(pointers(), 1.0), (Words(), 0.5)]).spec
-
-
 def test_a_selector_of_another_model_or_a_damaged_one_is_refused_in_one_line(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "selector.safetensors"
-    save_selector(Adaptation(Learned(2, projection())), MADE_FOR, path)
+    save_selector(Adaptation(Selector(Learned(2, projection()))), MADE_FOR, path)
     with pytest.raises(InvalidWeights, match="made for another model \\(hidden_size 24, here 32"):
-        load_selector(path, replace(MADE_FOR, hidden_size=32), rotate)
+        load_selector(path, replace(MADE_FOR, hidden_size=32))
     with pytest.raises(InvalidWeights, match="memstore adapt"):
-        load_selector(path, replace(MADE_FOR, num_layers=9), rotate)
-    save_selector(Adaptation(Learned(2, projection()), weights="a"), MADE_FOR, path)
-    load_selector(path, MADE_FOR, rotate)
+        load_selector(path, replace(MADE_FOR, num_layers=9))
+    save_selector(Adaptation(Selector(Learned(2, projection())), weights="a"), MADE_FOR, path)
+    load_selector(path, MADE_FOR)
     with pytest.raises(InvalidWeights, match="another model"):
-        load_selector(path, replace(MADE_FOR, weights="b"), rotate)
+        load_selector(path, replace(MADE_FOR, weights="b"))
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     broken = dict(tensors, projection=tensors["projection"] * float("nan"))
     save_file(broken, path, metadata)
     with pytest.raises(InvalidWeights, match="damaged"):
-        load_selector(path, MADE_FOR, rotate)
+        load_selector(path, MADE_FOR)
     save_file(tensors, path, {"memstore.selector": "{}"})
     with pytest.raises(InvalidWeights, match="no selector of this version"):
-        load_selector(path, MADE_FOR, rotate)
+        load_selector(path, MADE_FOR)
     path.write_bytes(b"nothing")
     with pytest.raises(InvalidWeights):
-        load_selector(path, MADE_FOR, rotate)
+        load_selector(path, MADE_FOR)
     with pytest.raises(InvalidWeights):
-        load_selector(tmp_path / "absent", MADE_FOR, rotate)
+        load_selector(tmp_path / "absent", MADE_FOR)
 
 
 def test_every_shipped_selector_loads_and_is_small() -> None:
@@ -305,7 +254,80 @@ def test_every_shipped_selector_loads_and_is_small() -> None:
     assert files
     for path in files:
         made_for = read_made_for(path)
-        loaded = load_selector(path, made_for, rotate)
+        loaded = load_selector(path, made_for)
         assert path.stat().st_size < 1_000_000
         assert len(made_for.weights) == 32 and loaded.gate is not None
         assert loaded.scores["reworded"] > 0.9
+
+
+# Large scopes, by a shortlist
+
+NOTHING = Captured([], {})
+
+
+class Given(Learned):
+    """A learned part, of a question whose rows are given."""
+
+    layer, width, digest = 0, SPEC.width, SPEC.digest
+
+    def __init__(self, rows: Tensor, weights: Tensor) -> None:
+        self._given = rows, weights
+
+    def rows(self, captured: Captured) -> tuple[Tensor, Tensor]:
+        return self._given
+
+
+def test_a_shortlist_is_chosen_from_as_everything_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(first_stage, "PAYING", 1)
+    monkeypatch.setattr(first_stage, "PROPOSED", (100, 100))
+    with create(tmp_path / "m") as store:
+        for text in (1, 2, 3):
+            add(store, str(text), text, 300)
+        store.build_index()
+        scope = everything(store)
+        for seed in range(12):
+            late = Given(*question(1 + seed % 3, 50 + seed, seed))
+            for selector in (Selector(late), Selector(late, 0.05)):
+                # a word that is in one block of fifty, as the store's texts have it
+                monkeypatch.setattr("memstore.index.text_words.split", lambda text: [1004, 7])
+                found = score_blocks(selector, NOTHING, "", store, scope)
+                assert len(found.scores) <= 100 < found.blocks == 900
+                exact = selector.scores(NOTHING, "", store.retrieval, scope)
+                given = 4, lambda runs: None, lambda *place: place
+                best = Candidates(exact, scope, *given).best(4)
+                short = Candidates(
+                    found.scores,
+                    found.scope,
+                    *given,
+                    deviation=found.deviation,
+                    blocks=found.blocks,
+                )
+                chosen = short.best(4)
+                assert [(one.document, one.block) for one in chosen] == [
+                    (one.document, one.block) for one in best
+                ]
+                scores = [one.score for one in best]
+                deviation = spread(exact)[1]
+                assert [one.score for one in chosen] == pytest.approx(scores, abs=0.1 * deviation)
+                assert found.deviation == pytest.approx(deviation, rel=0.15)
+                # the bound grows with the blocks that there are, not with those that are scored
+                gate = Gate(float(exact.max()) - 0.01 - 0.1, growth=0.2)
+                assert short.blocks == 900
+                told = gate.answers(found.scores, blocks=found.blocks)
+                assert told == gate.answers(exact)
+                added = selector.adds(NOTHING, found.store, found.scope[:2])
+                torch.testing.assert_close(
+                    added, selector.adds(NOTHING, store.retrieval, found.scope[:2])
+                )
+
+
+def test_what_words_decide_is_not_left_to_landmarks() -> None:
+    late = Given(*question(1, 0, 0))
+    beside = Selector(late, 0.05).beside("the mare")
+    assert beside is not None and len(beside.words) == 2 and beside.weight == 0.05
+    assert Selector(late, 0.05).rows(NOTHING) is not None
+    assert Selector(late).beside("the mare") is None
+    assert Selector(late, 0.3).rows(NOTHING) is None and Selector().rows(NOTHING) is None

@@ -58,7 +58,7 @@ except KeyboardInterrupt:
     assert children.run("python_job", memory.with_suffix(".out"), code) == RIGHT
 
 
-@pytest.mark.parametrize("codec", ["zstd", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["zstd", "int8"])
 @pytest.mark.parametrize("retrieve", [False, True])
 def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_and_answers_the_same(
     children: ForkServer, tmp_path: Path, retrieve: bool, codec: str
@@ -208,7 +208,7 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
         assert last.span[1] == len(body.rstrip()) and body.rstrip().endswith(last.text)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "int4"])
+@pytest.mark.parametrize("codec", ["zstd", "int8"])
 def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: str) -> None:
     model = tiny_model(tmp_path / "model")
     first, second = text(333, seed=1), text(200, seed=2)
@@ -231,7 +231,7 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)
     question = model.tokenizer.encode("the lantern of the captain")
     logits = {}
-    for codec in ("zstd", "int8", "int4"):
+    for codec in ("zstd", "int8"):
         with MemoryStore.create(tmp_path / codec, model.signature, codec=codec) as store:
             model.ingest(text(60), store, name="doc")
             with model.session(store) as session:
@@ -243,8 +243,7 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
         ):
             logits[codec] = session.logits(session.feed(question))
         assert_same_to_rounding(warm, logits[codec], products=TINY_MODEL)
-    far = {codec: float((logits[codec] - logits["zstd"]).abs().max()) for codec in ("int8", "int4")}
-    assert 0 < far["int8"] < far["int4"]
+    assert not torch.equal(logits["int8"], logits["zstd"])
 
 
 def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from support.commands import STORY, refused, run, start, whole, write_model
 from support.processes import TELLS_CHILDREN, children_of, runs
-from support.tiny_decoder import decoder, pointer_heads, saved, tokenizer
+from support.tiny_decoder import decoder, learned_selector, saved, tokenizer
 
 pytest.importorskip("transformers")
 
@@ -31,15 +31,15 @@ from memstore import MemoryStore, load_model, load_reader, wrap
 from memstore.disk.files import DATA
 from memstore.disk.format.runs import TokenRun
 from memstore.disk.lmdb.transaction import TABLES
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.weights import made_here
 from memstore.model.passages import worker_pool as by_workers
 from memstore.model.passages.passage_records import compute
 from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.selector import Selector
 from memstore.model.passages.selectors.selector_file import save_selector
-from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text
@@ -77,9 +77,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         plain = load_reader(path / "model", dtype=torch.float32)
         assert isinstance(plain, HuggingFacePassageModel)
         weights = plain.made_for.weights
-        made = Adaptation(
-            Sum([(pointer_heads(plain, (1, 0)), 1.0), (Words(), 1.0)]), top_k=3, weights=weights
-        )
+        made = Adaptation(learned_selector(plain, word_weight=1.0), top_k=3, weights=weights)
         where = made_here(weights)
         where.parent.mkdir(parents=True)
         save_selector(made, plain.made_for, where)
@@ -315,7 +313,7 @@ def test_whoever_cannot_be_helped_is_told_in_one_line(
         wrapped = wrap(decoder("llama"), tokenizer())
         with pytest.raises(InvalidInput, match="load it by name"):
             wrapped.workers(2)
-        given = load_reader(directory, adaptation=Adaptation(Words()))
+        given = load_reader(directory, adaptation=Adaptation(Selector()))
         with pytest.raises(InvalidInput, match="load it by name"):
             given.workers(2)
     model = load_model(landmarks)

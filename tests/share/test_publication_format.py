@@ -26,7 +26,7 @@ from memstore.share.format.segments import read_footer
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support import passage_documents, synthetic_documents
 from support.crafted import WRONG, changed, places
 from support.damaged_bytes import damaged

@@ -26,7 +26,7 @@ from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.manifest_commit import Change, commit
 from memstore.share.publish.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.places import Killed, WatchedPlace
 from support.publishing import before_the_manifest, names, same_as, segments, send, spoil
 from support.selected_documents import FORM

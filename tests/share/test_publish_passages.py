@@ -15,7 +15,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import CorruptBlock, DocumentNotFound, InvalidInput, MissingBlock
 from memstore.share.format.pieces import RecordIndex, record_pieces
 from memstore.share.format.published import Published
@@ -24,7 +24,7 @@ from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.passage_documents import LAYERS, SETTINGS, content, ingest, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace
@@ -109,7 +109,7 @@ def read(store: MemoryStore, name: str, made_of: MadeOf) -> int:
     assert [tuple(p.ids) for p in store.passages(name)] == [
         tuple(passage(t, b).ids) for t, b in made_of
     ]
-    places = store.stored_at([(document.id, block) for block in range(document.blocks)])
+    places = store.retrieval.stored_at([(document.id, block) for block in range(document.blocks)])
     there = [(block, place) for block, place in enumerate(places) if place is not None]
     for layer, first in product(LAYERS, range(0, len(there), AT_ONCE)):
         some = there[first : first + AT_ONCE]
@@ -296,7 +296,7 @@ def test_a_record_that_damage_hides_is_damaged_and_not_missing(
         number = reader.document("a").id
         units = [
             BlockKey(at[0], layer, at[1], head)
-            for at in reader.stored_at([(number, block) for block in range(COUNT)])
+            for at in reader.retrieval.stored_at([(number, block) for block in range(COUNT)])
             for layer in LAYERS
             for head in range(2)
         ]
@@ -319,7 +319,7 @@ def test_rows_of_other_passages_are_refused(
         pieces = sorted([*others, piece._replace(**wrong)])
         state.entries[1] = entry._replace(pieces=tuple(pieces))
         with pytest.raises(CorruptBlock) as caught:
-            (at,) = reader.stored_at([(1, 3)])
+            (at,) = reader.retrieval.stored_at([(1, 3)])
             reader.lease([BlockKey(at[0], LAYERS[0], at[1], 0)])
         assert "\n" not in str(caught.value)
 
@@ -334,7 +334,9 @@ def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
         number = reader.document("a").id
 
         def numbers(*blocks: int) -> list[int]:
-            return [at[0] for at in reader.stored_at([(number, block) for block in blocks])]
+            return [
+                at[0] for at in reader.retrieval.stored_at([(number, block) for block in blocks])
+            ]
 
         first = numbers(0, 1, 2, 3)
         assert numbers(0, 4) == [first[0], first[-1] + 1]  # block 1 is forgotten

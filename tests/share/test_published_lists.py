@@ -81,7 +81,7 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
     """The names and blocks on the shortlist, and their scores."""
     rows, weights = question(1 + seed % DOCUMENTS, seed * 37 % EACH, seed)
     names = {document.id: document.name for document in store.documents()}
-    short = store.shortlist(rows, weights, everything(store))
+    short = store.retrieval.shortlist(rows, weights, everything(store))
     if short is None:
         return None
     blocks = [(names[d], at) for d, first, end in short.scope for at in range(first, end)]
@@ -126,7 +126,7 @@ def test_a_question_is_few_requests_deep(url: str) -> None:
 
         remote.calls.gather = counted
         rows, weights = question(1, 37, 0)
-        short = there.shortlist(rows, weights, whole)
+        short = there.retrieval.shortlist(rows, weights, whole)
         assert short is not None
         short.token_maxima(rows, 0, short.scope)
         # the head, lists, where landmarks lie, landmarks
@@ -212,9 +212,9 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
     rows, _ = question(1, 37, 0)
     with open_(url) as there:
         expected = by_name(there, 0)
-        maxima = there.token_maxima(rows, 0, everything(there))
+        maxima = there.retrieval.token_maxima(rows, 0, everything(there))
     with open_(url, deadline=0.5) as there, open_(url, deadline=0.5) as started:
-        started.shortlist(*question(1, 0, 0), everything(started))  # it holds the lists
+        started.retrieval.shortlist(*question(1, 0, 0), everything(started))  # it holds the lists
         kept = path.read_bytes()
         path.unlink()
         if how != "gone":
@@ -227,7 +227,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
             torch.testing.assert_close(found[1], expected[1])
         elif how != "flipped" or which == "head":
             assert by_name(there, 0) is None and "memstore index" in caplog.text
-        torch.testing.assert_close(there.token_maxima(rows, 0, everything(there)), maxima)
+        torch.testing.assert_close(there.retrieval.token_maxima(rows, 0, everything(there)), maxima)
     (problem,) = verify_memory(url).problems
     assert "memstore index --store file://" in problem.what
     path.write_bytes(kept)
@@ -237,7 +237,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
 def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
     rows, weights = question(1, 37, 0)
     with open_(url) as there:
-        short = there.shortlist(rows, weights, everything(there))
+        short = there.retrieval.shortlist(rows, weights, everything(there))
         assert short is not None
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
@@ -249,7 +249,7 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
                 path.unlink()
-        short = there.shortlist(*question(2, 5, 1), everything(there))
+        short = there.retrieval.shortlist(*question(2, 5, 1), everything(there))
         assert short is not None
         with pytest.raises(StoreUnavailable):
             short.token_maxima(rows, 0, short.scope)

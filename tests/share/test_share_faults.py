@@ -94,7 +94,7 @@ def test_no_fault_gives_a_wrong_block(
             wild.quiet = server.quiet = True
             store._on_disk().catalog.source.remote.deadline = 600.0
             holds_what_was_written(store, every[:16])
-            for counter in store._retrieve().tiers.disk.counters.values():
+            for counter in store.retrieval.tiers.disk.counters.values():
                 assert counter.failures().keys() <= {*get_args(Reason)}
     assert sum(told.values()) == RUNS // 3
     assert told["answered"] > (RUNS // 3 * 0.5 if rate < 0.5 else 0)
@@ -108,7 +108,7 @@ def test_opening_survives_a_storm(texts: ObjectStore) -> None:
         try:
             with open_at(wild, deadline=60.0) as store:
                 q = torch.ones(2, 1, 8)
-                store.search_landmarks(1, q, [(1, 0, 51)], 4)
+                store.retrieval.search_landmarks(1, q, [(1, 0, 51)], 4)
                 opened += 1
         except NAMED:
             pass

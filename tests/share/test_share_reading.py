@@ -9,16 +9,14 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.block import BlockKey
 from memstore.errors import ReadOnlyMemory, StoreUnavailable, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.texts.source_text import Text
-from memstore.share.caches.local_cache import LocalCache
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
-from support.published import Wild, WildPlace, WildServer, open_at
+from support.published import Wild, WildPlace, open_at
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
 
@@ -251,21 +249,3 @@ def test_blocks_that_become_unavailable_in_a_session_are_left_out_and_named(
                 states = session.feed(ids[3:])
                 assert bool(states.isfinite().all())
                 assert session.absent == {store.document("river").id}
-
-
-def test_nearest_names_the_fastest_tier(model: LandmarkModel, path: Path, tmp_path: Path) -> None:
-    with open_at(
-        open_object_store(f"file://{path}/there"),
-        local=LocalCache(tmp_path / "c", 1 << 22),
-        shared=WildServer(Wild(0, 0.0)),
-        host_budget=8 * 2 * 2 * 8 * 8 * 2,
-    ) as store:
-        units = [BlockKey(1, 1, block, head) for block in range(12) for head in (0, 1)]
-        assert {*store.tiers.nearest(units)} == {"remote"}
-        store.lease(units[:4]).release()
-        store._on_disk().catalog.source.settle()
-        for at in range(4, 24, 4):
-            store.lease(units[at : at + 4]).release()
-        capacity = store.capacity
-        assert store.tiers.nearest(units[:4]) == ["local"] * 4 and capacity < 24
-        assert store.tiers.nearest(units[20:]) == ["host"] * 4

@@ -236,7 +236,7 @@ def test_an_unpublished_document_is_forgotten_after_a_while(
         monkeypatch.setattr(published_states, "time", SimpleNamespace(monotonic=lambda: past))
         look(memory)
         assert number not in store.readable()
-        assert number not in store._retrieve()._loaded
+        assert number not in store.retrieval._loaded
         with pytest.raises(DocumentNotFound):
             store.lease([BlockKey(number, 1, 0, 0)])
 
@@ -245,7 +245,7 @@ def test_a_pruned_document_is_not_found(library: Library) -> None:
     library.add()  # in a segment of its own
     with reader(library, refresh=3600.0, host_budget=1 << 20) as memory:
         store = memory.store
-        (place,) = store.stored_at([(store.document("more").id, 0)])
+        (place,) = store.retrieval.stored_at([(store.document("more").id, 0)])
         assert place is not None
         number, layer, block = place[0], store.signature.memory_layers[0], place[1]
         library.remove("more")

@@ -149,7 +149,9 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
             q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
             scope = [(store.document("book").id, 0, store.document("book").blocks)]
             for layer in SIGNATURE.memory_layers:
-                assert torch.isfinite(store.search_landmarks(layer, q, scope, 2).scores).all()
+                assert torch.isfinite(
+                    store.retrieval.search_landmarks(layer, q, scope, 2).scores
+                ).all()
         index_job(str(memory))
         assert {file.name for file in (memory / "index").iterdir()} == wanted
         check_memory(children, memory)

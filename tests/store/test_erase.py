@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import MemoryLocked
 from memstore.store.memory_store import MemoryStore
 from support import passage_documents
@@ -232,7 +232,7 @@ with replacement(Path(sys.argv[1])) as file:
         store.forget(SECRET, erase=True)
         assert found(path) == {} and [f.name for f in (path / "index").iterdir()] == ["mine.idx"]
         query = torch.zeros(2, 1, 8)
-        hits = other.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
+        hits = other.retrieval.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
         assert hits is not None
         assert [row.name for row in other.documents()] == ["before", "after", "long"]
         other.update_index()  # what it writes is built from what is there
@@ -342,7 +342,7 @@ def test_a_killed_import_goes_with_the_next_write_or_by_compacting(
         store.forget(SECRET, erase=True)
     code = """
 import os, signal
-from memstore.store.transfer import export_import as transfer
+from memstore.store.transfer import exports as transfer
 transfer.BATCH_BYTES = 10_000
 store_batch, batches = transfer._store, 0
 def count(*given):

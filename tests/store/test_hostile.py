@@ -145,11 +145,11 @@ def imported(store: MemoryStore, file: Path) -> bool:
     scope = [(document.id, 0, document.blocks)]
     if store.selector:
         for head in range(FORM.heads):
-            assert torch.isfinite(store.token_maxima(QUESTION, head, scope)).all()
-        assert torch.isfinite(store.word_scores({7: 1.0, 1001: 2.0}, scope)).all()
+            assert torch.isfinite(store.retrieval.token_maxima(QUESTION, head, scope)).all()
+        assert torch.isfinite(store.retrieval.word_scores({7: 1.0, 1001: 2.0}, scope)).all()
     else:
         for layer in SIGNATURE.memory_layers:
-            hits = store.search_landmarks(layer, torch.ones(HEADS, 1, DIM), scope, 2)
+            hits = store.retrieval.search_landmarks(layer, torch.ones(HEADS, 1, DIM), scope, 2)
             assert torch.isfinite(hits.scores).all()
             for block in range(document.blocks):
                 with store.lease([BlockKey(document.id, layer, block, 0)]) as held:

@@ -16,9 +16,8 @@ import pytest
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.locks import WriterLock
-from memstore.disk.lmdb.meta_pages import read_states
+from memstore.disk.lmdb.meta_pages import Tree, read_states
 from memstore.disk.lmdb.pages import BRANCH, NO_PAGE
-from memstore.disk.lmdb.tree import Tree
 from memstore.disk.salvage import is_sound, salvage
 from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, RunForm, TokenRun, WordRun, kind_of
+from memstore.disk.format.runs import RUN_BLOCKS
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.memory_store import MemoryStore
@@ -35,11 +33,9 @@ from support.selected_documents import (
     create,
     given,
     ingest,
-    landmarks,
     selected,
-    words,
 )
-from support.synthetic_documents import BLOCK, CHUNK, CHUNK_BLOCKS, SIGNATURE, is_whole, stored
+from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, is_whole
 from support.synthetic_documents import ingest as ingest_chunks
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
@@ -47,7 +43,6 @@ FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "50")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
-WORDS_ONLY = IndexSpec("words", "ef" * 16, words=True)
 
 
 @pytest.fixture
@@ -70,26 +65,8 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
             check_content(store, store.document("book"), text=1)
         else:
             with pytest.raises(InvalidInput, match="words"):
-                store.word_scores({7: 1.0}, [(1, 0, 4)])
+                store.retrieval.word_scores({7: 1.0}, [(1, 0, 4)])
     assert verify_memory(path).clean
-
-
-def test_a_memory_of_words_alone(path: Path) -> None:
-    with create(path, WORDS_ONLY) as store:
-        ingest(store, "book", 20 * CHUNK)
-        assert store.word_scores({1 << 31 | 11: 2.0}, [(1, 0, 80)]).argmax() == 11
-        with pytest.raises(InvalidInput, match="token landmarks"):
-            store.token_maxima(QUESTION, 0, [(1, 0, 4)])
-    assert is_whole(path)
-
-
-def test_what_is_stored_does_not_depend_on_when_it_was_committed(tmp_path: Path) -> None:
-    memories = []
-    for name, commit_bytes in (("each", 1), ("some", 20_000), ("once", 1 << 30)):
-        with create(tmp_path / name) as store:
-            ingest(store, "book", LONG, commit_bytes=commit_bytes)
-        memories.append((stored(tmp_path / name), selected(tmp_path / name)))
-    assert memories[0] == memories[1] == memories[2]
 
 
 def test_append_continues_as_if_read_at_once(tmp_path: Path) -> None:
@@ -124,24 +101,9 @@ def test_interrupted_ingest_resumes_to_equal_bytes(tmp_path: Path) -> None:
             assert is_whole(memory)
             scope = [(store.document("book").id, 0, 1)]
             with pytest.raises(DocumentNotFound):
-                store.token_maxima(QUESTION, 0, scope)
+                store.retrieval.token_maxima(QUESTION, 0, scope)
             ingest(store, "book", LONG)
         assert selected(memory) == selected(tmp_path / "undisturbed")
-
-
-def test_a_replaced_document_answers_until_the_new_one_is_whole(path: Path) -> None:
-    with create(path) as store:
-        check_content(store, ingest(store, "book", 10 * CHUNK), text=1)
-        old = store.document("book")
-
-        def check(_: int) -> None:
-            check_content(store, old, text=1)
-
-        new = ingest(store, "book", 12 * CHUNK, text=2, mode="replace", after_chunk=check)
-        check_content(store, new, text=2)
-        with pytest.raises(DocumentNotFound):
-            store.token_maxima(QUESTION, 0, [(old.id, 0, 4)])
-    assert is_whole(path)
 
 
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
@@ -154,9 +116,9 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
             check_content(reader, document, text=int(document.name))
         writer.forget("2")
         with pytest.raises(DocumentNotFound):
-            reader.token_maxima(QUESTION, 0, [(ids[2], 0, 4)])
+            reader.retrieval.token_maxima(QUESTION, 0, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
-            reader.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
+            reader.retrieval.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
         ingest(writer, "3", 20 * CHUNK, text=3, mode="append")
         check_content(reader, reader.document("3"), text=3)
         writer.compact()
@@ -170,30 +132,6 @@ def begin(store: MemoryStore) -> DocumentWriter:
     writer = store.write_document("book", source_hash="x", settings=SETTINGS)
     assert writer is not None
     return writer
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"landmarks": None},
-        {"words": None},
-        {"landmarks": landmarks(1, 0, CHUNK - 1)},
-        {"landmarks": landmarks(1, 0, CHUNK).float()},
-        {"landmarks": landmarks(1, 0, CHUNK)[:, :1]},
-        {"words": words(1, 0, CHUNK_BLOCKS - 1)},
-        {"words": [[(1 << 40, 1)]] * CHUNK_BLOCKS},
-        {"kv": given(1, 0, CHUNK)["kv"][1:]},
-    ],
-)
-def test_passages_without_what_the_selector_keeps_are_refused(
-    path: Path, changes: dict[str, object]
-) -> None:
-    with create(path) as store, begin(store) as writer:
-        with pytest.raises(InvalidInput):
-            writer.add_passages(**{**given(1, 0, CHUNK), **changes})
-        writer.add_passages(**given(1, 0, CHUNK))
-        writer.finish()
-    assert is_whole(path)
 
 
 def test_landmarks_that_are_no_numbers_are_refused(path: Path) -> None:
@@ -212,26 +150,9 @@ def test_a_memory_with_a_selector_holds_passages_and_one_without_holds_chunks(
     with MemoryStore.create(tmp_path / "chunks", SIGNATURE, host_budget=1 << 22) as store:
         assert store.selector is None
         with pytest.raises(InvalidInput, match="no selector"):
-            store.token_maxima(QUESTION, 0, [])
+            store.retrieval.token_maxima(QUESTION, 0, [])
         with pytest.raises(InvalidInput, match="selector"):
             begin(store)
-
-
-def test_a_memory_without_a_directory_is_told(path: Path) -> None:
-    with MemoryStore.in_memory(SIGNATURE, selector=FORM) as store:
-        for first in (0, 8):
-            store.add_selected(
-                5,
-                [BLOCK] * 8,
-                landmarks=landmarks(1, first * BLOCK, (first + 8) * BLOCK),
-                words=words(1, first, first + 8),
-            )
-        found = store.token_maxima(QUESTION, 0, [(5, 0, 16)])
-        held = landmarks(1, 0, 16 * BLOCK)[:, 0].float() / 127
-        torch.testing.assert_close(found, (QUESTION @ held.T).view(3, 16, BLOCK).amax(-1))
-        assert store.word_scores({1 << 31 | 12: 1.0}, [(5, 0, 16)]).argmax() == 12
-        with pytest.raises(DocumentNotFound):
-            store.token_maxima(QUESTION, 0, [(6, 0, 1)])
 
 
 # Moving
@@ -338,46 +259,10 @@ def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> 
         check_content(store, secret, text=3)
         store.forget("secret", erase=True)
         with pytest.raises(DocumentNotFound):
-            store.token_maxima(QUESTION, 0, [(secret.id, 0, 4)])
+            store.retrieval.token_maxima(QUESTION, 0, [(secret.id, 0, 4)])
         check_content(store, store.document("kept"), text=2)
     assert told not in (path / "data.mdb").read_bytes()
     assert is_whole(path)
-
-
-GEOMETRY = SIGNATURE.geometry
-RUNS = [
-    TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])),
-    WordRun(0, as_words(1, 30)),
-    KeyRun(256, np.arange(7 * 2 * 8, dtype="<i2").reshape(7, 2, 8)),
-]
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_runs_come_back_and_nothing_else_is_taken_for_one(run: Run) -> None:
-    kind, form = kind_of(run), RunForm(GEOMETRY, FORM)
-    value = form.encode(run)
-    assert form.encode(form.decode(kind, run.first_block, value)) == value
-    chance = random.Random(SEED)
-    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2 + 1], b"\x81" + value):
-        with pytest.raises(ValueError):
-            form.decode(kind, 0, wrong)
-    others = [RunForm(GEOMETRY, OTHER), RunForm(GEOMETRY, replace(FORM, digest="x"))]
-    if kind == "landmark":
-        others = [
-            RunForm(replace(GEOMETRY, num_kv_heads=1)),
-            RunForm(replace(GEOMETRY, head_dim=4)),
-        ]
-    for other in others:
-        with pytest.raises(ValueError):
-            other.decode(kind, 0, value)
-    for _ in range(300):
-        data = bytearray(value)
-        data[chance.randrange(len(data))] = chance.randrange(256)
-        try:
-            found = form.decode(kind, 0, bytes(data))
-        except ValueError:
-            continue
-        assert len(form.encode(found)) == len(value)
 
 
 # Flipped bytes and kills

@@ -71,14 +71,14 @@ def damage(path: Path, part: int, number: int, *, gone: bool = False) -> None:
 def test_landmark_keys_are_those_of_documents_that_are_read_alone(landmarks: Path) -> None:
     with open_(landmarks) as store, open_(landmarks) as alone:
         scope = scope_of(store)
-        retrieval = alone._retrieve()
+        retrieval = alone.retrieval
         catalog = alone._committed.catalog
         with catalog.database.read() as txn:
             for row in alone.ready():
                 retrieval.load(txn, row)
         for layer in SIGNATURE.memory_layers:
-            found = store.landmark_keys(layer, scope)
-            assert torch.equal(found, alone.landmark_keys(layer, scope))
+            found = store.retrieval.landmark_keys(layer, scope)
+            assert torch.equal(found, alone.retrieval.landmark_keys(layer, scope))
             expected = [
                 synthetic_documents.blocks(text, layer, 0, tokens)[2]
                 for text, tokens in enumerate(TOKENS)
@@ -94,7 +94,7 @@ def test_damaged_landmark_keys_are_told_as_of_a_document_alone(
     path = copied(landmarks, tmp_path / "memory")
     damage(path, SIGNATURE.memory_layers[-1], document, gone=gone)
     with open_(landmarks) as sound:
-        retrieval = sound._retrieve()
+        retrieval = sound.retrieval
         row = sound.document(str(document - 1))
         with closing(Catalog.open(path, read_only=True)) as catalog, catalog.database.read() as txn:
             retrieval._catalog = catalog
@@ -104,7 +104,7 @@ def test_damaged_landmark_keys_are_told_as_of_a_document_alone(
         scope = scope_of(store)
         for _ in range(2):
             with pytest.raises(CorruptMemory) as together:
-                store.landmark_keys(1, scope)
+                store.retrieval.landmark_keys(1, scope)
             assert str(together.value) == str(alone.value)
 
 
@@ -113,13 +113,15 @@ def test_batched_loading_scores_as_loading_each_document_alone(selected: Path) -
         scope = scope_of(store)
         each = [[run] for run in scope]
         for head in range(FORM.heads):
-            expected = [alone.token_maxima(QUESTION, head, some) for some in each]
-            found = store.token_maxima(QUESTION, head, scope)
+            expected = [alone.retrieval.token_maxima(QUESTION, head, some) for some in each]
+            found = store.retrieval.token_maxima(QUESTION, head, scope)
             assert_same_to_rounding(found, torch.cat(expected, 1))
         for some in each:  # loaded alone, and then searched with the others
-            alone.word_scores({7: 1.0}, some)
+            alone.retrieval.word_scores({7: 1.0}, some)
         words = {7: 1.0, 1003: 0.5, 1 << 31: 2.0}
-        assert_same_to_rounding(store.word_scores(words, scope), alone.word_scores(words, scope))
+        assert_same_to_rounding(
+            store.retrieval.word_scores(words, scope), alone.retrieval.word_scores(words, scope)
+        )
         for text, row in enumerate(store.ready(), 1):
             selected_documents.check_content(store, row, text)
 
@@ -136,8 +138,8 @@ def test_what_a_selector_finds_by_is_missed_in_the_document_that_lost_it(
 
     def search(store: MemoryStore, scope: list[tuple[int, int, int]]) -> torch.Tensor:
         if kind == "token":
-            return store.token_maxima(QUESTION, 0, scope)
-        return store.word_scores({7: 1.0}, scope)
+            return store.retrieval.token_maxima(QUESTION, 0, scope)
+        return store.retrieval.word_scores({7: 1.0}, scope)
 
     with open_(path) as store, open_(path) as alone:
         scope = scope_of(store)
@@ -157,9 +159,9 @@ def test_a_document_that_changed_meanwhile_is_read_as_it_is_now(
 ) -> None:
     path = copied(selected, tmp_path / "memory")
     with MemoryStore.open(path, SIGNATURE, host_budget=1 << 22) as store:
-        store._retrieve()
+        assert store.retrieval is not None  # it has read what there is
         with MemoryStore.open(path, SIGNATURE, host_budget=1 << 22) as other:
             selected_documents.ingest(other, "1", 2 * BLOCK, text=30, mode="replace")
         scope = scope_of(store)
-        assert len(store.word_scores({7: 1.0}, scope)) == sum(run[2] for run in scope)
+        assert len(store.retrieval.word_scores({7: 1.0}, scope)) == sum(run[2] for run in scope)
         selected_documents.check_content(store, store.document("1"), 30)

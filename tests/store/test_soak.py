@@ -102,7 +102,7 @@ class Library:
             BlockKey(document.id, layer, number, chance.randrange(HEADS)) for number in numbers
         ]
         if chance.random() < 0.5:
-            self.store.expect(
+            self.store.retrieval.expect(
                 [*units[::2], *(unit._replace(layer=3 - layer) for unit in units[:4])]
             )
         with self.store.lease(units) as lease:
@@ -116,7 +116,7 @@ class Library:
                     ), unit
 
     def most(self) -> int:
-        return min(16, self.store.capacity)
+        return min(16, self.store.tiers.capacity)
 
 
 def test_budgets_hold_and_memory_stays_flat_over_random_lookups(
@@ -245,7 +245,8 @@ def read(number):
                     draw = chance.randrange
                     units = [BlockKey(document.id, layer, draw(document.blocks), draw(HEADS))
                              for _ in range(chance.randint(1, 12))]
-                    store.expect([*units, *(unit._replace(layer=3 - layer) for unit in units)])
+                    there = [unit._replace(layer=3 - layer) for unit in units]
+                    store.retrieval.expect([*units, *there])
                     try:
                         with store.lease(units) as lease:
                             unit, slot = units[0], lease.slots[0]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.format.codec import CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.environment import Environment
 from memstore.disk.tables.catalog import Catalog
@@ -129,7 +129,12 @@ def test_closed_store_raises(path: Path) -> None:
     store = MemoryStore.create(path, SIGNATURE)
     store.close()
     store.close()
-    for call in (store.documents, store.session_document, lambda: store.lease([]), store.stats):
+    for call in (
+        store.documents,
+        lambda: store.retrieval.session_document(),
+        lambda: store.lease([]),
+        store.stats,
+    ):
         with pytest.raises(MemoryClosed):
             call()
 
@@ -160,7 +165,7 @@ def test_stored_bytes_do_not_depend_on_commit_sizes(tmp_path: Path) -> None:
     assert stored(tmp_path / "a") == stored(tmp_path / "b") == stored(tmp_path / "c")
 
 
-@pytest.mark.parametrize("codec", [name for name in NEW_CODECS if not CODECS[name].lossless])
+@pytest.mark.parametrize("codec", [name for name in CODECS if not CODECS[name].lossless])
 def test_staged_blocks_of_a_lossy_codec_equal_stored_ones(path: Path, codec: str) -> None:
     tokens = 2 * CHUNK + BLOCK + 1
     with MemoryStore.create(path, SIGNATURE, codec=codec, host_budget=BUDGET) as store:
@@ -228,7 +233,7 @@ def test_interrupted_ingest_resumes_to_equal_bytes(
         document = store.document("book")
         assert (document.state, document.tokens) == ("ingesting", 20 * CHUNK)
         with pytest.raises(DocumentNotFound):
-            store.landmark_keys(1, [(document.id, 0, 1)])
+            store.retrieval.landmark_keys(1, [(document.id, 0, 1)])
     with MemoryStore.open(tmp_path / "cut", host_budget=BUDGET) as store:
         check_content(store, store.document("book"), text=1)
         assert is_whole(store.path)
@@ -343,7 +348,9 @@ def test_interrupted_append_serves_the_old_document_and_resumes(
     document = store.document("book")
     assert (document.tokens, document.appended_to) == (4 * CHUNK, before)
     with pytest.raises(DocumentNotFound):
-        store.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(old.id, 0, old.blocks)], 1)
+        store.retrieval.search_landmarks(
+            1, torch.zeros(HEADS, 1, DIM), [(old.id, 0, old.blocks)], 1
+        )
     with pytest.raises(DocumentExists):
         ingest(store, "book", before)
     with reopened(path) as again:
@@ -412,7 +419,7 @@ def test_forgotten_document_cannot_be_read(store: MemoryStore, path: Path) -> No
     with pytest.raises(DocumentNotFound):
         store.lease([BlockKey(document.id, 1, 0, 0)])
     with pytest.raises(DocumentNotFound):
-        store.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1)
+        store.retrieval.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1)
     with pytest.raises(DocumentNotFound):
         store.tokens(document.id)
     with pytest.raises(DocumentNotFound, match="'kept'"):
@@ -436,8 +443,10 @@ def test_forgetting_in_another_process_is_noticed(
     assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])
     for read in (
         lambda: store.lease(units),
-        lambda: store.search_landmarks(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1),
-        lambda: store.landmark_keys(1, [(document.id, 0, 4)]),
+        lambda: store.retrieval.search_landmarks(
+            1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1
+        ),
+        lambda: store.retrieval.landmark_keys(1, [(document.id, 0, 4)]),
         lambda: store.document("book"),
     ):
         with pytest.raises(DocumentNotFound):
@@ -629,7 +638,7 @@ def test_host_budget_is_never_exceeded(path: Path) -> None:
         assert max(held) <= budget and store.stats()["tiers"]["host"]["held"] <= budget
         with pytest.raises(BudgetExceeded) as refused:
             store.lease([BlockKey(document.id, 1, number, 0) for number in range(100)])
-        assert refused.value.fits == 80 == store.capacity
+        assert refused.value.fits == 80 == store.tiers.capacity
     with (
         reopened(path, host_budget=5 * UNIT_BYTES * HEADS) as small,
         pytest.raises(BudgetExceeded, match="raise"),
@@ -701,7 +710,7 @@ def test_committed_document_survives_later_failures(
 def test_session_documents_live_in_memory_only() -> None:
     with MemoryStore.in_memory(SIGNATURE, host_budget=BUDGET) as store:
         assert store.documents() == [] and store.path is None
-        with store.session_document() as own, store.session_document() as other:
+        with store.retrieval.session_document() as own, store.retrieval.session_document() as other:
             assert own.document < 0 and other.document < 0 and own.document != other.document
             for layer in range(3):
                 for first in (0, 4):
@@ -710,9 +719,9 @@ def test_session_documents_live_in_memory_only() -> None:
             own.trim(3)
             assert own.blocks(1) == (3, 8)
             q = block(1, 1, 5)[2].float()[:, None]
-            assert store.search_landmarks(1, q, [(own.document, 3, 8)], 5).candidates.sort().values[
-                0, 0
-            ].tolist() == [0, 1, 2, 3, 4]
+            assert store.retrieval.search_landmarks(
+                1, q, [(own.document, 3, 8)], 5
+            ).candidates.sort().values[0, 0].tolist() == [0, 1, 2, 3, 4]
             with store.lease([BlockKey(own.document, 1, 5, 1)]) as lease:
                 assert torch.equal(lease.v[lease.slots[0]], block(1, 1, 5)[1][1])
             for gone in (BlockKey(own.document, 1, 2, 1), BlockKey(other.document, 1, 0, 0)):
@@ -724,7 +733,7 @@ def test_session_documents_live_in_memory_only() -> None:
             assert own.blocks(0) == (8, 12)
         assert store.stats()["tiers"]["host"]["held"] == 0
         with pytest.raises(DocumentNotFound):
-            store.landmark_keys(1, [(own.document, 3, 8)])
+            store.retrieval.landmark_keys(1, [(own.document, 3, 8)])
         with pytest.raises((DocumentNotFound, ReadOnlyMemory)):
             ingest(store, "book", 10)
 
@@ -888,7 +897,9 @@ def test_stats_count_lookups_and_held_bytes(store: MemoryStore) -> None:
         pass
     with store.lease([BlockKey(document.id, 1, 0, 0)]) as lease:
         assert lease.missed.tolist() == [False]
-    store.search_landmarks(1, torch.zeros(HEADS, 3, DIM), [(document.id, 0, document.blocks)], 2)
+    store.retrieval.search_landmarks(
+        1, torch.zeros(HEADS, 3, DIM), [(document.id, 0, document.blocks)], 2
+    )
     stats = store.stats()
     assert (stats["documents"], stats["tokens"], stats["blocks"], stats["bytes"]) == (
         1,

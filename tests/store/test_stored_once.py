@@ -10,18 +10,22 @@ from random import Random
 
 import msgpack
 import pytest
+import torch
 
+from memstore.disk.format.document import Document
 from memstore.disk.format.keys import passage_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
+from memstore.tiers.lookup_trace import read_trace
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer, read_passages_job, shared_job
 from support.passage_documents import (
     LAYERS,
     SETTINGS,
     add,
+    ask,
     check_content,
     ingest,
     ingest_known,
@@ -70,7 +74,7 @@ def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     assert records(store) == there and set(told(store).values()) == {2}
     first, second = store.document("a"), store.document("b")
     assert first.bytes == second.bytes
-    assert store.stored_at([(first.id, 3)]) == store.stored_at([(second.id, 3)])
+    assert store.retrieval.stored_at([(first.id, 3)]) == store.retrieval.stored_at([(second.id, 3)])
     check_content(store, second, 1)
     store.forget("a")
     check_content(store, store.document("b"), 1)
@@ -119,7 +123,7 @@ def test_passages_may_be_text_alone(store) -> None:
             writer.add_passages(passages(1, 0, 2), [], given=[0], **kept)
         writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
         document = writer.finish(tail_of(1, 2))
-    assert store.stored_at([(document.id, 0)]) == [None] and not records(store)
+    assert store.retrieval.stored_at([(document.id, 0)]) == [None] and not records(store)
     check_content(store, ingest(store, "b", 2), 1)
     check_content(store, store.document("a"), 1)
     assert is_whole(store.path)
@@ -164,7 +168,7 @@ def change_row(store: MemoryStore, **what: int) -> None:
 
     def work(txn) -> None:
         row = next(catalog.passages.all(txn))._replace(**what)
-        value = msgpack.packb([row.digest, row.references, row.bytes, row.worth, *row.home])
+        value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
         txn.put_checked("passages", passage_key(row.number), value)
 
     catalog.database.write(work)
@@ -210,7 +214,7 @@ def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
     catalog.database.write(work)
     assert not store.verify().clean
     assert not store.verify(repair=True).dropped and store.verify().clean
-    assert store.stored_at([(document.id, 0)]) == [None]
+    assert store.retrieval.stored_at([(document.id, 0)]) == [None]
     assert records(store) == (COUNT - 1) * len(LAYERS)
 
 
@@ -221,7 +225,7 @@ def test_passages_that_nobody_refers_to_are_told_and_go(store) -> None:
     def work(txn) -> None:
         numbers = catalog.new_numbers(txn)
         (row,) = catalog.passages.refer(txn, 1, 0, [b"\1" * 16], numbers)
-        catalog.passages.records.store(txn, row, {0: b"no record"})
+        catalog.passages.store(txn, row, {0: b"no record"})
 
     catalog.database.write(work)
     assert not store.verify().clean
@@ -348,3 +352,47 @@ def test_processes_that_write_read_and_forget_the_same_passages_harm_no_document
             check_content(store, document, int(document.source_hash.split(":")[0]))
             store.forget(document.name)
         assert not records(store) and not told(store)
+
+
+# Computed passages
+
+
+def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
+    """A document of passages without keys and values."""
+    kept = {"landmarks": landmarks(1, 0, count), "words": words(1, 0, count)}
+    with store.write_document(name, source_hash="1:", settings=SETTINGS) as writer:
+        writer.add_passages(passages(1, 0, count), [], given=[], **kept)
+        return writer.finish(tail_of(1, count))
+
+
+def test_the_units_of_a_computed_passage_are_admitted_once(tmp_path) -> None:
+    with create(tmp_path / "m", codec="raw") as store:
+        document = ingest_text(store, "book", 3)
+        tiers = store.retrieval.tiers
+        held = tiers.host.bytes
+        k = torch.zeros(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
+        for _ in range(2):
+            store.retrieval.computed.take(document.id, 0, k, k, 0.0)
+        assert tiers.host.bytes - held == 2 * len(LAYERS) * tiers.host.unit_bytes
+
+
+def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> None:
+    with create(tmp_path / "m", codec="raw") as store:
+        document = ingest_text(store, "book", 3)
+        with MemoryStore.open(tmp_path / "m", host_budget=1 << 20) as other:
+            other.forget("book")
+        held = store.tiers.host.bytes
+        k = torch.ones(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
+        store.retrieval.computed.take(document.id, 0, k, k, 0.0)
+        assert store.tiers.host.bytes == held
+
+
+def test_a_trace_has_computed_passages_as_missed(tmp_path) -> None:
+    with create(tmp_path / "m", codec="raw") as store:
+        document = ingest_text(store, "book", 3)
+    with MemoryStore.open(
+        tmp_path / "m", read_only=True, host_budget=1 << 20, trace=tmp_path / "trace"
+    ) as store:
+        assert [ask(store, document, 1, 0) for _ in range(2)] == [True, False]
+    lookups = [(len(one.units), len(one.missed)) for one in read_trace(tmp_path / "trace")]
+    assert lookups == [(2, 2)] * len(LAYERS) + [(2, 0)] * len(LAYERS)

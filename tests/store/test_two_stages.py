@@ -17,7 +17,7 @@ from memstore.index.scope import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
-from memstore.store.retrieve.shortlist import Shortlist
+from memstore.store.retrieve.listed_passages import Shortlist
 from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, small_lists
 
@@ -51,7 +51,7 @@ def memory(tmp_path: Path, made: Path) -> Iterator[MemoryStore]:
 def exact(store: MemoryStore, seed: int, scope: Scope) -> torch.Tensor:
     """The score of every block of a scope."""
     rows, weights = asked(seed)
-    return weights @ store.token_maxima(rows, 0, scope)
+    return weights @ store.retrieval.token_maxima(rows, 0, scope)
 
 
 def asked(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def asked(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def shortlist(store: MemoryStore, seed: int, scope: Scope) -> Shortlist:
-    found = store.shortlist(*asked(seed), scope)
+    found = store.retrieval.shortlist(*asked(seed), scope)
     assert found is not None
     return found
 
@@ -107,10 +107,10 @@ def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> No
             block = 19 if text == 5 else 250 - seed
             beside = WordsBeside({1 << 31 | text << 20 | block: 1.0}, 0.1)
             rows, weights = asked(seed)
-            without = memory.shortlist(rows, weights, whole)
-            short = memory.shortlist(rows, weights, whole, beside)
+            without = memory.retrieval.shortlist(rows, weights, whole)
+            short = memory.retrieval.shortlist(rows, weights, whole, beside)
             assert without is not None and short is not None
-            spread = memory.word_scores(beside.words, whole).std(correction=0)
+            spread = memory.retrieval.word_scores(beside.words, whole).std(correction=0)
             assert short.word_spread(beside.words)[1] == pytest.approx(float(spread), rel=0.02)
             ((place, _, _),) = [run for run in short.scope if run not in without.scope] or [
                 (0,) * 3
@@ -132,7 +132,7 @@ def test_nothing_outside_a_scope_is_proposed(memory: MemoryStore) -> None:
         scores = exact(memory, seed, scope)
         assert scores.argmax() in listed
     # too few passages to tell from a sample what is usual
-    assert memory.shortlist(*asked(0), [(whole[0][0], 0, 200)]) is None
+    assert memory.retrieval.shortlist(*asked(0), [(whole[0][0], 0, 200)]) is None
 
 
 def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) -> None:
@@ -160,7 +160,7 @@ def test_another_process_sees_what_changed(memory: MemoryStore) -> None:
     assert memory.path is not None
     whole = everything(memory)
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-        assert other.shortlist(*asked(1), whole) is not None
+        assert other.retrieval.shortlist(*asked(1), whole) is not None
         memory.forget("2")
         memory.build_index()
         rest = everything(other)
@@ -175,7 +175,7 @@ def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
     assert memory.path is not None
     memory.forget("2", erase=True)
     assert not list((memory.path / "index").iterdir())
-    assert memory.shortlist(*asked(0), everything(memory)) is None
+    assert memory.retrieval.shortlist(*asked(0), everything(memory)) is None
     memory.build_index()
     whole = everything(memory)
     short = shortlist(memory, 0, whole)
@@ -198,7 +198,7 @@ def test_files_that_are_damaged_cost_time_and_no_answer(
         (index / name).unlink()
         (index / name).write_bytes(content)
         with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-            assert other.shortlist(*asked(0), whole) is None
+            assert other.retrieval.shortlist(*asked(0), whole) is None
         assert "memstore index" in caplog.text
         caplog.clear()
         (index / name).write_bytes(kept[name])
@@ -217,8 +217,8 @@ def test_damaged_words_are_read_from_the_memory(
         short = shortlist(other, 0, whole)
         found = short.word_scores({7: 1.0}, short.scope)
         assert "passages.lists is damaged; run `memstore index`" in caplog.text
-        assert torch.equal(other.word_scores({7: 1.0}, short.scope).sign(), found.sign())
-        scores = memory.word_scores({7: 1.0}, whole)
+        assert torch.equal(other.retrieval.word_scores({7: 1.0}, short.scope).sign(), found.sign())
+        scores = memory.retrieval.word_scores({7: 1.0}, whole)
         torch.testing.assert_close(found, scores[numbers(short.scope, whole)])
 
 
@@ -295,13 +295,13 @@ def test_a_full_disk_is_told_and_the_lists_that_were_stay(
         "passages.lists",
     }
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-        assert other.shortlist(*asked(0), whole) is not None
+        assert other.retrieval.shortlist(*asked(0), whole) is not None
 
 
 def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
     assert memory.path is not None
     memory.compact()
-    assert memory.shortlist(*asked(0), everything(memory)) is not None
+    assert memory.retrieval.shortlist(*asked(0), everything(memory)) is not None
     memory.forget("2")
     memory.compact()
     assert not list((memory.path / "index").iterdir())

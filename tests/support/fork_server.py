@@ -32,7 +32,7 @@ from memstore.disk.format.document import Document
 from memstore.errors import MemstoreError
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer import export_import  # noqa: F401
+from memstore.store.transfer import exports  # noqa: F401
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
 from support import killed_calls, passage_documents, selected_documents, synthetic_documents
@@ -101,15 +101,6 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
     return outcome
 
 
-def replace_selector_job(path: str) -> int:
-    """Another selector for a memory that has one."""
-    other = selected_documents.OTHER
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        if store.selector != other:
-            store.replace_selector(other, selected_documents.find(other))
-    return RIGHT
-
-
 def several_job(path: str) -> int:
     """Several documents at once, one a thread; each goes on from where it was left."""
     failed: list[BaseException] = []
@@ -157,22 +148,6 @@ def shared_job(path: str, export: str) -> int:
     return RIGHT
 
 
-def budget_job(path: str) -> int:
-    """Questions to a memory with a budget, and other budgets."""
-    rng = random.Random(os.getpid())
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        document = store.document("book")
-        for turn in range(60):
-            block = min(int(rng.expovariate(0.1)), document.blocks - 1)
-            passage_documents.ask(store, document, 1, block)
-            if turn % 9 == 0:
-                store.set_kv_budget(rng.randint(0, 60_000))
-            if turn % 20 == 0:
-                passage_documents.ingest_known(store, "other", 30, text=2)
-                store.forget("other")
-    return RIGHT
-
-
 def crowd_job(path: str, seconds: str, processes: str) -> int:
     """Several processes that write, read and forget documents of the same passages."""
     signal.alarm(2 * int(seconds) + 300)
@@ -204,8 +179,6 @@ def _crowd(path: str, until: float, seed: int) -> int:
                     passage_documents.ingest_known(store, name, count, text=text, mode=mode)
                 elif what < 0.4:
                     store.forget(name)
-                elif what < 0.45 and store.kv_budget is not None:
-                    store.set_kv_budget(rng.randint(0, 60_000))
                 else:
                     document = store.document(name)
                     if document.state != "ready":  # another is at it
@@ -284,11 +257,9 @@ JOBS = {
         read_selected_job,
         passages_job,
         read_passages_job,
-        replace_selector_job,
         several_job,
         changes_job,
         shared_job,
-        budget_job,
         crowd_job,
         killed_job,
         index_job,

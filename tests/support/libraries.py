@@ -24,7 +24,7 @@ from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.manifest_commit import STAGED
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.passage_reader import reader_of
 from support.synthetic_documents import stored
 

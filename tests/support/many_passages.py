@@ -9,8 +9,8 @@ import torch
 
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import Passage
 from memstore.index.scope import Scope
 from memstore.store.memory_store import MemoryStore
 

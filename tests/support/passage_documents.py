@@ -12,7 +12,7 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.selected_documents import FORM, words
@@ -175,7 +175,7 @@ def ask(store: MemoryStore, document: Document, text: int, block: int) -> bool:
     """Read a passage as a session does; whether it had to be computed."""
     n, heads = len(passage(text, block).ids), SIGNATURE.num_kv_heads
     wanted = [content(text, layer, block) for layer in LAYERS]
-    (place,) = store.stored_at([(document.id, block)])
+    (place,) = store.retrieval.stored_at([(document.id, block)])
     try:
         if place is None:
             raise MissingBlock("it is not stored")
@@ -183,14 +183,10 @@ def ask(store: MemoryStore, document: Document, text: int, block: int) -> bool:
         with store.lease(units) as lease:
             for half, found in enumerate((lease.k, lease.v)):
                 assert torch.equal(found[lease.slots], torch.cat([each[half] for each in wanted]))
-        store.note_used([place])
     except MissingBlock:
         k, v = (torch.stack([each[half] for each in wanted])[:, :, :n] for half in (0, 1))
-        read = store.take_computed(document.id, block, k, v, 0.1)
-        assert torch.equal(read[0], k) and torch.equal(read[1], v)
+        store.retrieval.computed.take(document.id, block, k, v, 0.1)
         return True
-    finally:
-        store.store_computed()
     return False
 
 
@@ -213,7 +209,9 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
     some = range(0, count, 3)
     for layer in LAYERS:
         wanted = contents(text, layer, 0, count)
-        for block, place in zip(some, store.stored_at([(document.id, block) for block in some])):
+        for block, place in zip(
+            some, store.retrieval.stored_at([(document.id, block) for block in some])
+        ):
             if place is None:
                 assert not whole
                 continue
@@ -237,8 +235,10 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
         products = q.double() @ held.T / (127 if form.dtype == "int8" else 1)
         parts = products.split([len(each.ids) for each in expected], dim=1)
         maxima = torch.stack([part.amax(-1) for part in parts], dim=1)
-        assert torch.allclose(store.token_maxima(q, head, scope).double(), maxima, atol=1e-5)
+        assert torch.allclose(
+            store.retrieval.token_maxima(q, head, scope).double(), maxima, atol=1e-5
+        )
     if form.words:
-        scores = store.word_scores({7: 1.0, 1000: 1.0}, scope)
+        scores = store.retrieval.word_scores({7: 1.0, 1000: 1.0}, scope)
         there = [{word for word, _ in block} for block in words(text, 0, count)]
         assert (scores > 0).tolist() == [bool(block & {7, 1000}) for block in there]

@@ -70,7 +70,7 @@ def impatient(store: MemoryStore) -> Iterator[None]:
 def units_of(store: MemoryStore, name: str) -> list[BlockKey]:
     """All units of a document in the layers with memory."""
     row = store.document(name)
-    places = store.stored_at([(row.id, block) for block in range(row.blocks)])
+    places = store.retrieval.stored_at([(row.id, block) for block in range(row.blocks)])
     return [
         BlockKey(*at, head)
         for layer in store.signature.memory_layers

@@ -8,7 +8,7 @@ from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.publish import PublishOptions, Report, publish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify.verify_memory import verify_published
 from support.places import WatchedPlace, in_memory
 from support.synthetic_documents import SIGNATURE
 

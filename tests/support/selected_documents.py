@@ -14,7 +14,7 @@ from memstore.block import BlockKey
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, blocks
@@ -110,7 +110,7 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     for layer in SIGNATURE.memory_layers:
         k, v, _ = blocks(text, layer, 0, document.tokens)
         for block in range(0, document.blocks, 5):
-            (place,) = store.stored_at([(document.id, block)])
+            (place,) = store.retrieval.stored_at([(document.id, block)])
             if place is None:
                 raise MissingBlock(f"passage {block} is not stored")
             units = [BlockKey(place[0], layer, place[1], head) for head in range(2)]
@@ -125,10 +125,10 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
         held = landmarks(text, 0, document.tokens, form)[:, head].double()
         products = q.double() @ held.T / (127 if form.dtype == "int8" else 1)
         expected = torch.stack([part.amax(-1) for part in products.split(BLOCK, dim=1)], dim=1)
-        found = store.token_maxima(q, head, scope)
+        found = store.retrieval.token_maxima(q, head, scope)
         # torch.testing would be imported anew in every forked child
         assert torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5), head
-    scores = store.word_scores({7: 1.0, 1000: 1.0}, scope)
+    scores = store.retrieval.word_scores({7: 1.0, 1000: 1.0}, scope)
     there = [{word for word, _ in block} for block in words(text, 0, document.blocks)]
     assert (scores > 0).tolist() == [bool(block & {7, 1000}) for block in there]
 
@@ -150,20 +150,3 @@ def selected(path: Path) -> dict[str, object]:
 
 def as_words(text: int, count: int) -> BlockWords:
     return BlockWords.of(words(text, 0, count))
-
-
-def find(form: IndexSpec) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
-    """What `replace_selector` asks for, of documents whose source hash names their text; in pieces
-    of some blocks.
-    """
-
-    def pieces(document: Document) -> list[tuple[int, Tensor | None, object]]:
-        text, told = int(document.source_hash.split(":")[0]), []
-        for first in range(0, document.blocks, 37):
-            end = min(first + 37, document.blocks)
-            last = min(end * BLOCK, document.tokens)
-            some = landmarks(text, first * BLOCK, last, form) if form.heads else None
-            told.append((first, some, words(text, first, end) if form.words else None))
-        return told
-
-    return pieces

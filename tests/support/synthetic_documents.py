@@ -131,7 +131,7 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     """
     shape = store.signature
     size, heads = shape.block_size, range(shape.num_kv_heads)
-    at_once = max(1, min(8, store.capacity // len(heads)))  # blocks
+    at_once = max(1, min(8, store.tiers.capacity // len(heads)))  # blocks
     boundary = document.tokens // (CHUNK_BLOCKS * size) * CHUNK_BLOCKS
     assert document.blocks == -(-document.tokens // size)
     for layer in range(shape.num_layers):
@@ -151,7 +151,7 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
                     assert torch.equal(bits(found[lease.slots]), bits(expected)), (layer, some)
                 assert lease.lengths.tolist() == lengths
         if layer in shape.memory_layers and document.state == "ready":
-            found = store.landmark_keys(layer, [(document.id, 0, document.blocks)])
+            found = store.retrieval.landmark_keys(layer, [(document.id, 0, document.blocks)])
             assert torch.equal(found, landmarks.transpose(0, 1).float())
     assert np.array_equal(store.tokens(document.id).ids, token_ids(text, 0, document.tokens))
 

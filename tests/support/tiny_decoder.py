@@ -100,18 +100,24 @@ def word_reader(model: Any = None, *, chat: bool = True, **adapted: Any) -> Any:
     model = decoder("llama") if model is None else model
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector_sum import Words
+    from memstore.model.passages.selectors.selector import Selector
 
-    adaptation = Adaptation(Words(), **{"top_k": 1, **adapted})
+    adaptation = Adaptation(Selector(), **{"top_k": 1, **adapted})
     return HuggingFacePassageModel(model, tokenizer(chat), adaptation)
 
 
-def pointer_heads(reader: Any, *heads: tuple[int, int]) -> Any:
-    """A selector of these heads (layer, head) of a passage model."""
-    from memstore.model.passages.selectors.pointer_heads import PointerHeads
+def learned_selector(reader: Any, *, layer: int = 2, word_weight: float = 0.0) -> Any:
+    """A selector of a passage model: a random projection of the states of a layer, and words."""
+    from memstore.model.passages.selectors.learned_selector import Learned, Projection
+    from memstore.model.passages.selectors.selector import Selector
 
-    sizes = (reader.shape.num_heads, reader.shape.num_kv_heads, reader.shape.head_dim)
-    return PointerHeads(heads, sizes, reader.rotate)
+    draw, hidden = torch.Generator().manual_seed(0), reader.shape.hidden_size
+    zeros = [torch.zeros(hidden) for _ in range(3)]
+    ones = [torch.ones(hidden) for _ in range(2)]
+    idf = torch.ones(reader.made_for.vocabulary, dtype=torch.float16)
+    random = torch.randn(hidden, 16, generator=draw)
+    projection = Projection(random, zeros[0], ones[0], zeros[1], ones[1], zeros[2], idf)
+    return Selector(Learned(layer, projection), word_weight)
 
 
 def of_kind(kind: str) -> Any:

@@ -36,7 +36,6 @@ from support.tiny_model import text, tiny_model
 
 BLOCK_BYTES = 2 * TOKENS_A_BLOCK * STORED_DIM * 2  # of one KV head, as in `deterministic`
 TINY_BYTES = 2 * 8 * 8 * 2  # of one KV head of the tiny model
-COUNTS = {"hits", "misses", "bytes", "seconds", "evictions", "prefetched", "late", "unused"}
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +141,9 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
             model.signature, disk.tiers.disk, device="cpu", **budgets
         ) as store:
             for layer in model.signature.memory_layers:
-                keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(
-                    0, 1
-                )
+                keys = disk.retrieval.landmark_keys(
+                    layer, [(document.id, 0, document.blocks)]
+                ).transpose(0, 1)
                 for part in (keys[:5], keys[5:]):
                     store.add_landmarks(document.id, layer, part)
             assert_same_to_rounding(states(store), states(disk), products=TINY_MODEL)
@@ -154,9 +153,9 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
             with pytest.raises(DocumentNotFound), store.lease([BlockKey(document.id + 1, 1, 0, 0)]):
                 pass
             with pytest.raises(InvalidInput, match="above 0"):
-                store.add_landmarks(-1, 1, keys)
+                store.retrieval.add_landmarks(-1, 1, keys)
         with pytest.raises(InvalidInput, match="without a directory"):
-            disk.add_landmarks(document.id, 1, keys)
+            disk.retrieval.add_landmarks(document.id, 1, keys)
 
 
 def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:
@@ -284,7 +283,7 @@ def test_a_repair_does_not_close_the_file_under_a_prefetch(
 
         monkeypatch.setattr("memstore.store.verify.verify_memory.verify_memory", repair)
         for _ in range(20):
-            store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
+            store.retrieval.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
             assert store.verify(repair=True) == "repaired"
             store.tiers.drop_document(document.id)
         check_content(store, document, text=1)
@@ -383,41 +382,3 @@ def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(
     with pytest.raises(InvalidInput, match="hnsw"):
         MemoryStore.create(tmp_path / "other", SIGNATURE, index="hnsw")
     assert not (tmp_path / "other").exists()
-
-
-def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
-    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
-        document = ingest(store, "book", 4 * CHUNK)
-    with open_with_device(tmp_path / "m", prefetch="speculative") as store:
-        store.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
-        store.tiers.prefetcher.drain()
-        store.lease([BlockKey(document.id, 2, block, 0) for block in range(4)]).release()
-        stats = store.stats()
-        assert list(stats["tiers"]) == ["device", "host", "disk"]
-        for name, counts in stats["tiers"].items():
-            assert set(counts) == COUNTS | (set() if name == "disk" else {"held", "budget"})
-        device, host, disk = stats["tiers"].values()
-        assert (device["hits"], device["misses"], device["prefetched"]) == (3, 1, 3)
-        assert (host["hits"], host["misses"], disk["hits"]) == (0, 4, 4)
-        assert (
-            device["held"] == host["held"] == 4 * BLOCK_BYTES and disk["bytes"] == 4 * BLOCK_BYTES
-        )
-        assert stats["prefetch"] == {
-            "predictor": "speculative",
-            "requested": 3,
-            "held": 0,
-            "dropped": 0,
-            "read": 3,
-            "failed": 0,
-        }
-        layers = store.tiers.layers()
-        assert list(layers) == ["device", "host", "disk"] and list(layers["device"]) == [2]
-        assert layers["device"][2].to_dict() == {key: device[key] for key in COUNTS}
-    with MemoryStore.open(tmp_path / "m") as store:
-        assert store.stats()["tiers"] == {}  # nothing was looked up
-        assert list(store.tier_stats()) == ["host", "disk"]
-        assert store.stats()["tiers"]["host"]["misses"] == 0
-    with MemoryStore.in_memory(
-        SIGNATURE, device="cpu", device_budget=1 << 20, host_budget=1 << 20
-    ) as store:
-        assert list(store.tier_stats()) == ["device", "host"]

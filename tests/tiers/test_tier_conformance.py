@@ -120,7 +120,7 @@ def test_a_lease_tells_which_tier_had_a_unit(opened: MemoryStore) -> None:
 
 def test_what_is_read_ahead_is_a_hit(opened: MemoryStore) -> None:
     units = units_of(opened, "first")[:16]
-    assert opened.expect(units) == 16
+    assert opened.retrieval.expect(units) == 16
     opened.tiers.prefetcher.drain()
     check(opened, units)
     top = next(iter(opened.tier_stats().values()))
@@ -148,10 +148,10 @@ def test_searches_find_the_same(opened: MemoryStore, written: Path) -> None:
     q = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
     with MemoryStore.open(written / "m", SIGNATURE) as directory:
         scope = [(row.id, 0, row.blocks) for row in directory.ready()]
-        expected = [directory.search_landmarks(layer, q, scope, 4) for layer in (1, 2)]
+        expected = [directory.retrieval.search_landmarks(layer, q, scope, 4) for layer in (1, 2)]
     scope = [(row.id, 0, row.blocks) for row in opened.ready()]
     for layer, hits in zip((1, 2), expected):
-        found = opened.search_landmarks(layer, q, scope, 4)
+        found = opened.retrieval.search_landmarks(layer, q, scope, 4)
         assert torch.equal(found.candidates, hits.candidates)
         assert_same_to_rounding(found.scores, hits.scores)
 

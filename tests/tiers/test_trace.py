@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.block import BlockKey
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lookup_trace import TraceEntry, TraceWriter, read_trace
@@ -23,13 +23,6 @@ from support.counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slo
 from support.crafted import WRONG, changed, fuzzed, places
 from support.damaged_bytes import damaged
 from support.synthetic_documents import SIGNATURE, ingest
-
-
-def write(path: Path, lookups: int) -> None:
-    trace = TraceWriter(path, unit_bytes=UNIT_BYTES)
-    for number in range(lookups):
-        trace.lookup([unit(number), unit(number + 1)], [1])
-    trace.close()
 
 
 def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -79,11 +72,12 @@ def test_crafted_or_damaged_trace_is_refused_or_gives_valid_entries(
         [1, 20, 2, [1], [3], [0], []],
     ]
     if crafted := data.draw(st.booleans()):
-        path = data.draw(st.sampled_from([place for place in places(entries) if place]))
+        ways = [way for way in places(entries) if way]
+        path = data.draw(st.sampled_from([*ways, *[(1, 6, 0)] * 8]))  # places of missed units
         entries = changed(entries, path, data.draw(st.sampled_from(WRONG)))
     content = zstandard.compress(b"".join(msgpack.packb(entry) for entry in entries))
     if not crafted:
-        content = damaged(content, data.draw(st.randoms(use_true_random=False)))
+        content = data.draw(damaged(content))
     (tmp_path / "trace").write_bytes(content)
     try:
         found = list(read_trace(tmp_path / "trace"))
@@ -134,13 +128,6 @@ def test_a_path_that_cannot_be_written_is_an_os_error_before_anything_else_happe
         assert store.documents() == [document]
 
 
-def test_a_memory_that_cannot_be_opened_leaves_an_old_trace_as_it_was(tmp_path: Path) -> None:
-    write(tmp_path / "t", 3)
-    with pytest.raises(MemoryNotFound):
-        MemoryStore.open(tmp_path / "nothing", trace=tmp_path / "t")
-    assert len(list(read_trace(tmp_path / "t"))) == 3
-
-
 @pytest.mark.parametrize("there", ["data", "lock", "text", "zstd", "link", "pipe"])
 def test_a_trace_is_written_over_no_other_file(tmp_path: Path, there: str) -> None:
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
@@ -182,15 +169,6 @@ def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="in the directory of a memory"):
         MemoryStore.create(tmp_path / "new", SIGNATURE, trace=tmp_path / "new" / "t")
     MemoryStore.create(tmp_path / "new", SIGNATURE).close()  # nothing is in its way
-
-
-def test_an_old_trace_is_written_over_by_the_first_lookup_and_not_before(tmp_path: Path) -> None:
-    write(tmp_path / "t", 300)
-    MemoryStore.create(tmp_path / "m", SIGNATURE, trace=tmp_path / "t").close()
-    TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES).close()
-    assert len(list(read_trace(tmp_path / "t"))) == 300
-    write(tmp_path / "t", 2)
-    assert len(list(read_trace(tmp_path / "t"))) == 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -11,22 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from memstore.cli.main import app
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.passages.cutting.passage_cutting import Passages
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.learned_selector import Learned
-from memstore.model.passages.selectors.pointer_heads import PointerHeads
-from memstore.model.passages.selectors.selector import GATE_BLOCKS
+from memstore.model.passages.selectors.selector import GATE_BLOCKS, Selector
 from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, save_selector
-from memstore.model.passages.selectors.selector_sum import Sum, Words
-from memstore.training.selectors.head_ranking import rank_heads
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
 from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt, add, sought
 from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
@@ -77,14 +72,11 @@ def texts() -> list[str]:
 
 
 class Walker:
-    """A made-up model: a state says which token stands there and which ones before it; one query
-    head of layer 1 asks for the keys of the same tokens, all others for anything.
-    """
+    """A made-up model: a state says which token it is of and which ones are before it."""
 
     def __init__(self, vocabulary: int) -> None:
         draw = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(vocabulary, HIDDEN, generator=draw)
-        self.pointing = torch.randn(vocabulary, DIM, generator=draw) * 3
         self.rows = 0
 
     def __call__(self, rows: Sequence[Sequence[int]], captures: Captures) -> list[Captured]:
@@ -93,36 +85,19 @@ class Walker:
         for ids in rows:
             e = self.embedding[torch.tensor(list(ids))]
             x = e + 0.5 * e.roll(1, 0) + 0.2 * e.roll(2, 0)
-            captured = Captured(list(ids), {layer: x * (layer + 1) for layer in captures.states})
-            for layer in captures.heads:
-                draw = torch.Generator().manual_seed(layer)
-                captured.q[layer] = torch.randn(HEADS, len(ids), DIM, generator=draw)
-                captured.k[layer] = torch.randn(KV_HEADS, len(ids), DIM, generator=draw)
-                if layer == 1:
-                    captured.q[layer][3] = captured.k[layer][1] = self.pointing[
-                        torch.tensor(list(ids))
-                    ]
-            shown.append(captured)
+            shown.append(Captured(list(ids), {layer: x * (layer + 1) for layer in captures.states}))
         return shown
-
-
-def still(layer: int, x: Tensor, positions: Tensor) -> Tensor:
-    return x
 
 
 @pytest.fixture
 def subject(tokenizer: Tokenizer) -> Subject:
     made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size)
     walk = Walker(tokenizer.vocab_size)
-    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, still, SIZE)
+    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, SIZE)
 
 
 OPTIONS = AdaptOptions(
-    windows=16,
-    calibration=6,
-    held_out=10,
-    layer=1,
-    learn=LearnConfig(width=32, steps=60, others=48),
+    windows=16, held_out=10, layer=1, learn=LearnConfig(width=32, steps=60, others=48)
 )
 
 
@@ -240,7 +215,7 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     rows = states.rows[1].float(), states.row_ids
     questions = [one.end - one.first for one in states.asked]
     trained = model.scores(*rows, questions, model.landmarks(states.passages[1].float()), lengths)
-    selector = model.selector(1)
+    selector = Selector(model.selector(1))
     haystack = Haystack(selector.spec)
     shown = [states.shown(number) for number in range(len(lengths))]
     add(haystack, selector, subject.tokenizer, shown)
@@ -249,37 +224,17 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
 
 
-def test_calibration_finds_the_head_that_points(write: Write, subject: Subject) -> None:
-    mix = Mix(reworded=0, synonyms=0, otherwise=0)
-    windows = list(write("train", 2, mix).windows(5))
-    ranked = rank_heads(windows, subject.walk, LAYERS, still)
-    assert len(ranked) == LAYERS * HEADS
-    assert ranked[0][:2] == (1, 3)
-    assert ranked[0].reciprocal_rank > 2 * ranked[1].reciprocal_rank
-
-
-def test_pointer_heads_are_adapted_and_scored_on_what_was_held_out(
-    subject: Subject, texts: list[str], tmp_path: Path
-) -> None:
-    made = adapt(subject, texts, tmp_path, train=False, options=OPTIONS)
-    pointing = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
-    assert isinstance(pointing, PointerHeads) and pointing.heads[0] == (1, 3)
-    assert made.scores["literal"] > 0.8
-    assert made.gate is not None and made.gate.growth > 0
-
-
 def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file(
     subject: Subject, texts: list[str], tmp_path: Path
 ) -> None:
     told: list[str] = []
-    made = adapt(subject, texts, tmp_path, train=True, options=OPTIONS, report=told.append)
-    learned = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
-    assert isinstance(learned, Learned) and learned.layer == 1
-    assert made.scores["literal"] > 0.8
+    made = adapt(subject, texts, tmp_path, options=OPTIONS, report=told.append)
+    assert made.selector.learned is not None and made.selector.learned.layer == 1
+    assert made.scores["literal"] > 0.8 and made.gate is not None and made.gate.growth > 0
     assert any(line.startswith("step 50") for line in told)
     path = tmp_path / "selector.safetensors"
     save_selector(made, subject.made_for, path)
-    loaded = load_selector(path, subject.made_for, still)
+    loaded = load_selector(path, subject.made_for)
     assert isinstance(loaded, Adaptation)
     assert loaded.selector.spec == made.selector.spec and loaded.scores == made.scores
 
@@ -294,7 +249,7 @@ def test_the_same_seed_learns_the_same_bits(
     one, same, other = (
         learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
     )
-    assert one.spec == same.spec != other.spec
+    assert one.digest == same.digest != other.digest
 
 
 def test_training_without_a_kind_of_question_says_so(
@@ -346,7 +301,7 @@ def test_a_gate_loses_fewer_where_few_that_nothing_answers_get_through_even_then
 
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
-    haystack = Haystack(Words.spec)
+    haystack = Haystack(Selector().spec)
     haystack.add([9] * 64, None, [[]] * 64)
     question = Sought("literal", "", Captured([], {}), right=(0,))
     found = measure(selector, haystack, [question])[0]

@@ -64,7 +64,7 @@ def attach(
     """Encoded windows as documents of a store."""
     documents = []
     for w in windows:
-        scratch = store.session_document()
+        scratch = store.retrieval.session_document()
         for layer, blocks in enumerate(memory):
             keys = blocks.keys[w].transpose(0, 1)
             scratch.add(

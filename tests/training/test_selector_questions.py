@@ -8,7 +8,7 @@ import pytest
 
 from memstore.training.selectors import questions as forms
 from memstore.training.selectors.questions import Fact, Facts, Split, of_split, split
-from memstore.training.selectors.vocabulary import relations, word_pools
+from memstore.training.vocabulary import relations, word_pools
 
 words = word_pools()
 SUBJECTS = (*words.things, *words.places, *words.beings, *words.qualities)

@@ -13,10 +13,7 @@ from torch.utils._pytree import tree_leaves
 from memstore import devices
 from memstore.errors import InvalidConfig
 from memstore.model.landmark.checkpoint import load_checkpoint
-from memstore.model.landmark.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
-from memstore.training.grow import grow
-from memstore.training.objectives import encode_windows
 from memstore.training.train import train
 from memstore.training.train_config import Precision, TrainConfig
 from support.fake_device import FakeDevice
@@ -175,31 +172,8 @@ def test_a_device_that_is_not_there_leaves_no_directory(tmp_path: Path, book: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_grown_model_computes_the_same_and_every_new_weight_can_learn() -> None:
-    generator = torch.Generator().manual_seed(0)
-    model = Transformer(replace(MODEL, num_layers=3, memory_layers=(1, 2)))
-    model.initialise(generator)
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            parameter.data.normal_(1, 0.2, generator=generator)
-    ids = torch.randint(0, 1000, (2, 34), generator=generator)
-    larger = replace(MODEL, num_layers=5, mlp_size=64, memory_layers=(3, 4), recency=0.5)
-    grown = grow(model, larger, generator)
-    (same, memory), (expected, old) = encode_windows(grown, ids), encode_windows(model, ids)
-    torch.testing.assert_close(same, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(memory[-1].keys, old[-1].keys, rtol=1e-4, atol=1e-5)
-    for _ in range(2):  # what leads out of the new units learns first, then they do
-        optimizer = torch.optim.SGD(grown.parameters(), lr=0.1)
-        encode_windows(grown, ids)[0].square().mul(
-            torch.linspace(0, 1, 34)[:, None]
-        ).sum().backward()
-        optimizer.step()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in grown.blocks[1].parameters())
-    assert grown.blocks[4].up_proj.weight.grad[48:].abs().max() > 0
-    for other in (
-        replace(larger, hidden_size=64),
-        replace(larger, memory_layers=(2, 4)),
-        replace(larger, mlp_size=32),
-    ):
-        with pytest.raises(InvalidConfig, match="grow"):
-            grow(model, other, generator)
+def test_weights_of_another_architecture_are_refused(tmp_path: Path, book: Path) -> None:
+    small = tmp_path / "small"
+    train(TrainConfig(small, MODEL, stages()), [book])
+    with pytest.raises(InvalidConfig, match="another architecture"):
+        train(TrainConfig(tmp_path / "run", replace(MODEL, mlp_size=64), init=small), [book])

@@ -95,6 +95,11 @@ class Document:
     codec: Line = ""  # of passages: of the records that it refers to
 
     @property
+    def is_listed(self) -> bool:
+        """Is it the document of its name, and not one that shall become it?"""
+        return self.state in ("ready", "ingesting")
+
+    @property
     def of_passages(self) -> bool:
         """Is it made of passages, and not of blocks of equal size?"""
         return self.settings.passage_tokens is not None

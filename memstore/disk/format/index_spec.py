@@ -5,7 +5,6 @@ words, or both.
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Self, get_args
 
-import msgspec
 from msgspec import Meta
 
 from memstore.decode import typed
@@ -49,10 +48,3 @@ class IndexSpec:
             return typed(values, cls)
         except InvalidConfig as error:
             raise ValueError(str(error)) from error
-
-
-class StoredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A form as a memory tells of it: with the number that its runs have in their keys."""
-
-    form: dict[str, Any]
-    generation: Annotated[int, Meta(ge=0, le=1)]

@@ -24,7 +24,7 @@ def document_key(document: int) -> bytes:
 
 
 def passage_key(number: int) -> bytes:
-    """Key of what is told of a stored passage."""
+    """Key of a passage's row."""
     return _U64.pack(number)
 
 
@@ -32,17 +32,6 @@ def read_passage_key(key: bytes) -> int:
     """The number of a passage's key."""
     number: int = _unpack_key(_U64, key)[0]
     return number
-
-
-def worth_key(worth: int, number: int) -> bytes:
-    """Key of a passage with records, in order of worth."""
-    return _TOKENS.pack(worth, number)
-
-
-def read_worth_key(key: bytes) -> tuple[int, int]:
-    """Worth and number of such a key."""
-    worth, number = _unpack_key(_TOKENS, key)
-    return worth, number
 
 
 def tokens_key(document: int, first: int) -> bytes:
@@ -53,8 +42,8 @@ def tokens_key(document: int, first: int) -> bytes:
 
 
 def run_key(document: int, part: int, first_block: int, *, of_selector: bool) -> bytes:
-    """Key of a run of what blocks are found by; part: of landmark keys the layer, of a selector's a
-    kind in a generation.
+    """Key of a run of what blocks are found by; part: the layer of landmark keys, or the kind of
+    a selector's runs.
     """
     return _RUN.pack(document, part, first_block, _SELECTOR if of_selector else _LANDMARKS)
 

@@ -11,11 +11,9 @@ from typing import Self, TypeVar
 
 from memstore.closing import Closing
 from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, whole_pages
-from memstore.disk.lmdb import commit_record as commit
-from memstore.disk.lmdb.commit_record import Commit
 from memstore.disk.lmdb.environment import Environment, Version
 from memstore.disk.lmdb.registry import acquire, release
-from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, Commit, Transaction
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -133,7 +131,7 @@ class Database(Closing):
         CorruptMemory.
         """
         with self.read() as transaction:
-            record = transaction.get(commit.TABLE, commit.KEY)
+            record = transaction.get(COMMIT_TABLE, COMMIT_KEY)
         known = None if record is None else Commit.unpack(record)
         if record is not None and known is None:
             raise CorruptMemory(

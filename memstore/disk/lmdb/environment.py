@@ -1,16 +1,17 @@
-"""Transactions in the LMDB environment of a memory's directory in this process, and its file made
-anew.
+"""The LMDB environment of a memory's directory in this process: opening and its checks, for reading
+and, once it is asked for, for writing; transactions; and its file made anew.
 
-One environment is shared by all Database objects of a process that name
-the same directory, and it is unusable in a forked child, which cannot open that directory either (a
-spawned process can, and one forked before the directory was opened). Every commit reaches the disk
-before it returns.
+One environment is shared by all Database objects of a process that name the same directory, and it
+is unusable in a forked child, which cannot open that directory either (a spawned process can, and
+one forked before the directory was opened). Every commit reaches the disk before it returns.
 """
 
+import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,21 +19,50 @@ import lmdb
 
 from memstore.disk.files import (
     DATA,
+    INDEX,
+    LOCK,
+    NETWORK,
+    check_one_name,
+    check_regular,
+    file_system_of,
+    lies_at,
+    mode_of,
     named_os_errors,
     not_alone,
+    occupy_standard_streams,
     replacement,
+    share,
+    sweep,
     sync_directory,
+    take_room,
     try_alone,
+    whole_pages,
 )
-from memstore.disk.lmdb import commit_record as commit
-from memstore.disk.lmdb.commit_record import Commit
-from memstore.disk.lmdb.lmdb_errors import named_lmdb_errors
+from memstore.disk.lmdb.lmdb_errors import MAX_READERS, named_lmdb_errors
+from memstore.disk.lmdb.locks import Gate, WriterLock
+from memstore.disk.lmdb.meta_pages import check_commits, check_length
 from memstore.disk.lmdb.new_file import fill
-from memstore.disk.lmdb.open_environment import OpenEnvironment
-from memstore.disk.lmdb.transaction import TABLES, Transaction
-from memstore.errors import InvalidInput, MemoryExists, MemoryLocked
+from memstore.disk.lmdb.pages import KeyPages
+from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, TABLES, Commit, Transaction
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    StorageFull,
+)
 
 T = TypeVar("T")
+
+_LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
+
+
+class _Tables(dict[str, Any]):
+    """Handles of tables, by name."""
+
+    def __missing__(self, name: str) -> Any:
+        raise CorruptMemory(f"the memory lacks its table of {name}; run verify --repair")
 
 
 class Version(NamedTuple):
@@ -42,8 +72,36 @@ class Version(NamedTuple):
     transaction: int  # numbers count from 1 in each
 
 
-class Environment(OpenEnvironment):
-    """The LMDB environment of one directory in one process, with the tables' handles."""
+class Environment:
+    """The LMDB environment of one directory in one process, with the tables' handles.
+
+    LMDB's environment is opened for reading only until this process first writes: asking then
+    cannot wait for, or hinder, a process that writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.users = 0
+        self.limit: int | None = None
+        self.lock = WriterLock(path)
+        self.lock.on_release = self._sync
+        self._gate = Gate()
+        self._write_mutex = threading.Lock()
+        self._thread = threading.local()
+        self.data_file: int | None = None
+        self.page_size = mmap.PAGESIZE
+        self.key_pages = KeyPages()
+        self._inner: Any = None
+        self.tables: dict[str, Any] = {}
+        self.writable = False  # whether the directory allows it
+        self._read_write = False  # whether LMDB's environment is open for it
+        self.rewritten = 0
+        kind = file_system_of(path)
+        if kind in NETWORK:
+            raise InvalidInput(
+                f"{path} is on a network file system ({kind}); keep the memory on a local disk"
+            )
 
     def create(
         self, first: Callable[[Transaction], None], map_size: int, limit: int | None
@@ -76,6 +134,134 @@ class Environment(OpenEnvironment):
             raise
         finally:
             self.lock.release()
+
+    def open(self) -> None:
+        """Open for reading. Raises what Database.open raises."""
+        try:
+            self._open(read_write=False)
+            if not self.tables:
+                raise MemoryNotFound(
+                    f"{self.path} holds no whole memory (making it was interrupted); create it "
+                    "again"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
+        occupy_standard_streams()
+        data, lock = self.path / DATA, self.path / LOCK
+        new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
+        self.writable = all(
+            os.access(name, os.W_OK) for name in (self.path, data, lock) if name.exists()
+        )
+        with named_os_errors(self.path):
+            check_regular(lock)
+            self.data_file = share(data, create=new)
+            if new_map_size is not None and new:
+                map_size = new_map_size
+            else:
+                map_size = check_length(data, self.data_file)
+                check_commits(data, self.data_file)
+            # Without permission to write the lock file (LMDB's readers register in it) a reader
+            # goes without: the pages it reads may be reused under it by a writer, which the
+            # checksums then refuse.
+            locked = self.writable or os.access(lock, os.W_OK)
+            if locked:  # LMDB maps it: a page that finds no room would end the process
+                take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
+        with named_lmdb_errors(self.path):
+            self._inner = lmdb.open(
+                os.fsencode(self.path),
+                map_size=map_size,
+                max_dbs=len(TABLES),
+                max_readers=MAX_READERS,
+                create=new,
+                readonly=not read_write,
+                mode=mode_of(data) or 0o600,
+                lock=locked,
+                readahead=False,
+                sync=True,
+                metasync=False,
+            )
+            self._read_write = read_write
+            self.key_pages = KeyPages()  # numbers of transactions begin anew in a new file
+            self.page_size = self._inner.stat()["psize"]
+            self._inner.reader_check()
+            # In an environment open for writing this begins a writing transaction, so the
+            # writer lock is held by then, and nobody waits. A memory of another format may lack
+            # some, which its catalog refuses.
+            self.tables = _Tables()
+            for name in TABLES:
+                with suppress(lmdb.NotFoundError):
+                    self.tables[name] = self._inner.open_db(name.encode(), create=False)
+
+    def in_transaction(self) -> bool:
+        return getattr(self._thread, "transaction", None) is not None
+
+    def acquire_writer(self, *, wait: bool) -> None:
+        """Take the writer lock and be open for writing, in the directory that was opened."""
+        if self.in_transaction():
+            raise RuntimeError(
+                "writing inside a transaction of the same thread: end that one first"
+            )
+        self.lock.acquire(wait=wait)
+        try:
+            if not self.lies_at(self.path):
+                raise self.gone()
+            if not self._read_write:
+                with self._gate.alone():
+                    if not self._read_write:
+                        if self.data_file is not None:
+                            check_one_name(self.path / DATA, self.data_file)
+                        self.close()
+                        self._open(read_write=True)
+                self._sweep()
+                self.set_limit(self.limit)
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def lies_at(self, path: Path) -> bool:
+        """Is the open data file the one of the directory `path`? True where none is open."""
+        self._gate.enter()  # not while another takes its place
+        try:
+            return self.data_file is None or lies_at(path / DATA, self.data_file)
+        finally:
+            self._gate.leave()
+
+    def gone(self) -> MemoryNotFound:
+        """The error for a directory that is not the one that was opened."""
+        return MemoryNotFound(
+            f"{self.path} holds the memory no longer: it was removed, moved or replaced while it "
+            "was open"
+        )
+
+    def _sweep(self) -> None:
+        sweep(self.path)
+        if not (self.path / INDEX).is_symlink():
+            sweep(self.path / INDEX)
+
+    def close(self) -> None:
+        # Forgotten first: after an interrupt that comes while one is closed nobody uses it again.
+        if self._inner is not None:
+            inner, self._inner, self._read_write = self._inner, None, False
+            inner.close()
+        if self.data_file is not None:
+            file, self.data_file = self.data_file, None
+            os.close(file)
+
+    def _reopen(self) -> None:
+        """After a failure that leaves LMDB's environment unusable, though not the file. Called
+        alone.
+        """
+        self.close()
+        self._open(read_write=self.lock.file is not None)
+
+    def _sync(self) -> None:
+        # Commits leave the last meta page to the next one's sync; the last writer of all does not.
+        if self._inner is not None and self._read_write:
+            with named_lmdb_errors(self.path):
+                self._inner.sync(True)
 
     # Transactions
 
@@ -136,7 +322,7 @@ class Environment(OpenEnvironment):
     def record(self, transaction: Transaction) -> None:
         """Have a transaction record that it will be committed now."""
         made = Commit(transaction.inner.id(), time.time())
-        transaction.put(commit.TABLE, commit.KEY, made.pack())
+        transaction.put(COMMIT_TABLE, COMMIT_KEY, made.pack())
 
     def version(self) -> Version:
         self._gate.enter()
@@ -212,9 +398,9 @@ class Environment(OpenEnvironment):
                 (table, key, value)
                 for table in TABLES
                 for key, value in transaction.scan(table)
-                if (table, key) != (commit.TABLE, commit.KEY)
+                if (table, key) != (COMMIT_TABLE, COMMIT_KEY)
             )
-            record = transaction.view(commit.TABLE, commit.KEY)
+            record = transaction.view(COMMIT_TABLE, COMMIT_KEY)
             known = None if record is None else Commit.unpack(record)
             with replacement(self.path / DATA) as file:
                 fill(Path(file.name), entries, time.time() if known is None else known.time)
@@ -230,3 +416,41 @@ class Environment(OpenEnvironment):
                 self._reopen()
             else:
                 not_alone(self.data_file)
+
+    # The map
+
+    def _grow(self, needed: int, *, beyond_limit: bool) -> None:
+        with self._gate.alone():
+            size = self._inner.info()["map_size"]
+            wanted = max(2 * size, size + 2 * needed)
+            if self.limit is not None:
+                if beyond_limit:
+                    wanted = size + max(1 << 20, size // 8)
+                else:
+                    wanted = min(wanted, whole_pages(self.limit))
+                if wanted <= size:
+                    raise StorageFull(
+                        f"{self.path} has used up its quota of {self.limit / 1e6:,.1f} MB; "
+                        "raise the quota, or forget documents"
+                    )
+            self._set_map(whole_pages(wanted))
+
+    def _set_map(self, size: int) -> None:
+        try:
+            self._inner.set_mapsize(size)
+        except (lmdb.Error, OverflowError) as error:
+            self._reopen()
+            raise StorageFull(
+                f"{self.path} could not be mapped to {size / 1e6:,.1f} MB ({error}); raise the "
+                "limit (ulimit -v)"
+            ) from error
+
+    def set_limit(self, limit: int | None) -> None:
+        self.limit = limit
+        if limit is not None and self._read_write:
+            with self._gate.alone():
+                info = self._inner.info()
+                used = (info["last_pgno"] + 1) * self._inner.stat()["psize"]
+                allowed = max(whole_pages(limit), used)
+                if info["map_size"] > allowed:
+                    self._set_map(allowed)

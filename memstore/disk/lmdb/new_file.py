@@ -10,9 +10,7 @@ from pathlib import Path
 
 import lmdb
 
-from memstore.disk.lmdb import commit_record as commit
-from memstore.disk.lmdb.commit_record import Commit
-from memstore.disk.lmdb.transaction import TABLES
+from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, TABLES, Commit
 
 Entry = tuple[str, bytes, bytes | memoryview]  # table, key, value
 _BATCH_BYTES = 16 << 20
@@ -64,7 +62,7 @@ class _NewFile:
 
     def _put(self, txn: lmdb.Transaction, batch: list[Entry]) -> dict[str, bytes]:
         record = Commit(txn.id(), self._committed).pack()
-        entries = [*batch, (commit.TABLE, commit.KEY, record)]
+        entries = [*batch, (COMMIT_TABLE, COMMIT_KEY, record)]
         last = dict(self._last)
         for table, key, value in entries:
             append = key > last[table]

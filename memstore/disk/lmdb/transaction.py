@@ -1,5 +1,6 @@
 """What can be read and changed inside one transaction of a memory."""
 
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.extents import Extent, ask, extent_of, extents_of
-from memstore.disk.lmdb.key_pages import KeyPages
+from memstore.disk.lmdb.pages import Extent, KeyPages, ask, extent_of, extents_of
 from memstore.errors import CorruptMemory
 
-TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
+TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
+COMMIT_TABLE, COMMIT_KEY = "meta", b"commit"  # where the record of a commit lies
+_COMMIT = struct.Struct("<Qd")
 _CHECKSUM = 8  # bytes before a value that has one
 _AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
 
@@ -52,6 +54,13 @@ class Transaction:
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
         self.bytes_put = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that all tables fill."""
+        stats = [self.inner.stat(table) for table in self.tables.values()]
+        kinds = ("branch_pages", "leaf_pages", "overflow_pages")
+        return self._page_size * sum(stat[kind] for stat in stats for kind in kinds)
 
     def view(self, table: str, key: bytes) -> memoryview | None:
         """A value where it lies, or None. Its pages are read from disk if need be, without the
@@ -242,3 +251,23 @@ class Transaction:
 def digest(table: str, key: bytes, value: bytes) -> bytes:
     """The checksum that stands before a checked value."""
     return xxh3_64_intdigest(value, xxh3_64_intdigest(key, len(table))).to_bytes(8, "little")
+
+
+class Commit(NamedTuple):
+    """What a commit records of itself, so that one that is undone is noticed."""
+
+    transaction: int  # its number
+    time: float  # seconds since 1970
+
+    def pack(self) -> bytes:
+        """Its record, with the checksum."""
+        value = _COMMIT.pack(*self)
+        return digest(COMMIT_TABLE, COMMIT_KEY, value) + value
+
+    @classmethod
+    def unpack(cls, record: bytes | memoryview) -> "Commit | None":
+        """The inverse; None for a record that is damaged."""
+        value = bytes(record[8:])
+        if len(value) != _COMMIT.size or digest(COMMIT_TABLE, COMMIT_KEY, value) != record[:8]:
+            return None
+        return cls(*_COMMIT.unpack(value))

@@ -11,8 +11,7 @@ from xxhash import xxh3_64_digest
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import Write, write_of
 from memstore.disk.format.keys import record_keys
-from memstore.disk.format.record import WriteId, digest_of
-from memstore.disk.format.record_heads import decode_head
+from memstore.disk.format.record import WriteId, decode_head, digest_of
 from memstore.disk.tables.block_table import BlockTable
 
 # A record's key as bytes in the table and by its parts, the write that made it, and which units of

@@ -9,6 +9,7 @@ window of records was not there, the disk is asked a window ahead of what is rea
 order.
 """
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -17,12 +18,45 @@ from xxhash import xxh3_64_digest
 
 from memstore.disk.format.record import digest_of
 from memstore.disk.lmdb.database import Database, Transaction
-from memstore.disk.lmdb.extents import Extent, ask
+from memstore.disk.lmdb.pages import Extent, ask
 from memstore.disk.read.batch import Batch, Wanted, joined_digests
-from memstore.disk.read.ranges import NOWAIT, read_into
 from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, CorruptMemory
+
+NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux; not every file system knows it
+
+
+def read_into(
+    file: int, buffers: Sequence[memoryview | bytearray], offset: int, size: int, flags: int
+) -> None:
+    """Fill buffers, of `size` bytes together, from byte `offset` of a file. Raises OSError, also
+    where the file ends before.
+
+    flags: 0, or NOWAIT: BlockingIOError is raised instead, also where the page cache does not hold
+    all of it and where nothing can be read so.
+    """
+    try:
+        count = os.preadv(file, buffers, offset, flags)
+    except OSError as error:
+        if flags:
+            raise BlockingIOError from error
+        raise
+    if count == size:
+        return
+    if flags:
+        raise BlockingIOError
+    left = [memoryview(buffer) for buffer in buffers]
+    while count:
+        offset += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if not left:
+            return
+        left[0] = left[0][count:]
+        count = os.preadv(file, left, offset)
+    raise OSError("the file ends before it")
+
 
 _SHARE = 8  # records that one thread reads from the disk at least
 _WINDOW, _WINDOW_BYTES = 16, 2 << 20  # records, and bytes, that are asked for ahead of what is read

@@ -9,8 +9,15 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.keys import read_record_key, record_key, record_range
-from memstore.disk.format.record import Header, RecordForm, WriteId, damaged
-from memstore.disk.format.record_heads import check_heads, decode_head, encode_records
+from memstore.disk.format.record import (
+    Header,
+    RecordForm,
+    WriteId,
+    check_heads,
+    damaged,
+    decode_head,
+    encode_records,
+)
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 

@@ -7,7 +7,7 @@ Every method takes the transaction it works in, so that what belongs together is
         for layer, (k, v) in enumerate(chunk):
             for at, record in enumerate(catalog.blocks.encode(key, k, v, lengths, write)):
                 size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
-        catalog.put_tokens(txn, document.id, first_token, char_start, ids)
+        catalog.texts.put_tokens(txn, document.id, first_token, char_start, ids)
         catalog.runs.put(txn, document.id, layer, KeyRun(first_block, keys))
         catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
 
@@ -15,32 +15,82 @@ Every method takes the transaction it works in, so that what belongs together is
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 
-from memstore.decode import typed
-from memstore.disk.format.codec import codec_for_new
-from memstore.disk.format.document import Document
+from memstore.decode import Amount, Count, Positive, T, typed, unpack
+from memstore.disk.format.codec import get_codec
+from memstore.disk.format.document import Document, Write
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.keys import document_range
+from memstore.disk.format.keys import document_key, document_range, read_document_key
 from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.changes import note_change
-from memstore.disk.tables.description import FORMAT, Description, check_bound, check_budget
-from memstore.disk.tables.document_passages import DocumentPassages
-from memstore.disk.tables.passage_records import PassageRecords
-from memstore.disk.tables.passage_rows import Digest
-from memstore.disk.tables.passage_table import PassageTable
-from memstore.disk.tables.run_table import CURRENT, NEXT, RunTable
-from memstore.errors import CorruptMemory, InvalidConfig, NewerFormat, OlderFormat, WrongModel
+from memstore.disk.tables.changes import Changes, note_change, read_changes
+from memstore.disk.tables.passage_table import (
+    Digest,
+    PassageCounts,
+    PassageTable,
+    StoredPassage,
+    digest_of,
+)
+from memstore.disk.tables.run_table import RunTable
+from memstore.disk.tables.text_table import TextTable
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidConfig,
+    InvalidInput,
+    MissingBlock,
+    NewerFormat,
+    OlderFormat,
+)
+
+FORMAT = 7
+_MOST_WRITES = 4096  # documents whose writes are remembered
 
 
-class Catalog(DocumentPassages):
+class Description(msgspec.Struct):
+    """What a memory says of itself."""
+
+    format: Positive
+    signature: dict[str, Any]
+    codec: str
+    created: Amount
+    quota: Count | None
+    selector: bool  # has it one, which then says of itself what it is
+
+
+def check_quota(size: int | None) -> None:
+    """Raises InvalidInput for what is no number of bytes: it would be committed, and refused by
+    whoever opens the memory.
+    """
+    try:
+        typed(0 if size is None else size, Count)
+    except ValueError:
+        raise InvalidInput(
+            f"a quota is a whole number of bytes below 2**62, or None for no bound; it is not "
+            f"{size!r}"
+        ) from None
+
+
+class StoredAt(NamedTuple):
+    """Where records of a block lie, or would."""
+
+    number: int
+    block: int
+    stored: bool = True
+    digest: Digest = b""  # of a passage
+
+
+class Catalog:
     """The tables of one memory, over its database.
 
     source: what its blocks are read from where that is not the database (memstore.share); its
@@ -75,13 +125,16 @@ class Catalog(DocumentPassages):
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
-        selector = self.read_selector()
+        with database.read() as txn:
+            selector = RunTable.read(txn, self.signature.geometry)
         self.runs = RunTable(self.signature.geometry) if selector is None else selector
         if (selector is not None) != known.selector:
             raise CorruptMemory(
-                f"{database.path} lacks what it says of its selector; restore it from a copy"
+                f"{database.path} lacks the row of its selector; restore it from a copy"
             )
-        self._writes = {}
+        self.texts = TextTable(self.signature.block_size)
+        # of each document: its row as it was read last, and the writes that it tells of
+        self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
         self.created = known.created
         database.limit = known.quota
 
@@ -93,26 +146,23 @@ class Catalog(DocumentPassages):
         *,
         codec: str = "zstd",
         quota: int | None = None,
-        kv_budget: int | None = None,
         selector: IndexSpec | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        quota: bytes that the data file may reach; None for no bound. kv_budget: bytes that records
-        of passages may take; likewise. selector: what blocks are found by; None for landmark keys
-        of the model's own layers. All or nothing: killed at any
-        point, the directory holds a whole memory or none, and creating can be tried again.
+        quota: bytes that the data file may reach; None for no bound. selector: what blocks
+        are found by; None for landmark keys of the model's own layers. All or nothing: killed at
+        any point, the directory holds a whole memory or none, and creating can be tried again.
 
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system; no quota),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        check_bound("quota", quota)
-        check_budget(kv_budget, selector)
+        check_quota(quota)
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
-            "codec": codec_for_new(codec).name,
+            "codec": get_codec(codec).name,
             "created": time.time(),
             "quota": quota,
             "selector": selector is not None,
@@ -123,8 +173,6 @@ class Catalog(DocumentPassages):
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
             if selector is not None:
                 RunTable(signature.geometry, selector).write(txn)
-            if kv_budget is not None:
-                PassageRecords.begin(txn, kv_budget)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -178,7 +226,7 @@ class Catalog(DocumentPassages):
 
         Raises InvalidInput.
         """
-        check_bound("quota", quota)
+        check_quota(quota)
 
         def change(txn: Transaction) -> None:
             row = self._description(txn)
@@ -187,29 +235,93 @@ class Catalog(DocumentPassages):
         self.database.write(change, beyond_limit=True)
         self.database.limit = quota
 
-    @property
-    def kv_budget(self) -> int | None:
-        """Bytes that records of passages may take; None for no bound. Raises CorruptMemory."""
-        with self.database.read() as txn:
-            return self.passages.records.kept(txn).budget
-
-    def set_kv_budget(self, budget: int | None, *, wait: bool = False) -> None:
-        """Change that, for good; what is beyond it is dropped. wait: for another process that
-        writes. Raises InvalidInput, and what Database.write raises.
-        """
-        check_budget(budget, self.selector)
-
-        def change(txn: Transaction) -> None:
-            self.passages.records.set_budget(txn, budget)
-
-        self.database.write(change, wait=wait, beyond_limit=True)
-
-    def read_selector(self, which: bytes = CURRENT) -> RunTable | None:
-        """What the memory says of its selector now. Raises CorruptMemory."""
-        with self.database.read() as txn:
-            return RunTable.read(txn, self.signature.geometry, which)
-
     # Documents
+
+    def new_document_id(self, txn: Transaction) -> int:
+        """The next number: see new_numbers."""
+        return next(self.new_numbers(txn))
+
+    def new_numbers(self, txn: Transaction) -> Iterator[int]:
+        """Numbers for documents and passages, never given out before (unless the transaction is not
+        committed). Raises CorruptMemory.
+        """
+        while True:
+            number = self.next_number(txn)
+            txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
+            yield number
+
+    def next_number(self, txn: Transaction) -> int:
+        """The number that the next document or passage gets. Raises CorruptMemory."""
+        value = txn.get_checked("meta", b"next_document")
+        return self._unpack(value, Count, "its count of documents")
+
+    def documents(self, txn: Transaction) -> list[Document]:
+        """Every document's row, whatever its state, in order of id."""
+        return [
+            self._document(read_document_key(key), value)
+            for key, value in txn.scan_checked("documents", document_key(1))
+        ]
+
+    def changes(self, txn: Transaction) -> Changes:
+        """Whose rows changed last."""
+        return read_changes(txn)
+
+    def document(self, txn: Transaction, which: str | int) -> Document:
+        """One document by id, or by name if it is ready or being read for the first time. Raises
+        DocumentNotFound, which lists the names there are.
+        """
+        if isinstance(which, int):
+            value = txn.get_checked("documents", document_key(which)) if which > 0 else None
+            if value is not None:
+                return self._document(which, value)
+        documents = [row for row in self.documents(txn) if row.state in ("ready", "ingesting")]
+        for document in documents:
+            if document.name == which:
+                return document
+        names = ", ".join(repr(d.name) for d in documents[:20]) + (
+            ", ..." if len(documents) > 20 else ""
+        )
+        what = f"no document {which!r} in {self.database.path}"
+        raise DocumentNotFound(
+            f"{what}; there are {names}" if documents else f"{what}; it holds no documents"
+        )
+
+    def row(self, txn: Transaction, document: int) -> Document | None:
+        """A document's row by id, or None."""
+        value = txn.get_checked("documents", document_key(document))
+        return None if value is None else self._document(document, value)
+
+    def put_document(self, txn: Transaction, document: Document) -> None:
+        """Write a document's row, new or changed."""
+        row = asdict(document)
+        txn.put_checked("documents", document_key(row.pop("id")), msgpack.packb(row))
+        note_change(txn, document.id)
+
+    def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
+        """The writes that a document was made by; of a passage's number its digest, as one. Raises
+        DocumentNotFound, MissingBlock (a passage of which no records are stored).
+
+        Told anew only when the row is another: readers ask at every batch.
+        """
+        value = txn.get("documents", document_key(document)) if document > 0 else None
+        if value is None and document > 0:
+            passage = self.passages.row(txn, document)
+            if passage is not None and passage.bytes:
+                return (Write(0, passage.digest),)
+            if passage is not None:
+                raise MissingBlock(f"no keys and values of passage {document} are stored")
+        if value is None:
+            raise DocumentNotFound(
+                f"document {document} is not in {self.database.path}: it was forgotten"
+            )
+        row, writes = self._writes.get(document, (None, ()))
+        if row != value:
+            known = self.row(txn, document)
+            writes = () if known is None else known.writes
+            if len(self._writes) >= _MOST_WRITES:
+                self._writes.clear()  # documents that are gone, too
+            self._writes[document] = value, writes
+        return writes
 
     def delete_document(self, txn: Transaction, document: int) -> int:
         """Delete a document's blocks, landmark keys, tokens and row, and its references to
@@ -242,17 +354,114 @@ class Catalog(DocumentPassages):
             freed = self.release(txn, row, blocks)
         else:
             freed = self.blocks.delete(txn, document, first=blocks)
-        tables: list[RunTable | None] = [self.runs]
-        if self.selector is not None:
-            geometry = self.signature.geometry
-            tables = [RunTable.read(txn, geometry, which) for which in (CURRENT, NEXT)]
-        for table in tables:
-            if table is not None:
-                table.truncate(txn, document, blocks)
+        self.runs.truncate(txn, document, blocks)
         if row is not None and row.of_passages:
-            self.truncate_passages(txn, document, blocks)
+            self.texts.truncate_passages(txn, document, blocks)
         else:
-            self.truncate_tokens(txn, document, tokens)
+            self.texts.truncate_tokens(txn, document, tokens)
+        return freed
+
+    # Passages
+
+    def digests(self, document: Document | None, passages: Iterable[Passage]) -> list[Digest]:
+        """By what passages of a document are known; None: of one that comes."""
+        signature, codec = (
+            self.signature.digest,
+            self.blocks.codec if document is None else document.codec,
+        )
+        return [digest_of(signature, codec, passage.ids) for passage in passages]
+
+    def refer(
+        self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
+    ) -> list[StoredPassage]:
+        """Count a document's references to passages, from its block `first_block` on."""
+        numbers = self.new_numbers(txn)
+        return self.passages.refer(txn, document.id, first_block, digests, numbers)
+
+    def passages_of(
+        self, txn: Transaction, document: Document, first: int = 0
+    ) -> Iterator[tuple[int, StoredPassage]]:
+        """The blocks of a document of passages from `first` on, and what is told of the passage of
+        each. Raises CorruptMemory where that is nothing.
+        """
+        for block, digest in self.digests_of(txn, document, first):
+            row = self.passages.find(txn, digest)
+            if row is None:
+                raise CorruptMemory(_no_passage(document, block))
+            yield block, row
+
+    def record_bytes(self, txn: Transaction, document: Document) -> int:
+        """Of the records that a document has, or whose passages it refers to. Raises
+        CorruptMemory.
+        """
+        if document.of_passages:
+            return sum(passage.bytes for _, passage in self.passages_of(txn, document))
+        return sum(len(record.data) for record in self.blocks.walk(txn, document.id))
+
+    def digests_of(
+        self, txn: Transaction, document: Document, first: int = 0
+    ) -> Iterator[tuple[int, Digest]]:
+        """The blocks of a document of passages from `first` on, and by what each is known. Raises
+        CorruptMemory.
+        """
+        for part in self.texts.passage_parts(txn, document.id, first):
+            digests = self.digests(document, part.passages)
+            for block, digest in enumerate(digests, part.first_block):
+                if first <= block < document.blocks:
+                    yield block, digest
+
+    def counts(self) -> PassageCounts:
+        """Its passages, counted. Raises CorruptMemory."""
+        with self.database.read() as txn:
+            return self.passages.counts(txn)
+
+    def sweep(self) -> None:
+        """Delete passages that were kept for a writer alone, which has ended. Raises what
+        Database.write raises.
+        """
+        left = self.passages.take_left()
+        if left:
+            self.database.write(lambda txn: self.passages.sweep(txn, left), beyond_limit=True)
+
+    def stored_at(
+        self, txn: Transaction, places: Sequence[tuple[int, int]]
+    ) -> list[StoredAt | None]:
+        """Where records lie, of blocks (document, block): those of a passage under its own number;
+        None where nothing is told of it. Raises DocumentNotFound, CorruptMemory.
+        """
+        rows: dict[int, Document] = {}
+        found: list[StoredAt | None] = []
+        for document, block in places:
+            if document not in rows:
+                rows[document] = self.document(txn, document)
+            row = rows[document]
+            if not row.of_passages:
+                found.append(StoredAt(document, block))
+                continue
+            part = next(self.texts.passage_parts(txn, document, block, block + 1), None)
+            if part is None or not part.first_block <= block < part.end_block:
+                raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
+            (digest,) = self.digests(row, [part.passages[block - part.first_block]])
+            found.append(self._passage_at(txn, digest, document, block))
+        return found
+
+    def _passage_at(
+        self, txn: Transaction, digest: Digest, document: int, block: int
+    ) -> StoredAt | None:
+        """Where those of a passage that stands there lie, or would."""
+        try:
+            row = self.passages.find(txn, digest)
+        except CorruptMemory:  # its tokens say all that there is to it
+            return None
+        return None if row is None else StoredAt(row.number, 0, row.bytes > 0, digest)
+
+    def release(self, txn: Transaction, document: Document, first: int) -> int:
+        """Give up a document's references from block `first` on; the bytes of their records."""
+        freed = 0
+        for part in list(self.texts.passage_parts(txn, document.id, first)):
+            low = max(0, first - part.first_block)
+            for digest in self.digests(document, part.passages[low:]):
+                freed += self.passages.release(txn, digest)
         return freed
 
     def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
@@ -263,15 +472,29 @@ class Catalog(DocumentPassages):
         comes to that.
         """
 
-    def check_selector(self, txn: Transaction) -> None:
-        """Raises WrongModel where the memory has another selector by now than when this was
-        opened.
-        """
-        if RunTable.read(txn, self.signature.geometry) != self.selector:
-            raise WrongModel(
-                f"the selector of {self.database.path} was replaced; open the memory anew"
-            )
-
     def _description(self, txn: Transaction) -> dict[str, Any]:
         value = txn.get_checked("meta", b"memory")
         return self._unpack(value, dict[str, Any], "its own description")
+
+    def _unpack(self, value: bytes | None, form: type[T], what: str) -> T:
+        if value is None:
+            raise CorruptMemory(f"{self.database.path} lacks {what}; restore it from a copy")
+        try:
+            return unpack(value, form)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"{self.database.path}: {what} is damaged ({error}); restore it from a copy"
+            ) from error
+
+    def _document(self, number: int, value: bytes) -> Document:
+        try:
+            return Document.unpack(number, value)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"{self.database.path}: the row of document {number} is damaged ({error}); run "
+                "verify --repair"
+            ) from error
+
+
+def _no_passage(document: Document, block: int) -> str:
+    return f"passage {block} of document {document.name!r} is not stored; run verify --repair"

@@ -1,16 +1,49 @@
-"""Passages by their content: each is stored once, under a number, whatever documents hold it; how
-many references there are to it is counted.
+"""Passages by their content: each is stored once, under a number, whatever documents hold it, and
+its references are counted.
+
+A passage is known by its digest, of all that its keys and values follow from: the memory's
+signature, the codec of its records and its tokens, those of the context in front included. Table
+`digests` has the number of each digest; table `passages` has of each number the digest, the
+references, the bytes of its records (0: none is stored), and the document and block that referred
+to it last. Records are a cache of what the tokens say: they may be missing.
 """
 
+import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
+import msgpack
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from memstore.block import RecordKey
+from memstore.decode import Block, Count, unpack
+from memstore.disk.format.keys import passage_key, read_passage_key
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.passage_records import PassageRecords
-from memstore.disk.tables.passage_rows import Digest, PassageRows, StoredPassage
+from memstore.errors import CorruptMemory
+
+DIGEST_BYTES = 16
+Digest = bytes
+
+
+def digest_of(signature: bytes, codec: str, ids: np.ndarray) -> Digest:
+    """The digest of a passage of these tokens; signature: Signature.digest."""
+    content = b"".join((signature, codec.encode(), b"\0", np.asarray(ids).astype("<u4").tobytes()))
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+class StoredPassage(NamedTuple):
+    """The row of a passage."""
+
+    number: int
+    digest: Digest
+    references: int = 0  # of documents' lists; one that holds it twice counts twice
+    bytes: int = 0  # of its records; 0: none is stored
+    home: tuple[int, int] = (0, 0)  # document and block that referred to it last
 
 
 class PassageCounts(NamedTuple):
@@ -24,16 +57,56 @@ class PassageCounts(NamedTuple):
     shared: int = 0
 
 
-class PassageTable(PassageRows):
+class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    references: Count
+    bytes: Count
+    document: Count
+    block: Block
+
+
+class PassageTable:
     """The passages of one memory. Every method takes the transaction it works in, but `holding` and
     `take_left`.
     """
 
     def __init__(self, blocks: BlockTable) -> None:
-        self.records = PassageRecords(self, blocks)
+        self._blocks = blocks
         self._lock = threading.Lock()
         self._held: Counter[Digest] = Counter()  # by writers of this process
         self._left: set[Digest] = set()  # that were kept for these alone
+
+    # Rows
+
+    def number(self, txn: Transaction, digest: Digest) -> int | None:
+        """The number of a passage, or None. Raises CorruptMemory."""
+        value = txn.get_checked("digests", digest)
+        if value is None:
+            return None
+        try:
+            return unpack(value, Count)
+        except ValueError as error:
+            raise _damaged(digest.hex(), error) from error
+
+    def row(self, txn: Transaction, number: int) -> StoredPassage | None:
+        """The row of a passage, or None. Raises CorruptMemory."""
+        value = txn.get_checked("passages", passage_key(number))
+        return None if value is None else _decode(number, value)
+
+    def find(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
+        """The row of the passage of a digest, or None. Raises CorruptMemory."""
+        number = self.number(txn, digest)
+        if number is None:
+            return None
+        row = self.row(txn, number)
+        if row is None or row.digest != digest:
+            raise _damaged(digest.hex(), ValueError(f"number {number} is another's"))
+        return row
+
+    def all(self, txn: Transaction) -> Iterator[StoredPassage]:
+        """Every passage, in order of number. Raises CorruptMemory."""
+        for key, value in txn.scan_checked("passages"):
+            yield _decode(read_passage_key(key), value)
 
     def counts(self, txn: Transaction) -> PassageCounts:
         """All passages, counted. Raises CorruptMemory."""
@@ -43,6 +116,17 @@ class PassageTable(PassageRows):
             shared += row.bytes if row.references > 1 else 0
         return PassageCounts(passages, stored, size, shared)
 
+    def correct(self, txn: Transaction, row: StoredPassage, references: int) -> None:
+        """Set the references to a passage, and have it found by its digest."""
+        self._put(txn, row._replace(references=references))
+        txn.put_checked("digests", row.digest, msgpack.packb(row.number))
+
+    def _put(self, txn: Transaction, row: StoredPassage) -> None:
+        value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
+        txn.put_checked("passages", passage_key(row.number), value)
+
+    # References
+
     def refer(
         self,
         txn: Transaction,
@@ -51,34 +135,68 @@ class PassageTable(PassageRows):
         digests: Sequence[Digest],
         numbers: Iterator[int],
     ) -> list[StoredPassage]:
-        """Count a document's references from its blocks `first_block` on; numbers: for those that
-        have none. Raises CorruptMemory.
+        """Count a document's references from its blocks `first_block` on; numbers: for passages
+        that are new. Raises CorruptMemory.
         """
         rows = []
         for block, digest in enumerate(digests, first_block):
             row = self.find(txn, digest)
             if row is None:
-                row = StoredPassage(next(numbers), digest, 0, 0, 0, (0, 0))
-                self.put_number(txn, row)
+                row = StoredPassage(next(numbers), digest)
+                txn.put_checked("digests", digest, msgpack.packb(row.number))
             rows.append(row._replace(references=row.references + 1, home=(document, block)))
-            self.put(txn, rows[-1])
+            self._put(txn, rows[-1])
         return rows
 
     def release(self, txn: Transaction, digest: Digest) -> int:
         """Count a reference less; return the bytes of the passage's records, which go with the last
-        one, unless a writer of this process has need of them. Raises CorruptMemory.
+        reference, unless a writer of this process needs them. Raises CorruptMemory.
         """
         row = self.find(txn, digest)
         if row is None:
             return 0
         left = row._replace(references=max(0, row.references - 1))
-        if left.references or self._leaves(digest):
-            self.put(txn, left)
+        if left.references or self._keeps_for_writer(digest):
+            self._put(txn, left)
         else:
             self.drop(txn, row)
         return row.bytes
 
-    def _leaves(self, digest: Digest) -> bool:
+    def drop(self, txn: Transaction, row: StoredPassage) -> None:
+        """Delete a passage, whoever refers to it."""
+        self._blocks.delete(txn, row.number)
+        txn.delete("passages", passage_key(row.number))
+        txn.delete("digests", row.digest)
+
+    # Records
+
+    def store(
+        self, txn: Transaction, row: StoredPassage, records: Mapping[int, bytes]
+    ) -> StoredPassage:
+        """Store the records, by layer, of a passage that has none; its row then."""
+        for layer in sorted(records):
+            self._blocks.put(txn, RecordKey(row.number, 0, layer), records[layer])
+        stored = row._replace(bytes=sum(map(len, records.values())))
+        self._put(txn, stored)
+        return stored
+
+    def drop_records(self, txn: Transaction, number: int) -> bool:
+        """Delete the records of a passage, which stays by its tokens; whether there is one. Raises
+        CorruptMemory.
+        """
+        row = self.row(txn, number)
+        if row is not None:
+            self._blocks.delete(txn, number)
+            self._put(txn, row._replace(bytes=0))
+        return row is not None
+
+    # Passages that a writer needs, whoever forgets them meanwhile
+
+    def holding(self) -> "Holding":
+        """Passages that stay until it is closed."""
+        return Holding(self._held, self._lock)
+
+    def _keeps_for_writer(self, digest: Digest) -> bool:
         with self._lock:
             held = digest in self._held
             if held:
@@ -86,14 +204,16 @@ class PassageTable(PassageRows):
             return held
 
     def take_left(self) -> set[Digest]:
-        """Passages that were kept for writers alone, which have ended by now; each is told once."""
+        """Passages that were kept for writers alone, which have ended by now; each is returned
+        once.
+        """
         with self._lock:
             left = {digest for digest in self._left if digest not in self._held}
             self._left -= left
             return left
 
     def sweep(self, txn: Transaction, left: Iterable[Digest]) -> None:
-        """Delete those of these that nobody refers to. Raises CorruptMemory."""
+        """Delete those of these without references. Raises CorruptMemory."""
         for digest in left:
             row = self.find(txn, digest)
             if row is not None and not row.references:
@@ -107,23 +227,9 @@ class PassageTable(PassageRows):
             if not row.references:
                 self.drop(txn, row)
 
-    def drop(self, txn: Transaction, row: StoredPassage) -> None:
-        """Delete a passage, whoever refers to it. Raises CorruptMemory."""
-        self.records.drop(txn, row.number)
-        self.delete(txn, row)
-
-    def correct(self, txn: Transaction, row: StoredPassage, references: int) -> None:
-        """Have a passage be referred to so often, and be found by its digest."""
-        self.put(txn, row._replace(references=references))
-        self.put_number(txn, row)
-
-    def holding(self) -> "Holding":
-        """Passages that stay until it is closed, whoever forgets them."""
-        return Holding(self._held, self._lock)
-
 
 class Holding:
-    """Digests of passages that a writer has need of. Safe for several threads."""
+    """Digests of passages that a writer needs. Safe for several threads."""
 
     def __init__(self, held: Counter[Digest], lock: threading.Lock) -> None:
         self._held, self._lock, self._own = held, lock, list[Digest]()
@@ -136,10 +242,22 @@ class Holding:
             self._held.update(own)
 
     def close(self) -> None:
-        """Hold none any longer; more than once is the same as once."""
+        """Release them all; idempotent."""
         with self._lock:
             self._held.subtract(self._own)
             for digest in self._own:
                 if self._held[digest] <= 0:
                     del self._held[digest]
             self._own = []
+
+
+def _decode(number: int, value: bytes) -> StoredPassage:
+    try:
+        row = unpack(value, _Row)
+    except ValueError as error:
+        raise _damaged(str(number), error) from error
+    return StoredPassage(number, row.digest, row.references, row.bytes, (row.document, row.block))
+
+
+def _damaged(which: str, error: ValueError) -> CorruptMemory:
+    return CorruptMemory(f"the row of passage {which} is damaged ({error}); run verify --repair")

@@ -1,12 +1,9 @@
 """What a memory finds its blocks by: runs of landmark keys, a part for each layer, or of what its
-selector keeps, a part for each kind; and the memory's own word on which selector that is.
-
-While landmarks of another selector take the place of the old ones, both are there, under keys of
-two generations; `selector` tells which one is read, and `selector_next` that there is another.
+selector keeps, a part for each kind; and the memory's own row of its selector.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -14,18 +11,17 @@ import numpy as np
 from memstore.block import Geometry
 from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.index_spec import IndexSpec, StoredSpec
-from memstore.disk.format.joined_runs import Size, decode_joined
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
 from memstore.disk.format.runs import (
     RUN_BLOCKS,
-    Coverage,
     Kind,
     Run,
     RunForm,
+    Size,
     TokenRun,
     WordRun,
-    kind_of,
+    decode_joined,
     kinds_of,
 )
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
@@ -33,7 +29,7 @@ from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
 _KINDS: tuple[Kind, ...] = ("token", "words")
-CURRENT, NEXT = b"selector", b"selector_next"  # in the table `meta`
+_SELECTOR = b"selector"  # in the table `meta`
 
 
 class RunTable(NamedTuple):
@@ -41,29 +37,24 @@ class RunTable(NamedTuple):
 
     geometry: Geometry
     spec: IndexSpec | None = None  # None: landmark keys of layers
-    generation: int = 0
 
     @classmethod
-    def read(
-        cls, txn: Transaction, geometry: Geometry, which: bytes = CURRENT
-    ) -> "RunTable | None":
-        """What the memory says of its selector; None where it has none. Raises CorruptMemory."""
-        value = txn.get_checked("meta", which)
+    def read(cls, txn: Transaction, geometry: Geometry) -> "RunTable | None":
+        """The runs of the memory's selector; None where it has none. Raises CorruptMemory."""
+        value = txn.get_checked("meta", _SELECTOR)
         if value is None:
             return None
         try:
-            stored = unpack(value, StoredSpec)
-            return cls(geometry, IndexSpec.decode(stored.form), stored.generation)
+            return cls(geometry, IndexSpec.decode(unpack(value, dict[str, Any])))
         except ValueError as error:
             raise CorruptMemory(
-                f"what the memory says of its selector is damaged ({error}); restore it from a copy"
+                f"the row of the memory's selector is damaged ({error}); restore it from a copy"
             ) from error
 
-    def write(self, txn: Transaction, which: bytes = CURRENT) -> None:
-        """Have the memory say that of its selector."""
+    def write(self, txn: Transaction) -> None:
+        """Write the memory's row of its selector."""
         assert self.spec is not None
-        told = {"form": self.spec.to_dict(), "generation": self.generation}
-        txn.put_checked("meta", which, msgpack.packb(told))
+        txn.put_checked("meta", _SELECTOR, msgpack.packb(self.spec.to_dict()))
 
     @property
     def form(self) -> RunForm:
@@ -78,15 +69,11 @@ class RunTable(NamedTuple):
 
     def part(self, kind: Kind) -> int:
         """The part of a kind that a selector keeps."""
-        return 2 * self.generation + _KINDS.index(kind)
-
-    def of_first_generation(self, part: int) -> int:
-        """A part, as it is called where a document stands by itself."""
-        return part if self.spec is None else part % len(_KINDS)
+        return _KINDS.index(kind)
 
     def kind(self, part: int) -> Kind:
         """The kind of a part's runs."""
-        return "landmark" if self.spec is None else _KINDS[part % len(_KINDS)]
+        return "landmark" if self.spec is None else _KINDS[part]
 
     # Runs of a document
 
@@ -202,36 +189,17 @@ class RunTable(NamedTuple):
         """Delete the run of a part that begins with a block, if there is one."""
         txn.delete(_TABLE, self._key(document, part, first_block))
 
-    def delete(self, txn: Transaction, document: int) -> None:
-        """Delete a document's runs of this generation of a selector."""
-        for kind in _KINDS:
-            txn.delete_range(_TABLE, *run_range(document, self.part(kind)))
-
-    def check(
-        self, txn: Transaction, document: int, first_blocks: Mapping[int, int], lengths: np.ndarray
-    ) -> None:
-        """Read all of a document's runs; first_blocks: of each of its layers; lengths: tokens of
-        each of its blocks. Raises CorruptMemory where they are not all there.
-        """
-        coverage = Coverage(self.covered(first_blocks), lengths)
-        try:
-            for part, run in self.runs(txn, document):
-                coverage.add(part, run)
-            coverage.end()
-        except ValueError as error:
-            raise CorruptMemory(f"document {document}: {error}") from error
-
     def has(self, txn: Transaction, document: int, part: int, first_block: int) -> bool:
         """Is the run of a part that begins with a block found by its key?"""
         return txn.view(_TABLE, self._key(document, part, first_block)) is not None
 
-    def check_generations(self, txn: Transaction, document: int) -> None:
-        """Raises CorruptMemory where a document has runs that no selector wrote."""
+    def check_parts(self, txn: Transaction, document: int) -> None:
+        """Raises CorruptMemory where a document has runs of a part that the selector lacks."""
+        parts = self.parts(())
         for key, _ in txn.scan(_TABLE, *document_range(document)) if self.spec else ():
-            # what a replacement of the selector has begun with is nobody's loss
-            if read_run_key(key, of_selector=True)[1] >= 2 * len(_KINDS):
+            if read_run_key(key, of_selector=True)[1] not in parts:
                 raise CorruptMemory(
-                    f"document {document}: landmarks that no selector wrote ({key.hex()})"
+                    f"document {document}: landmarks that the selector did not write ({key.hex()})"
                 )
 
     def covered(self, first_blocks: Mapping[int, int]) -> dict[int, tuple[Kind, int]]:
@@ -281,8 +249,3 @@ class TokenPlaces(NamedTuple):
     behind: np.ndarray  # tokens from its first to the end of its run
     run_blocks: np.ndarray  # of its run
     run_tokens: np.ndarray
-
-
-def part_of(table: RunTable, run: Run) -> int:
-    """The part of a selector's run."""
-    return table.part(kind_of(run))

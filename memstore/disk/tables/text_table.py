@@ -6,9 +6,14 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_range, read_tokens_key, tokens_key
-from memstore.disk.format.passage_parts import PassageOrder, PassagePart, decode_part, encode_part
-from memstore.disk.format.signature import Signature
-from memstore.disk.format.token_parts import TokenPart, decode_tokens, encode_tokens, equal_lengths
+from memstore.disk.format.text_parts import (
+    PassagePart,
+    TokenPart,
+    decode_part,
+    decode_tokens,
+    encode_part,
+    encode_tokens,
+)
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.errors import CorruptMemory
 
@@ -16,7 +21,8 @@ from memstore.errors import CorruptMemory
 class TextTable:
     """The text of one memory's documents. Every method takes the transaction it works in."""
 
-    signature: Signature
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
 
     def put_part(self, txn: Transaction, document: int, number: int, value: bytes) -> None:
         """Write a part of a document's tokens, as encode_tokens or encode_part made it; number: of
@@ -82,7 +88,7 @@ class TextTable:
         """
         for number, value in self.parts(txn, document, first, end):
             try:
-                part = decode_part(number, value, self.signature.block_size)
+                part = decode_part(number, value, self._block_size)
             except ValueError as error:
                 raise CorruptMemory(
                     f"passages of document {document}: {error}; run verify"
@@ -97,7 +103,7 @@ class TextTable:
         if value is None:
             return ""
         try:
-            return decode_part(document.blocks, value, self.signature.block_size).tail
+            return decode_part(document.blocks, value, self._block_size).tail
         except ValueError as error:
             raise CorruptMemory(
                 f"passages of document {document.name!r}: {error}; run verify"
@@ -108,22 +114,6 @@ class TextTable:
         txn.delete("tokens", tokens_key(document.id, document.blocks))
         if tail:
             self.put_part(txn, document.id, document.blocks, encode_part(start, [], tail))
-
-    def block_lengths(self, txn: Transaction, document: Document) -> np.ndarray:
-        """Tokens of each block of a document, int64 [blocks]. Raises CorruptMemory where its
-        passages are not all there.
-        """
-        if not document.of_passages:
-            size = self.signature.block_size
-            return equal_lengths(document.tokens, size)
-        order = PassageOrder()
-        try:
-            for part in self.passage_parts(txn, document.id):
-                order.add(part)
-            order.end(document.blocks, document.tokens)
-        except ValueError as error:
-            raise CorruptMemory(f"document {document.name!r}: {error}; run verify") from error
-        return np.array(order.lengths, dtype=np.int64)
 
     def truncate_tokens(self, txn: Transaction, document: int, tokens: int) -> None:
         for part in list(self.token_parts(txn, document, first=tokens)):

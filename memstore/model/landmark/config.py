@@ -183,6 +183,6 @@ PRESETS: dict[str, ModelConfig] = {
         old_block_position="stingy", qk_norm=False,
     ),
 }  # fmt: skip
-"""Named shapes: `test`, `books` (grown from it by a layer without memory), and larger ones up to
+"""Named shapes: `test`, `books` (the model that ships), and larger ones up to
 `paper` (12 layers of 8 heads x 128, block 50, as in arXiv 2305.16300).
 """

@@ -40,7 +40,7 @@ def build_index(
         if not attached or blocks + document.blocks <= _BLOCKS:
             attached.append((document.id, document.blocks))
             blocks += document.blocks
-    with store.sampled_queries():
+    with store.retrieval.sampled_queries():
         for _ in range(_STRETCHES):
             document = rng.choices(ready, [document.tokens for document in ready])[0]
             first = rng.randrange(max(1, document.tokens - _TOKENS))

@@ -114,7 +114,7 @@ def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
 def _stored_settings(settings: LookupSettings, retrieve: bool) -> IngestSettings:
     """What decides the stored bytes, as the document's row keeps it."""
     stored = IngestSettings(
-        settings.chunk_blocks, settings.top_k, settings.least_cutoff, retrieve=retrieve
+        settings.chunk_blocks, settings.top_k, settings.cmt_cutoff, retrieve=retrieve
     )
     if not retrieve:
         return stored

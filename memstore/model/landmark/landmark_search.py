@@ -152,7 +152,7 @@ def _sharpest(
     sharpness: dict[tuple[int, int], float] = {}
     for layer, look in looks.items():
         gain = _gain(
-            store.search_landmarks(
+            store.retrieval.search_landmarks(
                 layer, look.q, scope, min(_HITS_OF_EVERY_HEAD, blocks), return_lse=True
             ),
             blocks,
@@ -177,7 +177,7 @@ def _point(
         look, of_layer = looks[layer], [head for at, head in heads if at == layer]
         wanted = torch.zeros(look.q.shape[:2], dtype=torch.bool, device=look.q.device)
         wanted[of_layer] = True
-        hits = store.search_landmarks(
+        hits = store.retrieval.search_landmarks(
             layer, look.q, scope, min(_HITS, blocks), return_lse=True, open_rows=wanted
         )
         value = look.gate[..., None] * _gain(hits, blocks).exp().log1p()

@@ -53,10 +53,10 @@ class ChunkSession(GeneratingSession):
         check_device(reader.device, store)
         every_head = settings.granularity == "per_token_per_head"
         needed = settings.top_k * (shape.num_heads if every_head else shape.num_kv_heads)
-        if needed > store.capacity:
+        if needed > store.tiers.capacity:
             raise BudgetExceeded(
-                f"the {store.tiers.top.name} budget holds {store.capacity} blocks, and one token "
-                f"reads up to {needed}; raise the budget"
+                f"the {store.tiers.top.name} budget holds {store.tiers.capacity} blocks, and one "
+                f"token reads up to {needed}; raise the budget"
             )
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep
@@ -64,7 +64,7 @@ class ChunkSession(GeneratingSession):
             LandmarkHeads.of(reader), settings, store, blocks, retrieve=retrieve
         )
         self._prefetch: SpeculativePrefetch | None = None
-        if store.predictor != "off" and retrieve:
+        if store.tiers.predictor != "off" and retrieve:
             self._prefetch = self.attention.observer = SpeculativePrefetch(
                 reader, self.attention, store
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memstore.model.adapter import Attend, Enter
+from memstore.model.adapter import Enter
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
@@ -47,8 +47,9 @@ class CapturingForward:
 
     def _read(self, ids: Sequence[int]) -> Captured:
         captures = self._reader.selector.captures
-        captured, attend, enter = capturing(ids, captures, self._attention.attend)
+        captured, enter = capturing(ids, captures)
         given = torch.tensor([list(ids)], device=self._reader.device)
+        attend = self._attention.attend
         states = self._reader.hidden(given, attend, layers=captures.layers, enter=enter)
         enter(captures.layers, states)
         return captured
@@ -69,17 +70,11 @@ def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
     return CapturingForward(reader).read(ids)
 
 
-def capturing(
-    ids: Sequence[int], captures: Captures, attend: Attend
-) -> tuple[Captured, Attend, Enter]:
-    """What a forward pass of these ids shows, and the `attend` and `enter` that capture it."""
+def capturing(ids: Sequence[int], captures: Captures) -> tuple[Captured, Enter]:
+    """What a forward pass of these ids shows, and the `enter` that captures it."""
     captured = Captured(list(ids))
-
-    def attending(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        captured.keep_heads(captures, layer_idx, q, k)
-        return attend(layer_idx, q, k, v)
 
     def enter(layer_idx: int, states: Tensor) -> None:
         captured.keep_states(captures, layer_idx, states)
 
-    return captured, attending, enter
+    return captured, enter

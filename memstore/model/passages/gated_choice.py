@@ -9,7 +9,7 @@ from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen, Content
-from memstore.model.passages.selectors.scoring import score_blocks
+from memstore.model.passages.selectors.selector import score_blocks
 from memstore.store.memory_store import MemoryStore
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import Keep
+from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found, Ranking
 from memstore.model.ask_session import attached
@@ -17,10 +17,10 @@ from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.activation_capture import capture
-from memstore.model.passages.passage_ingest import find_again, ingest_passages
+from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.passages.selectors.scoring import Scored, score_blocks
+from memstore.model.passages.selectors.selector import Scored, score_blocks
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.reads import OnRead
 from memstore.model.texts.questions import query_of
@@ -99,34 +99,23 @@ class PassageAPI(ModelAPI, PassageModel):
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Have a memory that another selector of this model wrote be found by this one: its texts
-        are read again, through the layers that the selector needs. One that is found by it already
-        gets lists of its landmarks, by which it is searched in two stages where it is large.
-        Returns {"engines": what was built, "replaced": whether its selector was}.
+        """Make lists of a memory's token landmarks, by which it is searched in two stages where it
+        is large; {"engines": what was made}.
 
-        progress: called with (documents done, documents), or, while lists are made, tokens. Raises
-        what replace_selector and MemoryStore.build_index raise.
+        progress: called with (tokens done, tokens). Raises WrongModel, and what
+        MemoryStore.build_index raises.
         """
-        if store.selector == self.keeps:
-            return {"engines": store.build_index(progress=progress), "replaced": False}
-        store.replace_selector(
-            self.keeps,
-            lambda document: find_again(self, store, document),
-            progress or (lambda done, documents: None),
-        )
-        return {"engines": {}, "replaced": True}
+        self._check(store)
+        return {"engines": store.build_index(progress=progress)}
 
     def _check(self, store: MemoryStore) -> None:
         """Raises WrongModel for a memory that another selector wrote."""
         found = store.selector
         if found != self.keeps:
             name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
-            how = "`memstore reindex` with this model changes it"
-            if store.path is None:
-                how = "where it is published from, `memstore reindex` changes it; publish it again"
             raise WrongModel(
                 f"{store.place} is found by {name}, this model's selector is {self.keeps.name} "
-                f"{self.keeps.digest[:12]}; {how}"
+                f"{self.keeps.digest[:12]}; ingest the documents again into a new memory"
             )
 
     def session(

@@ -244,7 +244,6 @@ class _Pass:
             torch.empty(sizes, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
         )
         self._states: dict[int, Tensor] = {}
-        self._heads: dict[int, KeysValues] = {}
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """states [1, T, hidden_size]."""
@@ -256,8 +255,6 @@ class _Pass:
         passage of no use. Raises Enough in the last layer.
         """
         reader, captures = self._reader, self._captures
-        if layer_idx in captures.heads:
-            self._heads[layer_idx] = q[0], k[0]
         if layer_idx in self._numbers:
             number = self._numbers[layer_idx]
             self._k[number], self._v[number] = k[0], v[0]
@@ -279,9 +276,5 @@ class _Pass:
 
     def captured(self, ids: Sequence[int], at: slice) -> Captured:
         """What the passage of these ids shows."""
-        return Captured(
-            list(ids),
-            {layer: states[at] for layer, states in self._states.items()},
-            {layer: q[:, at] for layer, (q, _) in self._heads.items()},
-            {layer: k[:, at] for layer, (_, k) in self._heads.items()},
-        )
+        states = {layer: states[at] for layer, states in self._states.items()}
+        return Captured(list(ids), states)

@@ -74,12 +74,11 @@ class PassageFetch:
         would be read in; without `compute`, only the passages before that are returned. Raises
         BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.
         """
-        places = self._store.stored_at([(one.document, one.block) for one in passages])
+        places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
         found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
-        self._store.note_used([place for place, one in zip(places, found) if place and one])
         if missing:
-            self._store.note_computed(len(missing), damaged=damaged, away=away)
+            self._store.retrieval.computed.count(passages=len(missing), damaged=damaged, away=away)
             if not compute:
                 passages = passages[: missing[0]]
             ids = [self.ids(passages[at]) for at in missing if compute]
@@ -87,15 +86,16 @@ class PassageFetch:
             began = time.perf_counter()
             for at, made in zip(missing, encode(self._reader, ids)):
                 chosen, seconds = passages[at], time.perf_counter() - began
-                k, v = self._store.take_computed(
+                self._store.retrieval.computed.take(
                     chosen.document, chosen.block, made.k, made.v, seconds
                 )
-                found[at] = _Taken(dict(zip(every, zip(k, v))), dict.fromkeys(every, computed))
+                layers = dict(zip(every, zip(made.k, made.v)))
+                found[at] = _Taken(layers, dict.fromkeys(every, computed))
                 began = time.perf_counter()
         taken = [one for one in found[: len(passages)] if one is not None]
         lengths = [next(iter(one.layers.values()))[0].shape[1] for one in taken]
         device = self._reader.device
-        layers = {
+        halves = {
             layer: (
                 torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
                 torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
@@ -106,7 +106,7 @@ class PassageFetch:
             layer: [tier for one in taken for tier in one.tiers[layer]]
             for layer in self._reader.shape.memory_layers
         }
-        return Fetched(layers, lengths, tiers)
+        return Fetched(halves, lengths, tiers)
 
     def _there(
         self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]
@@ -155,7 +155,7 @@ class PassageFetch:
         """The same of passages that are there. Raises CorruptBlock."""
         shape, heads = self._reader.shape, self._kv_heads
         layers = shape.memory_layers
-        free = self._store.capacity - self._own.pinned
+        free = self._store.tiers.capacity - self._own.pinned
         at_once = max(1, free // max(1, len(places) * heads))
         taken = [_Taken({}, {}) for _ in places]
         for first in range(0, len(layers) if places else 0, at_once):
@@ -215,4 +215,4 @@ class PassageFetch:
         )
         if finite((k, v)):
             share = seconds * n / layers[0][0].shape[1]
-            self._store.take_computed(one.document, one.block, k, v, share)
+            self._store.retrieval.computed.take(one.document, one.block, k, v, share)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.citations import Place
-from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.passage_parts import Keep, Passage
+from memstore.disk.format.document import IngestSettings
+from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
 from memstore.model.document_ingest import (
     Ingesting,
@@ -21,9 +21,8 @@ from memstore.model.document_ingest import (
     described,
 )
 from memstore.model.passages.cutting.passage_cutting import Passages
-from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.passage_records import Computed, compute, landmarks_of, words_of
+from memstore.model.passages.passage_records import Computed, compute, words_of
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -207,19 +206,3 @@ def passages_of(
         context=reader.context,
         name=name,
     )
-
-
-def find_again(
-    reader: PassageModel, store: MemoryStore, document: Document
-) -> Iterator[tuple[int, Tensor | None, list[list[tuple[int, int]]] | None]]:
-    """What the reader's selector keeps of a stored document: pieces (first block, landmarks, words)
-    one after the other. Its passages are read again, through the layers that the selector needs.
-    """
-    layers = reader.selector.captures.layers
-    for first in range(0, document.blocks, _AT_ONCE):
-        passages = store.passages(document.id, first, first + _AT_ONCE)
-        landmarks = None
-        if layers:
-            ids = [one.ids.tolist() for one in passages]
-            landmarks = landmarks_of(reader, list(encode(reader, ids, layers=layers)))
-        yield first, landmarks, words_of(reader, passages)

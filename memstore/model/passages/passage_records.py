@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.passage_encoding import Encoded, encode
 from memstore.model.passages.passage_protocol import PassageModel
 

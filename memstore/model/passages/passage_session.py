@@ -228,7 +228,7 @@ class PassageSession(GeneratingSession, Closing):
             self._read(passages)
         except BlocksUnavailable as error:
             gone = {(number, block) for number, _, block, _ in error.units}
-            places = self.store.stored_at([(one.document, one.block) for one in passages])
+            places = self.store.retrieval.stored_at([(one.document, one.block) for one in passages])
             left = [one for one, place in zip(passages, places) if place not in gone]
             if not self.store.allow_partial or len(left) == len(passages):
                 raise
@@ -237,9 +237,7 @@ class PassageSession(GeneratingSession, Closing):
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
-        # of what is stored behind the answer every number is as if it had been read in
-        compute = not chained or self.store.kv_budget is not None
-        fetched = self._fetch(passages[:1] if chained else passages, compute=compute)
+        fetched = self._fetch(passages[:1] if chained else passages, compute=not chained)
         stored = len(fetched.lengths)
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []

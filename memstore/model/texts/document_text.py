@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.store.memory_store import MemoryStore
 

@@ -124,7 +124,6 @@ class Answer(Iterator[str]):
                     outcome.text = refusal(outcome.sources, session.needed)
                     yield outcome.text
                 yield detokenizer.rest()
-                session.store.store_computed()
         except BaseException as error:
             failed = error
             raise

@@ -5,7 +5,7 @@ about to be, so that no passage is sent twice.
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.pieces import Piece, RecordIndex
 from memstore.share.format.read_pieces import passages_index

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar, get_args
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Keep, Passage, PassagePart, decode_part
+from memstore.disk.format.text_parts import Keep, Passage, PassagePart, decode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptMemory,

@@ -9,11 +9,11 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_range, run_range, tokens_key
-from memstore.disk.format.passage_parts import Keep
 from memstore.disk.format.record import WriteId
+from memstore.disk.format.text_parts import Keep
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_rows import StoredPassage
+from memstore.disk.tables.passage_table import StoredPassage
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.passage_runs import Run
@@ -63,7 +63,7 @@ class DocumentPublisher:
 
     def _parts(self, document: Document) -> list[int]:
         """The parts of a document's landmarks, as they are published."""
-        runs = self._catalog.runs._replace(generation=0)
+        runs = self._catalog.runs
         return list(runs.parts(document.layers_of(self._catalog.signature)))
 
     def _send_blocks(self, document: Document, old: Entry | None) -> None:
@@ -162,10 +162,7 @@ class DocumentPublisher:
     def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
         """The values of a kind in the memory, as they are published."""
         catalog, number = self._catalog, document.id
-        at = part
-        if catalog.selector is not None and kind == "landmarks":
-            at = catalog.selector.part(catalog.selector.kind(part))
-        low, high = run_range(number, at)
+        low, high = run_range(number, part)
         if kind == "tokens":
             low, high = tokens_key(number, 0), document_range(number + 1)[0]
         values = []
@@ -201,7 +198,6 @@ class DocumentPublisher:
         return same
 
     def _check_unchanged(self, txn: Transaction, document: Document) -> None:
-        self._catalog.check_selector(txn)
         if self._catalog.row(txn, document.id) != document:
             raise InvalidInput(
                 f"document {document.name!r} changed while it was published; publish it again"

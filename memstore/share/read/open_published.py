@@ -6,11 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from memstore.disk.format.document import Document
-from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.changes import Changes
-from memstore.disk.tables.document_passages import StoredAt
-from memstore.disk.tables.passage_rows import Digest
-from memstore.disk.tables.passage_table import PassageCounts
+from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
 from memstore.share.objects.open_object_store import open_object_store

@@ -15,7 +15,7 @@ from memstore.disk.format.document import write_of
 from memstore.disk.lmdb.environment import Version
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
@@ -26,7 +26,7 @@ from memstore.errors import (
 )
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import Found, WriteBehind, record_name, record_names
+from memstore.share.caches.write_behind import Found, WriteBehind, record_names
 from memstore.share.calls import Failure, Reason
 from memstore.share.format.pieces import most_record_bytes
 from memstore.share.objects.object_store import Extent
@@ -98,20 +98,6 @@ class SharedSource:
         if rest:
             self._from_store(batch, rest, until, used, tiers)
         return batch.lengths, tiers
-
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """ "local" for what the local cache has, "remote" for the rest. Raises DocumentNotFound."""
-        if self.local is None:
-            return ["remote"] * len(units)
-        found: dict[RecordKey, str] = {}
-        with self._catalog.database.read() as txn:
-            for unit in units:
-                key = RecordKey(unit.document, unit.block, unit.layer)
-                if key not in found:
-                    write = write_of(self._catalog.writes(txn, unit.document), unit.block)
-                    has = self.local.has(record_name(self._signature, write or b"", key))
-                    found[key] = "local" if has else "remote"
-        return [found[RecordKey(unit.document, unit.block, unit.layer)] for unit in units]
 
     # Caches
 

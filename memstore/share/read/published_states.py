@@ -15,9 +15,9 @@ import msgpack
 
 from memstore.block import RecordKey
 from memstore.disk.format.document import Write
+from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
-from memstore.disk.tables.description import FORMAT
-from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Digest
 from memstore.errors import DocumentNotFound
 from memstore.share.format.document_pages import Entry, plain_row
 from memstore.share.format.manifest import Manifest
@@ -53,7 +53,7 @@ class State:
         }
         meta = {b"memory": msgpack.packb(described)}
         if selector is not None:
-            meta[b"selector"] = msgpack.packb({"form": selector.to_dict(), "generation": 0})
+            meta[b"selector"] = msgpack.packb(selector.to_dict())
         return meta
 
     @property

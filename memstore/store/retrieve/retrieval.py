@@ -1,22 +1,24 @@
-"""The landmark index and the tiers of an open memory: what looking up and writing need, and listing
-documents does not.
+"""Lookups in an open memory, by its landmark index or its selector, and the tiers that the blocks
+found are leased from: what sessions and writers need, and listing documents does not.
 """
 
 import itertools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import InvalidInput, ReadOnlyMemory
-from memstore.index import FaissIndex, PackedIndex, make_index
+from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable
+from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.passage_directory import PassageDirectory
 from memstore.index.scope import Scope
@@ -25,10 +27,10 @@ from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
-from memstore.store.retrieve.landmark_loading import load_landmarks
-from memstore.store.retrieve.listed_passages import Asked
+from memstore.store.retrieve.listed_passages import Asked, Shortlist
+from memstore.store.retrieve.loading import load_landmarks
 from memstore.store.retrieve.selector_index import SelectorIndex
-from memstore.store.retrieve.shortlist import Shortlist
+from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
@@ -39,7 +41,7 @@ from memstore.tiers.tier_options import TierOptions
 
 
 class Retrieval:
-    """An index and tiers over a memory's ready documents, as far as `follow` has told of them."""
+    """An index and tiers over a memory's ready documents, as far as `follow` has seen them."""
 
     def __init__(
         self,
@@ -94,11 +96,134 @@ class Retrieval:
         self._session_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
-        """Store what was computed, and end the tiers' threads and the trace; more than once is the
-        same as once.
-        """
-        self.computed.store(all_uses=True)
+        """End the tiers' threads and the trace; idempotent."""
         self.tiers.close()
+
+    # What sessions look up
+
+    def search_landmarks(
+        self,
+        layer: int,
+        q: Tensor,
+        scope: Scope,
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        open_rows: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Hits:
+        """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see
+        PackedIndex.search.
+
+        Raises DocumentNotFound for a document that was forgotten, here or by another process.
+        """
+        self.hold(scope)
+        if self._engines is not None:
+            self._engines.open(layer)  # from their file, before the layer is first searched
+        return self.index.search(
+            layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
+        )
+
+    def landmark_keys(self, layer: int, scope: Scope, candidates: Tensor | None = None) -> Tensor:
+        """Landmark keys of candidates of a scope, in float32.
+
+        candidates: [H, ...] int64 as a search returns them (-1 gives some key) -> [H, ..., D], each
+        query head from its KV head; None -> [Hkv, N, D], the keys of the whole scope (do not write
+        to it). Raises DocumentNotFound.
+        """
+        self.hold(scope)
+        if candidates is None:
+            return self.index.keys(layer, scope)
+        return self.index.gather(layer, scope, candidates)
+
+    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+        """How near the nearest token of each block comes to each row: the greatest product of q [R,
+        width] (float32) with the block's token landmarks of a head, [R, blocks of the scope].
+
+        A landmark in int8 counts as the unit vector that it encodes. Raises InvalidInput for a
+        memory without token landmarks, DocumentNotFound, CorruptMemory.
+        """
+        return self._by_selector().maxima(q, head, scope)
+
+    def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+        """BM25 of each block of a scope, [blocks] float32; words: hash (text_words.split)
+        -> weight. See WordIndex.scores. Raises what token_maxima raises.
+        """
+        return self._by_selector().scores(words, scope)
+
+    def _by_selector(self) -> SelectorIndex:
+        if self.selected is None:
+            raise InvalidInput(
+                "this memory has no selector; search the landmark keys of its layers instead"
+            )
+        return self.selected
+
+    def shortlist(
+        self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None = None
+    ) -> Shortlist | None:
+        """The blocks of a large scope that are worth an exact score, where that is the sum over
+        rows of weight times the greatest product with a block's token landmarks: proposed by lists
+        that `build` made. None where every block is to be scored, or there are no lists.
+
+        q: float32 [T, width]; weights: float32 [T], which sum to 1; beside: words that count, too.
+        Raises CorruptMemory.
+        """
+        if self.selected is None or self._first_stage is None:
+            return None
+        asked = Asked(q.numpy(), weights.numpy(), beside)
+        return self._first_stage.shortlist(asked, scope, self.selected, self._loaded)
+
+    def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+        """Under which number and block the units of blocks (document, block) are leased: those of a
+        passage under its own, whatever documents hold it; None of one whose keys and values are
+        neither stored nor held by a cache. Raises DocumentNotFound, CorruptMemory.
+        """
+        catalog = self._catalog
+        if catalog is None:
+            return list(places)
+        stored = [place for place in places if place[0] > 0]
+        with catalog.database.read() as txn:
+            found = iter(catalog.stored_at(txn, stored))
+        every = [next(found) if place[0] > 0 else StoredAt(*place) for place in places]
+        return [
+            at[:2] if at is not None and (at.stored or self._holds(at)) else None for at in every
+        ]
+
+    def _holds(self, at: StoredAt) -> bool:
+        """Do the caches hold all units of a passage?"""
+        return all(
+            any(tier.holds(BlockKey(at.number, layer, 0, head)) for tier in self.tiers.caches)
+            for layer in self._signature.memory_layers
+            for head in range(self._signature.num_kv_heads)
+        )
+
+    def expect(self, units: Sequence[BlockKey]) -> int:
+        """Units that will probably be leased soon: what is missing is read ahead.
+
+        Returns at once, how many are missing; raises nothing.
+        """
+        return self.tiers.expect([unit for unit in units if unit.document >= 0])
+
+    def session_document(self) -> SessionDocument:
+        """A document for a session's own blocks, that is in main memory only and under a negative
+        id.
+        """
+        number = next(self._session_numbers)
+        return SessionDocument(number, self.tiers, self.index, self.selected)
+
+    def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
+        """Make the next blocks of a document of MemoryStore.in_memory's source known in a layer;
+        best all of them at once.
+
+        keys: [n, Hkv, D]. Raises InvalidInput for a memory with a directory, whose documents are
+        written, or a number below 1.
+        """
+        if self._catalog is not None or document < 1:
+            raise InvalidInput(
+                "landmark keys are added to documents above 0 of a memory without a directory"
+            )
+        self.index.reserve(layer, len(keys))
+        self.index.add(document, layer, self.index.span(document, layer)[1], keys)
 
     def reopened(self, catalog: Catalog) -> None:
         """The memory was opened anew: read from there."""
@@ -108,11 +233,6 @@ class Retrieval:
         if self.selected is not None:
             self.selected.reopened(catalog)
             self._first_stage = _first_stage(self.selected.table, catalog)
-
-    def select(self, selector: RunTable) -> None:
-        """The memory has another selector: hold nothing of the old."""
-        self.selected = SelectorIndex(selector, self._catalog)
-        self._first_stage = _first_stage(selector, self._catalog)
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
@@ -131,8 +251,6 @@ class Retrieval:
 
         Documents in `but` are being written here and left alone. Raises CorruptMemory.
         """
-        if self.selected is not None:
-            self.selected.follow(txn)
         new = []
         for number, row in changed.items():
             loaded = self._loaded.get(number)
@@ -171,10 +289,28 @@ class Retrieval:
                 if self._waiting.pop(row.id, None) is None:  # gone meanwhile
                     self.index.remove(row.id)
 
-    def bring(self, documents: Sequence[Document]) -> None:
-        """Read what these documents are found by, if it is not here. Raises CorruptMemory,
-        StoreUnavailable.
+    def attached(self, documents: Sequence[Document]) -> list[Document]:
+        """Those of some documents that can be searched: all of them, unless the memory allows
+        partial answers. Of a published memory what they are found by is read now, together. Raises
+        StoreUnavailable, CorruptMemory.
         """
+        if self._catalog is None or self._catalog.source is None:
+            return list(documents)
+        try:
+            self._bring(documents)
+            return list(documents)
+        except StoreUnavailable:
+            if not self._catalog.allow_partial:
+                raise
+        there = []
+        for document in documents:
+            with suppress(StoreUnavailable):
+                self._bring([document])
+                there.append(document)
+        return there
+
+    def _bring(self, documents: Sequence[Document]) -> None:
+        """Read what these documents are found by, if it is not here."""
         scope = [(document.id, 0, document.blocks) for document in documents]
         if self.selected is None:
             self.hold(scope)
@@ -214,33 +350,16 @@ class Retrieval:
         else:
             self.drop(row.id)
 
-    def next_session_document(self) -> int:
-        """A number for a session's own blocks, not given out before."""
-        return next(self._session_numbers)
-
-    def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
-        """Make the next blocks of a document of `source` known in a layer: see MemoryStore."""
-        self.index.reserve(layer, len(keys))
-        self.index.add(document, layer, self.index.span(document, layer)[1], keys)
-
-    def shortlist(
-        self, q: Tensor, weights: Tensor, scope: Scope, beside: WordsBeside | None
-    ) -> Shortlist | None:
-        """See MemoryStore.shortlist."""
-        if self.selected is None or self._first_stage is None:
-            return None
-        asked = Asked(q.numpy(), weights.numpy(), beside)
-        return self._first_stage.shortlist(asked, scope, self.selected, self._loaded)
-
     # The index's engines
 
-    def open_engines(self, layer: int) -> None:
-        """Take a layer's engines from their file before it is first searched."""
-        if self._engines is not None:
-            self._engines.open(layer)
+    def sampled_queries(self) -> AbstractContextManager[None]:
+        """Keep the queries of the searches made meanwhile, all of them exact: what `build` trains
+        with. Raises InvalidInput for a packed index.
+        """
+        return self._building_engines().sampled()
 
     def update_engines(self) -> bool:
-        """Bring the index's files up to the documents that came since; is it time to build anew?"""
+        """See MemoryStore.update_index."""
         if self._first_stage is not None and self._catalog is not None:
             written = self._catalog.source is not None or not self._catalog.database.read_only
             return written and self._first_stage.due(self._loaded)
@@ -253,14 +372,14 @@ class Retrieval:
                 raise ReadOnlyMemory(
                     f"{self._catalog.database.path} is published; a reader builds no index there"
                 )
-            return self.engines().build(top_k, progress)
+            return self._building_engines().build(top_k, progress)
         return self._first_stage.build(self._loaded, progress)
 
     def tells_of_gone(self) -> bool:
         """Are lists beside the memory of documents that are gone, or have changed?"""
         return self._first_stage is not None and self._first_stage.tells_of_gone(self._loaded)
 
-    def engines(self) -> FaissFiles:
+    def _building_engines(self) -> FaissFiles:
         """What builds the index. Raises InvalidInput for an index that builds nothing."""
         if self._engines is None:
             raise InvalidInput(

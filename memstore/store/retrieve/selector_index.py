@@ -5,33 +5,77 @@ about, read when they are first asked for.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.disk.format.block_words import Words
+from memstore.disk.format.block_words import BlockWords, Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Kind, TokenRun, WordRun, kinds_of
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import Kind, Run, TokenRun, WordRun, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidInput,
-    ObjectNotFound,
-    WrongModel,
-)
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import RareBlocks, WordIndex
 from memstore.index.word_postings import StoredPostings
 from memstore.paused_collection import paused_collection
-from memstore.store.index_entries import IndexEntries
-from memstore.store.retrieve.short_documents import batches, by_tokens, read_whole
+from memstore.store.retrieve.loading import batches, by_tokens, read_whole
+
+
+class IndexEntries(NamedTuple):
+    """What a selector keeps of consecutive blocks."""
+
+    lengths: np.ndarray  # int64 [blocks]: tokens of each
+    landmarks: np.ndarray | None  # [tokens, heads, width]
+    words: BlockWords | None
+
+    @classmethod
+    def of(
+        cls,
+        landmarks: Tensor | None,
+        words: Sequence[Words] | None,
+        spec: IndexSpec,
+        lengths: Sequence[int] | np.ndarray,
+    ) -> "IndexEntries":
+        """What a caller gives of blocks of so many tokens each. Raises InvalidInput for what is not
+        as the spec says.
+        """
+        of_blocks = np.array(lengths, dtype=np.int64)
+        blocks, shape = len(of_blocks), (int(of_blocks.sum()), spec.heads, spec.width)
+        if (landmarks is not None) != (spec.heads > 0) or (words is not None) != spec.words:
+            needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
+            wanted = " and ".join(needs[kind] for kind in kinds_of(spec)) or "neither"
+            raise InvalidInput(f"selector {spec.name} keeps {wanted}; give that")
+        bits = None
+        if landmarks is not None:
+            dtype = str(landmarks.dtype).removeprefix("torch.")
+            if tuple(landmarks.shape) != shape or dtype != spec.dtype:
+                raise InvalidInput(
+                    f"expected token landmarks {list(shape)} {spec.dtype}, got "
+                    f"{list(landmarks.shape)} {dtype}"
+                )
+            bits = landmarks.detach().cpu().numpy().copy()
+            if bits.dtype.kind == "f" and not np.isfinite(bits).all():
+                raise InvalidInput("token landmarks must be finite numbers; these are not")
+        if words is not None and len(words) != blocks:
+            raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
+        return cls(of_blocks, bits, None if words is None else BlockWords.of(words))
+
+    def runs(self, first_block: int) -> dict[Kind, Run]:
+        """What is kept of the blocks, which begin with first_block, by kind."""
+        found: dict[Kind, Run] = {}
+        if self.landmarks is not None:
+            found["token"] = TokenRun(first_block, self.landmarks, self.lengths)
+        if self.words is not None:
+            found["words"] = WordRun(first_block, self.words)
+        return found
+
 
 T = TypeVar("T")
 
@@ -54,7 +98,6 @@ class SelectorIndex:
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
-        self._replaced = False
         self._rows: Mapping[int, Document] = {}
         self._changes: Changes | None = None
 
@@ -132,11 +175,6 @@ class SelectorIndex:
                 first = self._words.span(document)[1] if first_block is None else first_block
                 self._words.add(document, first, entries.words)
 
-    def follow(self, txn: Transaction) -> None:
-        """Notice whether the memory has another selector by now. Raises CorruptMemory."""
-        if RunTable.read(txn, self.table.geometry) != self.table:
-            self._replaced = True
-
     def know(self, rows: Mapping[int, Document], changes: Changes) -> None:
         """Ready documents' rows, when what had changed last was that: they are not read again."""
         self._rows, self._changes = rows, changes
@@ -173,13 +211,12 @@ class SelectorIndex:
         return self._tokens.bytes + self._words.bytes
 
     def _hold(self, kind: Kind, scope: Scope) -> None:
-        """Have what a search of a scope needs. Raises InvalidInput, WrongModel, DocumentNotFound,
+        """Have what a search of a scope needs. Raises InvalidInput, DocumentNotFound,
         CorruptMemory.
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
             raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
-        self.check_current()
         catalog = self._catalog
         if catalog is None:
             return
@@ -192,8 +229,6 @@ class SelectorIndex:
             kinds = [kind] if catalog.source is None else [*self._held]
             missing = {each: wanted - self._held[each] for each in kinds}
             with catalog.database.read() as txn:
-                self.follow(txn)
-                self.check_current()
                 known = self._rows if catalog.changes(txn) == self._changes else {}
                 numbers = sorted(set().union(*missing.values()))
                 rows = [known.get(n) or _ready(catalog, txn, n) for n in numbers]
@@ -242,13 +277,6 @@ class SelectorIndex:
             index.remove(row.id)
             raise CorruptMemory(
                 f"{kind} landmarks of document {row.name!r} are missing; run verify"
-            )
-
-    def check_current(self) -> None:
-        """Raises WrongModel where the memory has another selector by now."""
-        if self._replaced:
-            raise WrongModel(
-                f"selector {self.spec.name} of this memory was replaced; open the memory anew"
             )
 
 

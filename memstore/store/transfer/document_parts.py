@@ -11,13 +11,12 @@ from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.passage_parts import PassageOrder, decode_part
 from memstore.disk.format.record import WriteId
 from memstore.disk.format.runs import Coverage, KeyRun
 from memstore.disk.format.signature import Signature
-from memstore.disk.format.token_parts import decode_tokens, equal_lengths
+from memstore.disk.format.text_parts import PassageOrder, decode_part, decode_tokens, equal_lengths
 from memstore.disk.tables.block_table import BlockTable, is_finite
-from memstore.disk.tables.passage_rows import Digest, digest_of
+from memstore.disk.tables.passage_table import Digest, digest_of
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory
 
@@ -28,7 +27,7 @@ class Tokens(NamedTuple):
 
 
 class IndexRun(NamedTuple):
-    part: Layer  # layer of landmark keys, or part of a selector's first generation
+    part: Layer  # layer of landmark keys, or part of a selector's runs
     first_block: Block
     value: bytes  # a run, as in the memory
 

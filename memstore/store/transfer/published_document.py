@@ -1,19 +1,44 @@
-"""Whole documents of published memories, pulled into a memory of this machine."""
+"""Documents of published memories: sent from a memory of this machine, and pulled into one."""
 
 import fcntl
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from memstore.disk.files import INDEX
+from memstore.disk.format.document import Document
 from memstore.disk.tables.block_table import BlockTable
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentNotFound
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import read_values, records
 from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publish.publish import PublishOptions, Report, publish
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
-from memstore.store.transfer.export_file import write_export
+from memstore.store.transfer.exports import write_export
+
+
+def publish_from(
+    catalog: Catalog,
+    documents: Sequence[Document],
+    url: str,
+    options: PublishOptions,
+    progress: Callable[[int, int], None],
+) -> Report:
+    """Publish ready documents of a memory's directory, with the lists beside it where all that they
+    are of is published. Raises as MemoryStore.publish does.
+    """
+    place = open_object_store(url, make=True)
+    report = publish(catalog, documents, place, options, progress)
+    lists = catalog.database.path / INDEX
+    if catalog.index_spec is not None and lists.exists():
+        from memstore.index.passage_directory import PassageDirectory  # these import torch
+        from memstore.store.retrieve.published_lists import carry
+
+        carry(PassageDirectory(lists), place, catalog.index_spec.digest)
+    return report
 
 
 def write_published(published: Published, name: str, file: Path) -> Head:

@@ -1,5 +1,5 @@
 """Is everything that a memory promises still there: a walk over all of it, and repair by dropping
-what is damaged.
+what is damaged. A published memory is read whole where it is, and is not repaired.
 
 A damaged tree page can end the process that reads it, so a child walks, document by document, and
 its death is itself reported as damage of the document it was reading. The children of one
@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +19,53 @@ from typing import Any, Self
 
 from memstore.child import python_command
 from memstore.disk.files import DATA, occupy_standard_streams
-from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemoryNotFound,
+    MemstoreError,
+    ObjectNotFound,
+    StoreUnavailable,
+)
 from memstore.paths import expanded
+from memstore.share.format.document_pages import Entry
+from memstore.share.format.manifest import LISTS, ListsRef
+from memstore.share.format.pieces import Piece
+from memstore.share.format.published import Published
+from memstore.share.format.segments import FOLDER, read_footer
 from memstore.share.objects.object_errors import without_credentials
-from memstore.share.publication_options import is_url
-from memstore.store.verify.report import Problem, Report
+from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publication_options import DEADLINE, is_url
+from memstore.store.transfer.document_parts import Head, check_parts
+from memstore.store.transfer.published_document import blocks_of, parts
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it was written."""
+
+    document: int | None  # id; None = the memory itself
+    name: str  # of the document, as far as it can be read
+    what: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verification found. `documents`, `records` and `bytes` count what was read and is
+    whole.
+    """
+
+    documents: int = 0
+    records: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
+
+    @property
+    def clean(self) -> bool:
+        """Is everything as it was written?"""
+        return not self.problems
 
 
 def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
@@ -43,8 +85,6 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     StoreUnavailable, InvalidInput (repair).
     """
     if is_url(path):
-        from memstore.store.verify.verify_published import verify_published
-
         if repair:
             raise InvalidInput(
                 f"{without_credentials(str(path))} is published and is not repaired: publish the "
@@ -248,3 +288,110 @@ class _Children:
                 if event["event"] == "gone":
                     break
                 yield event
+
+
+def verify_published(url: str) -> Report:
+    """Check every byte of a published memory that a reader could use.
+
+    Raises MemoryNotFound, StoreUnavailable (where it is, nobody knows whether it is whole),
+    CorruptMemory (its manifest).
+    """
+    published = Published.open(open_object_store(url))
+    manifest = published.manifest
+    documents = found = size = 0
+    problems: list[Problem] = []
+    every: list[tuple[Entry, Piece]] = []
+    sizes = {found.name: found.size for found in published.objects.names(FOLDER)}
+    for page in manifest.pages:
+        try:
+            entries = published.read(page)
+        except CorruptMemory as error:
+            problems.append(Problem(None, "", str(error)))
+            continue
+        for entry in entries:
+            every += [(entry, piece) for piece in entry.pieces]
+            try:
+                _check_sizes(entry, sizes)
+                head = Head(manifest.signature, entry.row, manifest.selector)
+                counted = check_parts(head, blocks_of(published), parts(published, entry))
+                documents, found, size = documents + 1, found + counted[0], size + counted[1]
+            except MemstoreError as error:
+                problems.append(_problem(entry, error))
+    problems += _check_footers(published, every, sizes)
+    if manifest.selector is not None and manifest.lists is not None:
+        problems += _check_lists(published, manifest.selector, manifest.lists)
+    return Report(documents, found, size, problems)
+
+
+def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
+    """Are its segments there, and long enough? Raises CorruptMemory."""
+    for piece in entry.pieces:
+        size = sizes.get(piece.segment)
+        if size is None:
+            raise CorruptMemory(
+                f"{piece.segment} is missing; publish the document again with --check"
+            )
+        if size < piece.offset + piece.length:
+            raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
+
+
+def _check_footers(
+    published: Published, every: list[tuple[Entry, Piece]], sizes: dict[str, int]
+) -> Iterator[Problem]:
+    """Does each segment say itself that it holds the pieces that the manifest names in it?"""
+    place = published.objects
+    by_segment: dict[str, list[tuple[Entry, Piece]]] = {}
+    for entry, piece in every:
+        by_segment.setdefault(piece.segment, []).append((entry, piece))
+    for name, pieces in by_segment.items():
+        if name not in sizes:
+            continue  # which its documents have told
+        try:
+            signature, told = read_footer(place, name, sizes[name])
+            if signature != published.manifest.signature.digest:
+                raise CorruptMemory(f"{name} is a segment of another model's memory")
+            known = {_where(piece): piece.row + piece.take for piece in told}
+            for entry, piece in pieces:
+                told_first = 0 if entry.row.of_passages and piece.kind == "records" else piece.first
+                own = piece._replace(first=told_first)
+                if known.get(_where(own), 0) < piece.row + piece.take:
+                    yield Problem(None, entry.row.name, f"{name} does not tell of its {piece.kind}")
+        except MemstoreError as error:
+            yield _problem(pieces[0][0], error)
+
+
+def _check_lists(published: Published, selector: IndexSpec, lists: ListsRef) -> Iterator[Problem]:
+    """Are the lists of a selector as they were published? Raises StoreUnavailable."""
+    from memstore.index.index_file import Unusable  # these import torch
+    from memstore.index.passage_files import ListsHead
+    from memstore.share.read.published_tables import PublishedDatabase
+    from memstore.share.read.remote import Remote
+    from memstore.store.retrieve.published_lists import PublishedLists
+
+    url = published.objects.url
+    again = f"run `memstore index --store {url}`"
+    sizes = {found.name: found.size for found in published.objects.names(LISTS)}
+    for name, size in [(lists.head, lists.size), *lists.parts]:
+        if sizes.get(name, -1) != size:
+            yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
+            return
+    with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
+        try:
+            place = PublishedLists(PublishedDatabase(remote, None))
+            parts = ListsHead(place.head(), selector.digest).parts(place)
+            for number in range(len(parts)):
+                parts.read([number])
+        except (CorruptMemory, ObjectNotFound, Unusable) as error:
+            yield Problem(None, "", f"{error}; {again}")
+
+
+def _where(piece: Piece) -> Piece:
+    """A piece without what documents take of it."""
+    return piece._replace(take=1, row=0)
+
+
+def _problem(entry: Entry, error: MemstoreError) -> Problem:
+    """What is damaged; that the store is away is not. Raises StoreUnavailable."""
+    if isinstance(error, StoreUnavailable) and not isinstance(error, ObjectNotFound):
+        raise error
+    return Problem(None, entry.row.name, str(error))

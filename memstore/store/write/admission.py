@@ -19,7 +19,6 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput
-from memstore.store.document_rows import is_listed
 
 Mode = Literal["new", "append", "replace"]
 
@@ -124,7 +123,7 @@ def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission 
 
     Raises DocumentExists, DocumentNotFound (append), InvalidInput (other settings).
     """
-    found = next((row for row in named if is_listed(row)), None)
+    found = next((row for row in named if row.is_listed), None)
     hidden = next((row for row in named if row.state == "replacing"), None)
     if found is not None and is_there(found, wanted.source_hash, wanted.settings, mode):
         return None
@@ -166,7 +165,7 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
     name is free. Raises DocumentExists.
     """
     for row in named:
-        if is_listed(row):
+        if row.is_listed:
             if row.state == "ready" and row.source_hash == original.source_hash:
                 return row
             raise DocumentExists(
@@ -179,7 +178,7 @@ def no_document(
     name: str, rows: Iterable[Document], where: Path | str | None = None
 ) -> DocumentNotFound:
     """The error for a name that no document has: it lists the names there are."""
-    listed = [repr(row.name) for row in rows if is_listed(row)]
+    listed = [repr(row.name) for row in rows if row.is_listed]
     names = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
     return DocumentNotFound(
         f"no document {name!r} in {where or 'this memory'}; "

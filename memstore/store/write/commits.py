@@ -1,23 +1,164 @@
-"""The transactions that a document is written by: whole chunks each, in order, on a thread of its
-own. Transactions of several documents interleave; each of them is all there or not at all.
+"""The transactions that a document is written by: whole chunks each, staged, encoded on one thread
+and committed in order on another, so that the next chunk is encoded while the last one is
+committed. Transactions of several documents interleave; each of them is all there or not at all.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import dropwhile
+
+import numpy as np
 
 from memstore.block import RecordKey
+from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document, State
-from memstore.disk.format.runs import RUN_BLOCKS, run_of
+from memstore.disk.format.runs import RUN_BLOCKS, Run, joined, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import StorageFull
+from memstore.errors import CorruptMemory, StorageFull
 from memstore.store.write.chunk import Chunk
-from memstore.store.write.encode import Encoder
-from memstore.store.write.latest_runs import LatestRuns
+from memstore.tiers.raw_bits import from_raw, raw_view
+
+
+class Encoder:
+    """Encodes the chunks of one document, in order."""
+
+    def __init__(self, catalog: Catalog, document: Document) -> None:
+        """document: with the write that makes its next blocks."""
+        self.lossless = get_codec(catalog.codec).lossless
+        self._signature, self._blocks = catalog.signature, catalog.blocks
+        self._document, self._write = document.id, document.writes[-1].id
+        self._codec = document.codec  # of passages
+        self._memory_layers = document.memory_layers(catalog.signature)
+        self._other_layers = document.other_layers(catalog.signature)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
+
+    def ahead(self, chunk: Chunk, wanted: Callable[[], bool]) -> None:
+        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done.
+
+        wanted: asked when its turn comes; if not, nothing is done.
+        """
+        chunk.encoding = self._thread.submit(
+            lambda: self.memory_layers(chunk) if wanted() else None
+        )
+
+    def memory_layers(self, chunk: Chunk) -> None:
+        """Have the chunk hold records in the place of its memory layers' blocks, or passages."""
+        for number, (k, v) in zip(chunk.given, chunk.kv):
+            bits, digest = (raw_view(k), raw_view(v)), chunk.digests[number]
+            layers = self._memory_layers
+            found = self._blocks.encode_passage(layers, *bits, digest, self._codec)
+            chunk.records.update(((number, layer), record) for layer, record in found.items())
+        chunk.kv = ()
+        layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
+        self.add_records(chunk, layers, chunk.first_block)
+        for layer in layers:
+            del chunk.blocks[layer]
+
+    def add_records(self, chunk: Chunk, layers: Iterable[int], first: int) -> None:
+        """Encode the chunk's blocks from `first` on where that has not been done."""
+        first = max(first, chunk.first_block)
+        for layer in layers:
+            if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
+                k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
+                key = RecordKey(self._document, first, layer)
+                lengths = chunk.lengths[first - chunk.first_block :]
+                records = self._blocks.encode(key, k, v, lengths, self._write)
+                chunk.records.update(
+                    ((block, layer), record) for block, record in enumerate(records, first)
+                )
+
+    def replace_by_stored(self, chunk: Chunk) -> None:
+        """Have the chunk hold what reading its records will give: a resumed ingest would read just
+        that.
+        """
+        layers = [*self._memory_layers, *self._other_layers]
+        self.add_records(chunk, layers, chunk.first_block)
+        for layer in layers:
+            stored = [
+                self._blocks.decode(
+                    chunk.records[block, layer],
+                    RecordKey(self._document, block, layer),
+                    self._write,
+                )
+                for block in range(chunk.first_block, chunk.end_block)
+            ]
+            chunk.blocks[layer] = (
+                from_raw(np.stack([k for k, _, _ in stored]), self._signature.kv_dtype),
+                from_raw(np.stack([v for _, v, _ in stored]), self._signature.kv_dtype),
+            )
+
+    def close(self) -> None:
+        """Wait for what was begun, and end the thread."""
+        self._thread.shutdown(wait=True)
+
+
+class LatestRuns:
+    """The latest of every part: what the next commit writes again with its own, and what reading
+    on needs.
+    """
+
+    def __init__(self, catalog: Catalog, document: Document, blocks: int, keep: int) -> None:
+        """Of a document of which `blocks` blocks stay and, of layers without memory, those from
+        `keep` on. Raises CorruptMemory.
+        """
+        signature, table = catalog.signature, catalog.runs
+        self._kinds = table.parts(document.layers_of(signature))
+        of_layers = table.spec is None
+        self._other = set(document.other_layers(signature)) if of_layers else set[int]()
+        self._pieces: dict[int, list[Run]] = {}  # that follow each other
+        with catalog.database.read() as txn:
+            for part, kind in self._kinds.items():
+                oldest = run_of(kind, blocks)
+                if of_layers:
+                    oldest = min(oldest, keep)
+                firsts = range(run_of(kind, oldest), blocks, RUN_BLOCKS[kind])
+                runs = [table.run(txn, document.id, part, first) for first in firsts]
+                self._pieces[part] = [run.cut(0, blocks) for run in runs if run is not None]
+                needed = keep if part in self._other else oldest
+                if self._count(part, needed, blocks) != blocks - needed:
+                    raise CorruptMemory(
+                        f"{kind} landmarks of document {document.name!r} before block {blocks}, "
+                        f"part {part}, are missing; run verify"
+                    )
+
+    def add(self, chunk: Chunk, committed: int, keep: int) -> None:
+        """Remember what is kept of a chunk's blocks, and forget what is no longer needed once
+        `committed` blocks are; keep: as in __init__.
+        """
+        for part, run in chunk.runs.items():
+            first = min(run_of(self._kinds[part], committed), keep)
+            # A new list: the committing thread may be reading the old one.
+            kept = dropwhile(lambda piece: piece.end_block <= first, self._pieces[part])  # noqa: B023 (read now)
+            self._pieces[part] = [*kept, run]
+
+    def latest(self, part: int, first: int, end: int) -> Run | None:
+        """What is remembered of blocks first .. end; None where that is nothing."""
+        some = [
+            run.cut(first, end)
+            for run in self._pieces[part]
+            if run.first_block < end and run.end_block > first
+        ]
+        return joined(some[0].first_block, some) if some else None
+
+    def to_write(self, chunks: Sequence[Chunk], keep: int) -> Iterator[tuple[int, Run]]:
+        """What a commit of these chunks writes: parts and runs."""
+        begin, end = chunks[0].first_block, chunks[-1].end_block
+        for part, kind in self._kinds.items():
+            oldest = max(begin, keep) if part in self._other else begin
+            for first in range(run_of(kind, oldest), end, RUN_BLOCKS[kind]):
+                run = self.latest(part, first, min(first + RUN_BLOCKS[kind], end))
+                assert run is not None
+                yield part, run
+
+    def _count(self, part: int, first: int, end: int) -> int:
+        run = self.latest(part, first, end) if first < end else None
+        return 0 if run is None else run.end_block - run.first_block
+
 
 Tail = tuple[int, str]
 """Characters of a document of passages up to the end of its last, and the text behind."""
@@ -145,7 +286,6 @@ class Commits:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
             for chunk in chunks:
                 size += self._refer(txn, chunk)
-            catalog.check_selector(txn)
             for layer in self._other_layers:
                 begin, end = (run_of("landmark", block) for block in (self._keep, keep))
                 for first in range(begin, end, RUN_BLOCKS["landmark"]):
@@ -153,11 +293,11 @@ class Commits:
             for part, run in runs:
                 catalog.runs.put(txn, number, part, run)
             for chunk in chunks:
-                catalog.put_part(txn, number, *chunk.part)
+                catalog.texts.put_part(txn, number, *chunk.part)
             if chunks:
                 row = replace(row, blocks=chunks[-1].end_block, tokens=chunks[-1].end_token)
             if tail is not None:
-                catalog.put_tail(txn, row, *tail)
+                catalog.texts.put_tail(txn, row, *tail)
             if replaces is not None:
                 catalog.delete_document(txn, replaces.id)
             if final and row.of_passages:
@@ -184,7 +324,7 @@ class Commits:
                 row = catalog.passages.row(txn, row.number) or row
             if not row.bytes and (number, layers[0]) in chunk.records:
                 records = {layer: chunk.records[number, layer] for layer in layers}
-                row = catalog.passages.records.store(txn, row, records)
+                row = catalog.passages.store(txn, row, records)
             size += row.bytes
         return size
 
@@ -202,3 +342,59 @@ class Commits:
             for (block, layer), record in chunk.records.items()
             if block >= keep or layer not in self._other_layers
         ]
+
+
+class Staged:
+    """In order; from any thread."""
+
+    def __init__(self, commits: Commits, commit_bytes: int, *, held_until: int = 0) -> None:
+        """commit_bytes: of a commit. held_until: characters of the document up to which nothing is
+        committed while old blocks would be replaced: that would take away text that is not read
+        again yet, and whoever resumes has what is appended, and nothing else.
+        """
+        self._commits, self._commit_bytes, self._held_until = commits, commit_bytes, held_until
+        self._lock = threading.Lock()  # of the next two
+        self._chunks: list[Chunk] = []
+        self._bytes = 0
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """They, as they are now."""
+        with self._lock:
+            return [*self._chunks]
+
+    def add(self, chunk: Chunk, size: int) -> None:
+        """Take the next one, which makes a commit larger by so many bytes."""
+        with self._lock:
+            self._chunks.append(chunk)
+            self._bytes += size
+
+    def submit_if_enough(self) -> None:
+        """Give them to a commit once they are as much as one takes, and wait where storage is far
+        behind. Raises what committing raised.
+        """
+        if self._bytes >= self._commit_bytes:
+            self.submit()
+        while self._commits.waiting_bytes > 2 * self._commit_bytes:
+            self._commits.wait_for_one()
+        self._commits.check()
+
+    def submit(self, *, final: bool = False, tail: Tail | None = None) -> None:
+        """Give the whole ones to a commit, or all with the document's end."""
+        with self._lock:
+            if self._is_held() and not final:
+                return
+            chunks = [chunk for chunk in self._chunks if chunk.whole or final]
+            self._chunks = [chunk for chunk in self._chunks if not (chunk.whole or final)]
+            size, self._bytes = self._bytes, 0
+            if chunks or final:
+                self._commits.submit(chunks, size, final=final, tail=tail)
+
+    def clear(self) -> None:
+        """Let them go."""
+        with self._lock:
+            self._chunks = []
+
+    def _is_held(self) -> bool:
+        last = self._chunks[-1] if self._commits.cut and self._chunks else None
+        return last is not None and last.end < self._held_until

@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.runs import TokenRun, run_of
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_rows import Digest
-from memstore.disk.tables.passage_table import Holding
+from memstore.disk.tables.passage_table import Digest, Holding
 from memstore.errors import CorruptMemory
 
 
@@ -33,23 +32,20 @@ class KnownPassages:
         self._part: tuple[int, int, list[Digest]] | None = None
 
     def look_up(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is known of each of these passages; None: it has to be read. Raises CorruptMemory,
-        WrongModel.
+        """What is known of each of these passages; None: it has to be computed. Raises
+        CorruptMemory.
         """
         digests = self._catalog.digests(self._document, passages)
         self._holding.add(digests)
         self._part = self._run = None  # which others may have written anew since
         with self._catalog.database.read() as txn:
-            self._catalog.check_selector(txn)
-            # what a budget has no room for is not read in again
-            bounded = self._catalog.passages.records.kept(txn).budget is not None
-            return [self._known(txn, digest, bounded) for digest in digests]
+            return [self._known(txn, digest) for digest in digests]
 
-    def _known(self, txn: Transaction, digest: Digest, bounded: bool) -> Known | None:
+    def _known(self, txn: Transaction, digest: Digest) -> Known | None:
         row = self._catalog.passages.find(txn, digest)
         if row is None:
             return None
-        stored = bounded or row.bytes > 0
+        stored = row.bytes > 0
         spec = self._catalog.runs.spec
         if spec is None or not spec.heads:
             return Known(None, stored)
@@ -84,7 +80,7 @@ class KnownPassages:
         row = self._catalog.row(txn, document)
         if row is None or not row.of_passages or block >= row.blocks:
             return None
-        found = next(self._catalog.passage_parts(txn, document, block, block + 1), None)
+        found = next(self._catalog.texts.passage_parts(txn, document, block, block + 1), None)
         if found is None or not found.first_block <= block < found.end_block:
             return None
         digests = self._catalog.digests(row, found.passages)

@@ -14,7 +14,7 @@ from memstore.disk.format.signature import Geometry
 from memstore.errors import BudgetExceeded
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.write.chunk import Chunk, RecentBlocks
-from memstore.store.write.latest_runs import LatestRuns
+from memstore.store.write.commits import LatestRuns
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 

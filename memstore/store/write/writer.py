@@ -9,6 +9,7 @@ instant, the memory holds what the last transaction held: a prefix of whole chun
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -17,18 +18,23 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.retrieve.retrieval import Retrieval
-from memstore.store.stored_passages import Continued
-from memstore.store.write.checked_chunks import CheckedChunks
-from memstore.store.write.chunk import Chunk, KeysValues, LayerBlocks, Position, RecentBlocks
-from memstore.store.write.commits import Commits
+from memstore.store.stored_text import Continued, TokenSpan, read_tokens
+from memstore.store.write import admission
+from memstore.store.write.chunk import (
+    CheckedChunks,
+    Chunk,
+    KeysValues,
+    LayerBlocks,
+    Position,
+    RecentBlocks,
+)
+from memstore.store.write.commits import Commits, Staged
 from memstore.store.write.known_passages import Known, KnownPassages
-from memstore.store.write.progress import Progress
 from memstore.store.write.readable import Readable
-from memstore.store.write.staged import Staged
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 
@@ -41,7 +47,7 @@ class InStore(NamedTuple):
     on_close: Callable[["DocumentWriter"], None]
 
 
-class DocumentWriter(Progress):
+class DocumentWriter:
     """One document being read; a context manager. Use MemoryStore.write_document.
 
     Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
@@ -54,15 +60,15 @@ class DocumentWriter(Progress):
         self,
         catalog: Catalog,
         retrieval: Retrieval,
-        document: Document,
-        *,
-        replaces: Document | None,
-        commit_bytes: int,
+        admitted: admission.Admission,
         in_store: InStore,
+        commit_bytes: int | None = None,
     ) -> None:
-        """document: its row as it is committed; replaces: the document that goes when this one is
-        ready. Raises CorruptMemory.
-        """
+        """Write the row of a document that may be written. Raises CorruptMemory, StorageFull."""
+        document = admission.begin(catalog, admitted)
+        if document.state != "ready":
+            with catalog.database.read() as txn:
+                retrieval.load(txn, document)
         self._catalog = catalog
         self._geometry = catalog.signature.geometry
         self._memory_layers = set(document.memory_layers(catalog.signature))
@@ -85,7 +91,7 @@ class DocumentWriter(Progress):
             document,
             blocks=blocks,
             tokens=tokens,
-            replaces=replaces,
+            replaces=admitted.replaces,
             on_commit=self._committed,
         )
         self._holding = catalog.passages.holding()
@@ -94,7 +100,7 @@ class DocumentWriter(Progress):
             self._known = KnownPassages(catalog, document, self._holding)
         self._staged = Staged(
             self._commits,
-            commit_bytes,
+            COMMIT_BYTES if commit_bytes is None else commit_bytes,
             held_until=0 if self._before is None else self._before.document.appended_at,
         )
         self._in_store = in_store
@@ -104,6 +110,65 @@ class DocumentWriter(Progress):
         self._ended = False  # by a chunk that is not whole
         self._finished = False
         self._closed = False
+
+    @property
+    def document(self) -> Document:
+        """The document as committed so far; where it is appended to, before the first commit,
+        without what will be replaced.
+        """
+        row, base = self._commits.row, self._commits.base
+        if self._commits.cut:
+            return replace(row, blocks=base, tokens=self._commits.base_tokens)
+        return row
+
+    @property
+    def blocks(self) -> int:
+        """Blocks so far, staged ones included: the number of the next block."""
+        return self._blocks
+
+    @property
+    def tokens(self) -> int:
+        """Content tokens so far, staged ones included: continue reading from here."""
+        return self._tokens
+
+    @property
+    def base_tokens(self) -> int:
+        """Tokens that the document had before it was appended to; 0 otherwise."""
+        return self._commits.row.appended_to
+
+    @property
+    def characters(self) -> int:
+        """Of a document of passages, its characters up to the end of the last one so far, staged
+        ones included: continue reading from here.
+        """
+        return self._characters
+
+    @property
+    def base_characters(self) -> int:
+        """Of a document of passages, its characters before it was appended to, tail and all: where
+        what is appended begins; 0 otherwise.
+        """
+        return self._commits.row.appended_at
+
+    def replaced_passages(self) -> list[Passage]:
+        """The last passage of a document that is appended to, to be read again in front of what is
+        appended, after which the writer has not committed yet; its gap begins at `characters`.
+        """
+        return [] if self._before is None or not self._commits.cut else self._before.replaced
+
+    def replaced_tail(self) -> str:
+        """The text that stood behind that passage, in front of what is appended."""
+        return "" if self._before is None else self._before.tail
+
+    def replaced_tokens(self) -> TokenSpan:
+        """Stored tokens behind `tokens`, and where their characters begin: to be read again with
+        what is appended.
+
+        There are none but in an append that has not committed yet, where the document ended within
+        a chunk; where the characters begin is told even so.
+        """
+        with self._catalog.database.read() as txn:
+            return read_tokens(self._catalog, txn, self._commits.row, self._tokens)
 
     def add_chunk(
         self,

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.selectors.adaptation import Adaptation

@@ -1,5 +1,5 @@
-"""Making a selector for a model: pointer heads by calibration, or a learned projection; either is
-joined with words, and measured with words, relations and forms that it has not seen.
+"""Making a selector for a model: a learned projection joined with words, and measured with words,
+relations and forms that it has not seen.
 """
 
 from __future__ import annotations
@@ -13,22 +13,12 @@ import torch
 
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.pointer_heads import PointerHeads, Rotate
-from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages.selectors.captured_activations import Captured
+from memstore.model.passages.selectors.learned_selector import Learned
+from memstore.model.passages.selectors.selector import Selector, asked
 from memstore.model.passages.selectors.selector_file import MadeFor
-from memstore.model.passages.selectors.selector_sum import Sum, Words
-from memstore.training.selectors.head_ranking import rank_heads
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
-from memstore.training.selectors.measure import (
-    Haystack,
-    Outcome,
-    ScoredOnce,
-    Sought,
-    gate_of,
-    measure,
-    recalls,
-)
+from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
 from memstore.training.selectors.states import Walk, read_states
 from memstore.training.selectors.windows import Cut, Window, WindowWriter, firsts
 
@@ -36,20 +26,17 @@ Report = Callable[[str], None]
 
 _WORD_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _HAY = 1024  # passages of training that held-out questions are asked of, too
-_HEADS = (1, 2, 3)  # pointer heads that are tried together
 _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
 _AMONG = 2  # of KS: scores are told for the best 8
 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How much is read. windows: of about 1,024 tokens, for training; calibration: of pointer
-    heads; held_out: for the choice of weights and the score. layer: whose states are projected;
-    None = just below the middle.
+    """How much is read. windows: of about 1,024 tokens, for training; held_out: for the choice of
+    weights and the score. layer: whose states are projected; None = just below the middle.
     """
 
     windows: int = 240
-    calibration: int = 24
     held_out: int = 48
     layer: int | None = None
     learn: LearnConfig = field(default_factory=LearnConfig)
@@ -66,7 +53,6 @@ class Subject:
     tokenizer: TextTokenizer
     cut: Cut
     walk: Walk
-    rotate: Rotate
     passage_tokens: int
 
 
@@ -75,27 +61,24 @@ def adapt(
     texts: Sequence[str],
     work: Path,
     *,
-    train: bool,
     options: AdaptOptions | None = None,
     report: Report = lambda line: None,
 ) -> Adaptation:
     """A selector for a model, with what held-out questions say of it.
 
     texts: prose to plant facts in. work: a directory for the states of what was read; an
-    interrupted run goes on from there. train: learn a projection; otherwise pointer heads. report:
-    told of progress, a line each. Raises InvalidInput for texts that are too short.
+    interrupted run goes on from there. report: told of progress, a line each. Raises InvalidInput
+    for texts that are too short.
     """
     options = options or AdaptOptions()
     cut, seed = model.cut, options.seed
     training = WindowWriter(texts, model.tokenizer, cut, "train", seed)
     held_out = WindowWriter(texts, model.tokenizer, cut, "validation", seed)
     against = list(held_out.windows(options.held_out))
-    making = _Making(model, options, report, training, against)
-    if train:
-        selector, haystack, asked = making.learned(texts, work)
-    else:
-        selector, haystack, asked = making.pointing()
-    chosen, outcomes = _with_words(selector, haystack, asked)
+    learned, haystack, questions = _Making(model, options, report, training, against).learned(
+        texts, work
+    )
+    chosen, outcomes = _with_words(learned, haystack, questions)
     literal = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
     unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
     found = recalls(outcomes)
@@ -118,7 +101,7 @@ class _Making:
     training: WindowWriter
     against: Sequence[Window]
 
-    def learned(self, texts: Sequence[str], work: Path) -> tuple[Selector, Haystack, list[Sought]]:
+    def learned(self, texts: Sequence[str], work: Path) -> tuple[Learned, Haystack, list[Sought]]:
         layer = self.options.layer
         if layer is None:
             layer = max(1, self.model.made_for.num_layers // 2 - 1)
@@ -136,7 +119,7 @@ class _Making:
         def told(step: int, loss: float, first: float) -> None:
             self.report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
 
-        selector = learn(states, layer, idf, self.options.learn, told)
+        learned = learn(states, layer, idf, self.options.learn, told)
         unseen = read_states(
             self.against,
             self.model.walk,
@@ -144,65 +127,36 @@ class _Making:
             work / "held-out",
             _counted(self.report, "read held-out"),
         )
-        both = Sum([(selector, 1.0), (Words(), 0.0)])
+        both = Selector(learned, word_weight=1.0)
         haystack = Haystack(both.spec)
         for some in (unseen, states):  # windows of self.training are hay here
             wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
             add(haystack, both, self.model.tokenizer, [some.shown(at) for at in range(wanted)])
-        return selector, haystack, sought(self.against, unseen.question)
-
-    def pointing(self) -> tuple[Selector, Haystack, list[Sought]]:
-        made_for = self.model.made_for
-        ranked = rank_heads(
-            list(self.training.windows(self.options.calibration)),
-            self.model.walk,
-            made_for.num_layers,
-            self.model.rotate,
-            report=_counted(self.report, "calibrated on"),
-        )
-        best = ranked[: max(_HEADS)]
-        for head in best:
-            self.report(
-                f"layer {head.layer} head {head.head}: reciprocal rank {head.reciprocal_rank:.2f}"
-            )
-        shape = (made_for.num_heads, made_for.num_kv_heads, made_for.head_dim)
-        captures = Captures(heads=tuple(sorted({head.layer for head in best})))
-        shown = [
-            passage
-            for window in self.against
-            for passage in self.model.walk(window.passages, captures)
-        ]
-
-        def of_question(window: int, place: int) -> Captured:
-            question = self.against[window].questions[place]
-            shown = self.model.walk([question.lead + question.ids], captures)[0]
-            return shown.part(range(len(question.lead), len(shown.ids)))
-
-        asked = sought(self.against, of_question)
-        tried = []
-        for count in _HEADS:
-            heads = [(head.layer, head.head) for head in best[:count]]
-            selector = PointerHeads(heads, shape, self.model.rotate)
-            both = Sum([(selector, 1.0), (Words(), 0.0)])
-            haystack = Haystack(both.spec)
-            add(haystack, both, self.model.tokenizer, shown)
-            outcomes = measure(selector, haystack, asked)
-            tried.append((_mean(outcomes), -count, selector, haystack))
-        _, _, selector, haystack = max(tried, key=lambda one: one[:2])
-        return selector, haystack, asked
+        return learned, haystack, sought(self.against, unseen.question)
 
 
 def _with_words(
-    selector: Selector, haystack: Haystack, asked: Sequence[Sought]
+    learned: Learned, haystack: Haystack, questions: Sequence[Sought]
 ) -> tuple[Selector, list[Outcome]]:
     """The selector with the weight of words that finds most, and what it finds."""
-    own, words, tried = ScoredOnce(selector, haystack), ScoredOnce(Words(), haystack), []
+    alone = Selector(learned)
+    by_landmarks, by_words = [], []
+    for one in questions:
+        by_landmarks.append(alone.scores(one.captured, one.text, haystack, haystack.scope))
+        by_words.append(haystack.word_scores(asked(one.text), haystack.scope))
+    tried = []
     for weight in _WORD_WEIGHTS:
-        joined: Selector = Sum([(own, 1.0), (words, weight)]) if weight else own
-        outcomes = measure(joined, haystack, asked)
-        tried.append((_mean(outcomes), -weight, outcomes))
-    _, less, outcomes = max(tried, key=lambda one: one[:2])
-    return Sum([(selector, 1.0), (Words(), -less)]) if less else selector, outcomes
+        selector = Selector(learned, weight)
+        scores = by_landmarks
+        if weight:
+            scores = [
+                selector.joined(landmarks, words, one.text, haystack)
+                for landmarks, words, one in zip(by_landmarks, by_words, questions, strict=True)
+            ]
+        outcomes = measure(selector, haystack, questions, scores)
+        tried.append((_mean(outcomes), -weight, selector, outcomes))
+    _, _, selector, outcomes = max(tried, key=lambda one: one[:2])
+    return selector, outcomes
 
 
 def _mean(outcomes: Sequence[Outcome]) -> float:

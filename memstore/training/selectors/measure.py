@@ -15,16 +15,10 @@ from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
-from memstore.index.word_index import WordIndex, WordsBeside
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
+from memstore.index.word_index import WordIndex
+from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates
-from memstore.model.passages.selectors.selector import (
-    GATE_TOGETHER,
-    Found,
-    Gate,
-    Selector,
-    confidence,
-)
+from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
 
 KS = (1, 4, 8, 16)
 _HALVINGS = 3  # of a haystack, to see how its best score rises
@@ -97,52 +91,22 @@ class Outcome:
     together: float | None = None
 
 
-class ScoredOnce:
-    """A selector that scores the blocks of a question once, where one haystack is asked again and
-    again with it in other sums.
+def measure(
+    selector: Selector,
+    haystack: Haystack,
+    questions: Sequence[Sought],
+    scored: Sequence[Tensor] | None = None,
+) -> list[Outcome]:
+    """Ask every question of the whole haystack. scored: the selector's scores of each question,
+    where they are known.
     """
-
-    def __init__(self, selector: Selector, haystack: Haystack) -> None:
-        self._selector, self._haystack = selector, haystack
-        self._scores: dict[int, Tensor] = {}  # by identity of what was captured
-
-    @property
-    def spec(self) -> IndexSpec:
-        return self._selector.spec
-
-    @property
-    def captures(self) -> Captures:
-        return self._selector.captures
-
-    def landmarks(self, captured: Captured) -> Tensor | None:
-        return self._selector.landmarks(captured)
-
-    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-        return self._selector.words(text_of_block)
-
-    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
-        assert store is self._haystack and scope == self._haystack.scope
-        if id(captured) not in self._scores:
-            found = self._selector.scores(captured, question, store, scope)
-            self._scores[id(captured)] = found
-        return self._scores[id(captured)]
-
-    def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
-        return self._selector.rows(captured)
-
-    def beside(self, question: str) -> WordsBeside | None:
-        return self._selector.beside(question)
-
-    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
-        return self._selector.adds(captured, store, scope)
-
-
-def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought]) -> list[Outcome]:
-    """Ask every question of the whole haystack."""
     found = []
-    for question in questions:
+    for number, question in enumerate(questions):
         adds = partial(selector.adds, question.captured, haystack)
-        scores = selector.scores(question.captured, question.text, haystack, haystack.scope)
+        if scored is None:
+            scores = selector.scores(question.captured, question.text, haystack, haystack.scope)
+        else:
+            scores = scored[number]
         best = Candidates(scores, haystack.scope, GATE_TOGETHER, adds, lambda *place: place)
         together = best.together
         right = list(question.right)

@@ -4,7 +4,7 @@ its prefix, as it reads passages.
 
 from collections.abc import Sequence
 
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
@@ -27,4 +27,4 @@ def subject_of(reader: PassageModel, made_for: MadeFor) -> Subject:
         shown = dict(zip(order, (one.captured for one in read), strict=True))
         return [shown[row] for row in range(len(rows))]
 
-    return Subject(made_for, reader.tokenizer, cut, walk, reader.rotate, reader.passage_tokens)
+    return Subject(made_for, reader.tokenizer, cut, walk, reader.passage_tokens)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidInput
 from memstore.model.adapter import TextTokenizer
 from memstore.training.selectors.questions import Fact, Facts, Split, Subject

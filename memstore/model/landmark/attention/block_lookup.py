@@ -1,5 +1,8 @@
-"""A lookup: which blocks the rows of a layer step choose, where those stand, and how they score
-there (docs/appendix/method.md sections 4 and 5).
+"""A lookup: which blocks the rows of a layer step choose, shared over tokens or heads as the
+granularity says, where those stand, and how they score there (docs/appendix/method.md sections 4
+and 5).
+
+A candidate is a block's number in the session's memory, 0 = the oldest.
 """
 
 from dataclasses import dataclass
@@ -11,15 +14,21 @@ from memstore.kernels.api import NEG
 from memstore.model.adapter import Shape
 from memstore.model.landmark.attention.candidates import Candidates
 from memstore.model.landmark.attention.open_chunk import OpenChunk
-from memstore.model.landmark.attention.selection import (
-    Selection,
-    in_range,
-    merge,
-    select,
-    superseding,
-)
-from memstore.model.lookup_settings import LookupSettings
+from memstore.model.lookup_settings import Granularity, LookupSettings
 from memstore.store.memory_store import MemoryStore
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Chosen candidates, oldest first: candidates int64 [H, T or 1, K], -1 = none; scores [H, T, K]
+    per row, NEG for none.
+
+    `scores` are the rows' own search scores where every row chose for itself, else None: then a row
+    may not have searched its block.
+    """
+
+    candidates: Tensor
+    scores: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Lookup:
         shared = settings.granularity != "per_token_per_head"
         # every old block is scored in one place
         query = rotated[prefix.size if fixed else 0, 0]
-        hits = self.store.search_landmarks(
+        hits = self.store.retrieval.search_landmarks(
             layer_idx,
             query,
             self.candidates.old,
@@ -139,7 +148,7 @@ class Lookup:
         if fixed and chosen.scores is not None:
             scores = chosen.scores
         elif prefix.old and (present & ~is_recent).any():
-            keys = self.store.landmark_keys(
+            keys = self.store.retrieval.landmark_keys(
                 layer_idx, self.candidates.old, wide.where(wide < prefix.old, -1)
             ).to(self.exact)
             queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
@@ -157,3 +166,92 @@ class Lookup:
             ]
             scores = torch.where(is_recent.expand_as(wide), at_slot, scores)
         return slots, scores
+
+
+def merge(
+    scores: Tensor, candidates: Tensor, recent_scores: Tensor, first_recent: int, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """The top_k of old hits [H, T, k] and all recent blocks [H, T, R], best first; of equals the
+    newer wins.
+    """
+    if recent_scores.shape[-1] == 0:
+        return scores, candidates
+    last = first_recent + recent_scores.shape[-1]
+    recent = torch.arange(first_recent, last, device=recent_scores.device).expand(
+        recent_scores.shape
+    )
+    scores, candidates = torch.cat([scores, recent_scores], -1), torch.cat([candidates, recent], -1)
+    newest = candidates.argsort(dim=-1, descending=True)
+    scores, candidates = scores.gather(-1, newest), candidates.gather(-1, newest)
+    best = scores.sort(dim=-1, descending=True, stable=True)
+    return best.values[..., :top_k], candidates.gather(-1, best.indices)[..., :top_k]
+
+
+def in_range(scores: Tensor, candidates: Tensor, score_range: float | None) -> Tensor:
+    """Candidates [.., K], best first, with -1 where the score is below the best - score_range (None
+    = all stay).
+    """
+    if score_range is None:
+        return candidates
+    return candidates.masked_fill(scores < scores[..., :1] - score_range, -1)
+
+
+def select(
+    granularity: Granularity,
+    scores: Tensor,
+    candidates: Tensor,
+    lse: Tensor | None,
+    open_rows: Tensor,
+    num_kv_heads: int,
+    score_range: float | None = None,
+) -> Selection:
+    """The choice of every row from its own best.
+
+    scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed
+    unless every row chooses for itself.
+    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range:
+    of what a choice finds it keeps what scores at least its best - score_range (the scores it
+    chooses by: those after the maximum), None = everything.
+
+    A block among the top k of a maximum over rows is among the top k of the row that attains it, so
+    the rows' own lists suffice.
+    """
+    heads, rows, k = scores.shape
+    if granularity == "per_token_per_head":
+        chosen = in_range(scores, candidates, score_range).masked_fill(~open_rows[..., None], -1)
+        order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)
+        return Selection(chosen.gather(-1, order), scores.gather(-1, order))
+    assert lse is not None
+    weight = (scores - lse[..., None]).masked_fill(~open_rows[..., None] | (candidates < 0), NEG)
+    known, index = candidates.clamp(min=0).unique(return_inverse=True)
+    dense = weight.new_full((heads, rows, len(known)), NEG)
+    dense.scatter_reduce_(-1, index, weight, "amax", include_self=True)
+    if granularity == "per_token":
+        dense = dense.amax(0, keepdim=True)
+    elif granularity == "per_head":
+        dense = dense.amax(1, keepdim=True).view(num_kv_heads, heads // num_kv_heads, 1, -1).amax(1)
+    else:
+        dense = dense.amax((0, 1), keepdim=True)
+    width = min(k, len(known))
+    newest = dense.flip(-1).sort(dim=-1, descending=True, stable=True)
+    chosen, best = known[len(known) - 1 - newest.indices[..., :width]], newest.values[..., :width]
+    chosen = in_range(best, chosen.masked_fill(best <= NEG / 2, -1), score_range)
+    if granularity == "per_head":
+        chosen = chosen.repeat_interleave(heads // num_kv_heads, 0)
+    order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)
+    return Selection(chosen.gather(-1, order).expand(heads, -1, -1), None)
+
+
+def superseding(scores: Tensor, candidates: Tensor, documents: int, weight: float) -> Tensor:
+    """What chosen blocks of documents gain for being later than others that score like them
+    [H, T, K] (docs/appendix/method.md section 5).
+
+    scores: [H, T, K]; candidates: [H, T or 1, K], -1 = none; the first `documents` candidates are
+    blocks of documents. weight: what a block gains over an earlier one that scores the same, if no
+    other block was chosen.
+    """
+    of_documents = (candidates >= 0) & (candidates < documents)
+    share = scores.masked_fill(candidates < 0, NEG).softmax(-1).masked_fill(~of_documents, 0.0)
+    earlier = candidates[..., None, :] < candidates[..., :, None]
+    alike = 2 * torch.minimum(share[..., None, :], share[..., :, None])
+    return weight * (earlier * alike.square()).sum(-1)

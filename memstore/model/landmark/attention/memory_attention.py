@@ -6,30 +6,52 @@ the rows whose gate is open; a lease on the distinct KV blocks found; one attent
 slots.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.errors import BlocksUnavailable, BudgetExceeded
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows
-from memstore.model.landmark.attention.block_requests import BlockRequest
+from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows, Selection
+from memstore.model.landmark.attention.block_requests import (
+    BlockRequest,
+    Locate,
+    lease_requested,
+    requested_reads,
+)
 from memstore.model.landmark.attention.candidates import Candidates
-from memstore.model.landmark.attention.latency_gate import within_reach
-from memstore.model.landmark.attention.leased_attention import LeasedAttention, rows_reading
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks, OpenChunk
-from memstore.model.landmark.attention.selection import Selection
 from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.reads import Lookups
+from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.lease import Lease
+
+GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 
 
-class MemoryAttention(LeasedAttention):
-    """Attention of one session over its open chunk and its memory."""
+class Observer(Protocol):
+    """Called in every step while it runs (speculative_prefetch.py)."""
+
+    def attended(self, layer: int, local: LocalAttention) -> None:
+        """A layer has attended to its chunk, and will read memory next."""
+
+    def missed(self) -> None:
+        """A lease had to fetch some of its units."""
+
+
+class MemoryAttention:
+    """Attention of one session over its open chunk and its memory.
+
+    on_read: called with what the last row of every step reads, or every row with read_all_rows;
+    observer: called in every step; absent: documents of which blocks could not be read.
+    """
 
     def __init__(
         self,
@@ -44,7 +66,12 @@ class MemoryAttention(LeasedAttention):
         get no cmt_values (the default way to ingest). The store's leases must be on the device of
         `heads`. Finished blocks have the shape's kv_dtype and are on the CPU.
         """
-        super().__init__(heads, store, retrieve=retrieve)
+        self.shape, self.store, self.retrieve = heads.shape, store, retrieve
+        self.cmt_keys, self.cmt_values = heads.cmt_keys, heads.cmt_values
+        self.on_read: OnRead | None = None
+        self.read_all_rows = False
+        self.observer: Observer | None = None
+        self.absent: set[int] = set()
         self.blocks = blocks
         self.lookups = Lookups()
         shape, dtype = heads.shape, heads.dtype
@@ -64,6 +91,7 @@ class MemoryAttention(LeasedAttention):
         self.start_chunk()
 
     def locate(self, candidate: int) -> tuple[int, int]:
+        """(document, block) of a candidate."""
         return self.lookup.candidates.locate(candidate)
 
     def _candidates(self, settings: LookupSettings) -> Candidates:
@@ -158,7 +186,7 @@ class MemoryAttention(LeasedAttention):
         if self.cmt_keys is None:
             every = torch.ones_like(local.gate[0], dtype=torch.bool)
             return OpenRows(every, every.numel(), list(range(self.shape.num_heads)))
-        return OpenRows.of(local.gate[0] >= self.lookup.settings.least_cutoff)
+        return OpenRows.of(local.gate[0] >= self.lookup.settings.cmt_cutoff)
 
     def _gate(self, layer_idx: int, local: LocalAttention) -> tuple[LocalAttention, OpenRows]:
         """Close the rows below the cutoff, and count."""
@@ -213,15 +241,6 @@ class MemoryAttention(LeasedAttention):
             recent = torch.arange(prefix.old, prefix.blocks, device=rotated.device)
             chosen = Selection(recent.expand(rotated.shape[2], 1, -1), None)
         wanted = BlockRequest(layer_idx, chosen.candidates, 0, self.shape.group)
-        cutoffs = self.lookup.settings.cutoffs
-        if search and cutoffs is not None and self.cmt_keys is not None:
-            near_by = self.store.tiers.nearest
-            wanted, left = within_reach(wanted, local.gate[0], cutoffs, self.locate, near_by)
-            self.lookups.left += left
-            if left:
-                chosen = _only(chosen, wanted)
-                local = self._closed(layer_idx, local, rows_reading(chosen.candidates, local))
-                wanted = replace(wanted, candidates=chosen.candidates)
         places, scores = self.lookup.place(layer_idx, chosen, rotated, near)
         of, end = opened.heads[0], opened.heads[-1] + 1
         if end - of == self.shape.num_heads:
@@ -238,11 +257,135 @@ class MemoryAttention(LeasedAttention):
         )
         return output
 
+    def _closed(
+        self, layer_idx: int, local: LocalAttention, kept: Tensor, first_head: int = 0
+    ) -> LocalAttention:
+        """`_close_rows` of heads from first_head on, with the layer's values."""
+        values = None
+        if self.cmt_values is not None and self.retrieve:
+            heads = slice(first_head, first_head + kept.shape[0])
+            values = self.cmt_values[layer_idx, heads]
+        return _close_rows(local, kept, values)
 
-def _only(chosen: Selection, wanted: BlockRequest) -> Selection:
-    """A choice without what is not wanted, oldest first."""
-    candidates = wanted.candidates
-    last = torch.iinfo(torch.int64).max
-    order = torch.where(candidates < 0, last, candidates).argsort(dim=-1, stable=True)
-    scores = None if chosen.scores is None else chosen.scores.gather(-1, order)
-    return Selection(candidates.gather(-1, order), scores)
+    def _attend_requested(
+        self,
+        wanted: BlockRequest,
+        rotated: Tensor,
+        local: LocalAttention,
+        places: Tensor,
+        scores: Tensor,
+        is_last: bool,
+    ) -> Tensor:
+        """Lease the distinct KV blocks and attend; if they exceed the budget, in halves of the
+        rows: slower and right.
+
+        For the heads of `wanted`: rotated [R, 1, h, T, D], places [h, T or 1, K], scores [h, T, K].
+        """
+        try:
+            lease, slots = lease_requested(self._lease, wanted, self.locate)
+        except BlocksUnavailable as error:
+            if not self.store.allow_partial:
+                raise
+            self.absent |= error.documents
+            wanted = _without_units(wanted, error.units, self.locate)
+            kept = _rows_reading(wanted.candidates, local)
+            local = self._closed(wanted.layer, local, kept, wanted.first_head)
+            return self._attend_requested(wanted, rotated, local, places, scores, is_last)
+        except BudgetExceeded:
+            rows = wanted.candidates.shape[1]
+            if rows == 1:
+                raise
+            halves = []
+            for part in (slice(0, rows // 2), slice(rows // 2, rows)):
+                halves.append(
+                    self._attend_requested(
+                        wanted.part(part),
+                        rotated[:, :, :, part],
+                        LocalAttention(
+                            local.output[:, :, part], local.gate[:, :, part], local.lse[:, :, part]
+                        ),
+                        places[:, part],
+                        scores[:, part],
+                        is_last and part.stop == rows,
+                    )
+                )
+            return torch.cat(halves, 2)
+        with lease:
+            recording = self.on_read is not None and (is_last or self.read_all_rows)
+            output, mass = api.memory_attention(
+                rotated,
+                lease.k,
+                lease.v,
+                self.store.tiers.lengths,
+                slots[None],
+                places[None],
+                scores[None],
+                local,
+                gated=self.cmt_keys is not None,
+                return_mass=recording,
+            )
+            if mass is not None:
+                self._report_reads(wanted, mass, slots, lease)
+        return output
+
+    def _report_reads(
+        self, wanted: BlockRequest, mass: Tensor, slots: Tensor, lease: Lease
+    ) -> None:
+        """Call on_read with what the last row read, or every row."""
+        rows = mass.shape[2]
+        for row in range(0 if self.read_all_rows else rows - 1, rows):
+            reads = requested_reads(wanted, row, mass[0], slots, lease, self.locate)
+            if reads.units and self.on_read is not None:
+                self.on_read(reads)
+
+    def _lease(self, units: list[BlockKey]) -> Lease:
+        lease = self.store.lease(units)
+        if self.observer is not None and lease.fetched:
+            self.observer.missed()
+        return lease
+
+
+def _rows_reading(candidates: Tensor, local: LocalAttention) -> Tensor:
+    """Of candidates [H, T or 1, K], the rows [H, T] that read one."""
+    return (candidates >= 0).any(-1).expand(local.gate.shape[1:])
+
+
+def _close_rows(
+    local: LocalAttention, kept: Tensor, values: Tensor | None = None
+) -> LocalAttention:
+    """Attention whose rows other than `kept` [H, T] read no memory. With values [H, D] of the
+    context miss token they take these in its place; without, what they would have given to memory,
+    up to GIVEN_BACK, goes to what they have seen.
+    """
+    closed = local.gate.masked_fill(kept, 0.0)
+    if values is not None:
+        given = (closed[..., None] * values[:, None]).to(local.output.dtype)
+        return LocalAttention(local.output + given, local.gate - closed, local.lse)
+    seen = (1 - closed.clamp(max=GIVEN_BACK))[..., None].to(local.output.dtype)
+    return LocalAttention(local.output / seen, local.gate - closed, local.lse)
+
+
+def _without_units(
+    wanted: BlockRequest, units: Collection[tuple[int, int, int, int]], locate: Locate
+) -> BlockRequest:
+    """What rows chose, without some units."""
+    group, first = wanted.group, wanted.first_head
+
+    def unit(candidate: int, head: int) -> BlockKey:
+        document, block = locate(candidate)
+        return BlockKey(document, wanted.layer, block, head)
+
+    kept = torch.tensor(
+        [
+            [
+                [
+                    candidate >= 0 and unit(candidate, (first + at) // group) not in units
+                    for candidate in of_row
+                ]
+                for of_row in of_head
+            ]
+            for at, of_head in enumerate(wanted.candidates.tolist())
+        ],
+        device=wanted.candidates.device,
+    )
+    return replace(wanted, candidates=wanted.candidates.masked_fill(~kept, -1))

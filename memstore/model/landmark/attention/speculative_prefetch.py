@@ -52,7 +52,9 @@ class SpeculativePrefetch:
         # Where predicting fails (a document was forgotten), the lookup itself says so, if there is
         # to be one.
         with suppress(MemstoreError):
-            if self._store.expect(self._attention.predicted_blocks(layer + 1, *following)):
+            if self._store.retrieval.expect(
+                self._attention.predicted_blocks(layer + 1, *following)
+            ):
                 self._quiet = 0
 
     def missed(self) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from memstore.disk.format.citations import PAGE, Place
-from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.cutting.filling import anchors, fill, prices
 from memstore.model.passages.cutting.token_counts import Group, Measure

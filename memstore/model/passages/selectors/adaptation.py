@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memstore.model.passages.selectors.selector import Gate, Selector
-from memstore.model.passages.selectors.selector_sum import Words
 from memstore.model.texts.passage_context import Context
 
 SEPARATOR = "\n\nQuestion: "
@@ -30,5 +29,5 @@ class Adaptation:
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions
 
 
-UNADAPTED = Adaptation(Words(), top_k=4, score_range=1.0)
+UNADAPTED = Adaptation(Selector(), top_k=4, score_range=1.0)
 """For a model that nothing is known of: the words of a question choose."""

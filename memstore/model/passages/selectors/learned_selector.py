@@ -1,23 +1,17 @@
-"""The learned selector: states of one layer, projected to a few dimensions, meet by late
+"""The learned part of a selector: states of one layer, projected to a few dimensions, meet by late
 interaction.
 
-A projection that was trained beside a frozen model (memstore.training.selectors.learn).
+The projection is trained beside a frozen model (memstore.training.selectors.learn).
 """
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.disk.format.index_spec import IndexSpec
-from memstore.index.scope import Scope
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.selector import Found
+from memstore.model.passages.selectors.captured_activations import Captured
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
 _LEAST_IDF = 0.05
@@ -41,6 +35,7 @@ class Projection:
     idf: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -54,25 +49,15 @@ class Learned:
 
     def __init__(self, layer: int, projection: Projection) -> None:
         self.layer, self.projection = layer, projection
-        self._form = IndexSpec(
-            "learned", self._digest(), 1, projection.projection.shape[1], "int8", words=False
-        )
-
-    def _digest(self) -> str:
-        """Of all that landmarks depend on."""
-        digest = hashlib.blake2b(str(self.layer).encode(), digest_size=16)
-        of = self.projection
-        for tensor in (of.projection, of.document_mean, of.document_deviation):
+        self.width: int = projection.projection.shape[1]
+        digest = hashlib.blake2b(str(layer).encode(), digest_size=16)
+        for tensor in (
+            projection.projection,
+            projection.document_mean,
+            projection.document_deviation,
+        ):
             digest.update(tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
-    @property
-    def spec(self) -> IndexSpec:
-        return self._form
-
-    @property
-    def captures(self) -> Captures:
-        return Captures(states=(self.layer,))
+        self.digest = digest.hexdigest()  # of all that landmarks depend on
 
     def landmarks(self, captured: Captured) -> Tensor:
         """int8 [T, 1, width]; where the tokens stand does not matter."""
@@ -81,21 +66,6 @@ class Learned:
         x = (x - projection.document_mean) / projection.document_deviation
         units = F.normalize(x @ projection.projection, dim=-1)
         return (units * _STEPS).round().to(torch.int8)[:, None].cpu()
-
-    def words(self, text_of_block: Sequence[str]) -> None:
-        return None
-
-    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
-        """float32 [blocks of the scope], between -1 and 1."""
-        rows, weights = self.rows(captured)
-        return weights @ store.token_maxima(rows, 0, scope)
-
-    def beside(self, question: str) -> None:
-        return None
-
-    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor:
-        rows, weights = self.rows(captured)
-        return (weights[:, None] * store.token_maxima(rows, 0, scope)).T
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor]:
         """The question's unit vectors [T, width] and their weights [T], which sum to 1."""

@@ -1,13 +1,12 @@
-"""What chooses blocks once for a question: the protocol of selectors, and how many blocks their
-scores mean.
+"""Which blocks a question reads: the selector that scores them, by words, by a learned projection,
+or by both; and the gate that tells from the scores whether any of them answers.
 """
 
-from __future__ import annotations
-
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +16,9 @@ from memstore.index import text_words
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.store.retrieve.shortlist import Shortlist
+from memstore.model.passages.selectors.learned_selector import Learned
+from memstore.store.memory_store import MemoryStore
+from memstore.store.retrieve.listed_passages import Shortlist
 
 GATE_BLOCKS = 512
 """Among so many blocks a Gate's `least` holds: 32K tokens."""
@@ -25,6 +26,8 @@ GATE_BLOCKS = 512
 
 GATE_TOGETHER = 4
 """So many of the best blocks may together make a Gate open."""
+
+_LITTLE = 0.1  # words that weigh no more leave the best blocks among those that landmarks find
 
 
 class Found(Protocol):
@@ -39,41 +42,111 @@ class Found(Protocol):
         """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
 
 
-class Selector(Protocol):
-    """Says which blocks a question should read; all layers then read the same."""
+class Selector:
+    """Scores the blocks that a question may read; all layers then read the same.
 
-    @property
-    def spec(self) -> IndexSpec:
-        """What a memory keeps for it."""
+    Without a learned part the score of a block is BM25, 0 where it shares no word with the
+    question. With one it is that part's score plus word_weight times BM25, standardised over the
+    blocks and told in standard deviations of the learned scores: the best score says whether
+    anything answers at all.
+    """
 
-    @property
-    def captures(self) -> Captures:
-        """What forward passes have to capture."""
+    def __init__(self, learned: Learned | None = None, word_weight: float = 0.0) -> None:
+        """word_weight: beside a learned part; 0: no words are kept."""
+        self.learned, self.word_weight = learned, word_weight
+        self.captures = Captures(() if learned is None else (learned.layer,))
+        self.spec = _spec(learned, word_weight)  # what a memory keeps for it
 
     def landmarks(self, captured: Captured) -> Tensor | None:
-        """Of a passage [T, heads, width] in the spec's dtype, or None where it keeps none."""
+        """Token landmarks of a passage [T, heads, width] in the spec's dtype; None where the
+        selector keeps none.
+        """
+        return None if self.learned is None else self.learned.landmarks(captured)
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
-        """Of each block its words and how often they are in it, or None where it needs none."""
+        """Of each block its words and how often they are in it; None where it keeps none."""
+        return [text_words.count(text) for text in text_of_block] if self.spec.words else None
 
     def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], higher = read it. captured: the tokens of the user's words
         alone; question: these words.
         """
+        by_words = store.word_scores(asked(question), scope) if self.spec.words else None
+        if self.learned is None:
+            assert by_words is not None
+            return by_words
+        rows, weights = self.learned.rows(captured)
+        learned = weights @ store.token_maxima(rows, 0, scope)
+        return learned if by_words is None else self.joined(learned, by_words, question, store)
+
+    def joined(self, learned: Tensor, by_words: Tensor, question: str, store: Found) -> Tensor:
+        """The scores [blocks] whose two parts are these."""
+        deviation, of_words = _spread_of_all(learned, store)[1], None
+        if isinstance(store, Shortlist):
+            of_words = store.word_spread(asked(question))
+        return learned + self.word_weight * deviation * standardise(by_words, of_words)
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
-        """Rows [T, width] and weights [T] of a question, where a block's score is the sum over rows
-        of weight times the greatest product with the block's landmarks; None where it is not, but
-        for what counts little beside them.
+        """Rows [T, width] and weights [T] of a question, where the best blocks are among those
+        whose sum over rows of weight times the greatest product with their landmarks is high; None
+        where words decide, too.
         """
+        if self.learned is None or self.word_weight > _LITTLE:
+            return None
+        return self.learned.rows(captured)
 
     def beside(self, question: str) -> WordsBeside | None:
-        """The words that count beside these rows, where the score is the sum of both."""
+        """The words that count beside these rows."""
+        if self.learned is None or not self.word_weight:
+            return None
+        return WordsBeside(asked(question), self.word_weight)
 
     def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
         score; None where that is not known.
         """
+        if self.learned is None:
+            return None
+        rows, weights = self.learned.rows(captured)
+        return (weights[:, None] * store.token_maxima(rows, 0, scope)).T
+
+
+def _spec(learned: Learned | None, word_weight: float) -> IndexSpec:
+    if learned is None:
+        return IndexSpec("words", "bm25", words=True)
+    if not word_weight:
+        return IndexSpec("learned", learned.digest, 1, learned.width)
+    digest = hashlib.blake2b(f"{learned.digest}|bm25".encode(), digest_size=16).hexdigest()
+    return IndexSpec("learned + words", digest, 1, learned.width, words=True)
+
+
+class Scored(NamedTuple):
+    """Scores of blocks, and what they are of."""
+
+    scores: Tensor  # float32 [blocks of `scope`]
+    scope: Scope
+    store: Found  # where these blocks are looked up
+    deviation: float  # standard, of the scores of all blocks of the whole scope
+    blocks: int  # of the whole scope
+
+
+def score_blocks(
+    selector: Selector, captured: Captured, question: str, store: MemoryStore, scope: Scope
+) -> Scored:
+    """Score the blocks of a scope: all of them, or, where it is large, a shortlist. Raises what
+    Retrieval's lookups raise.
+    """
+    rows = selector.rows(captured)
+    short = (
+        None if rows is None else store.retrieval.shortlist(*rows, scope, selector.beside(question))
+    )
+    found: Found = store.retrieval
+    if short is None:
+        blocks = sum(end - first for _, first, end in scope)
+    else:
+        found, scope, blocks = short, short.scope, short.blocks
+    scores = selector.scores(captured, question, found, scope)
+    return Scored(scores, scope, found, _spread_of_all(scores, found)[1], blocks)
 
 
 def spread(scores: Tensor) -> tuple[float, float]:
@@ -81,13 +154,9 @@ def spread(scores: Tensor) -> tuple[float, float]:
     return float(scores.mean()), float(scores.std(correction=0))
 
 
-def spread_of_all(
-    scores: Tensor, question: str, spec: IndexSpec, store: Found
-) -> tuple[float, float]:
-    """The same of a selector's scores of all blocks, also where these are of a shortlist alone."""
-    if not isinstance(store, Shortlist):
-        return spread(scores)
-    return store.spread if spec.heads else store.word_spread(asked(question))
+def _spread_of_all(scores: Tensor, store: Found) -> tuple[float, float]:
+    """The same of the scores of all blocks by landmarks, also where these are a shortlist's."""
+    return store.spread if isinstance(store, Shortlist) else spread(scores)
 
 
 def asked(question: str) -> dict[int, float]:

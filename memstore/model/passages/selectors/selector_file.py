@@ -1,12 +1,10 @@
 """A selector as a file: what was learned or calibrated for a model, and how its scores are read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,9 +16,7 @@ from memstore.decode import Amount, Layer, Positive, Share, from_json
 from memstore.errors import InvalidWeights
 from memstore.model.passages.selectors.adaptation import SEPARATOR, Adaptation
 from memstore.model.passages.selectors.learned_selector import Learned, Projection
-from memstore.model.passages.selectors.pointer_heads import PointerHeads, Rotate
 from memstore.model.passages.selectors.selector import Gate, Selector
-from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.model.texts.passage_context import Context
 
 _KEY = "memstore.selector"
@@ -41,17 +37,11 @@ class MadeFor:
     weights: str = ""  # digest of the weights; "" = of any weights of these sizes
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    kind: Literal["learned", "pointer heads", "words"]
-    weight: float = 1.0
-    layer: int = 0
-    heads: list[tuple[int, int]] = []
-
-
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
+    version: Literal[2]
     made_for: MadeFor
-    parts: Annotated[list[_Part], Meta(min_length=1, max_length=4)]
+    layer: int | None  # whose states the learned part projects; None: there is none
+    word_weight: Amount  # Selector.word_weight
     read_from: Layer
     top_k: Positive
     score_range: Amount | None
@@ -67,23 +57,14 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
     """Write a selector and what was calibrated with it; the file is replaced whole."""
-    tensors: dict[str, Tensor] = {}
-    parts = []
-    for selector, weight in _parts(adaptation.selector):
-        part: dict[str, Any] = {"kind": selector.spec.name, "weight": weight}
-        if isinstance(selector, Learned):
-            part["layer"] = selector.layer
-            tensors = {
-                name: tensor.contiguous() for name, tensor in selector.projection.tensors().items()
-            }
-        elif isinstance(selector, PointerHeads):
-            part["heads"] = [list(head) for head in selector.heads]
-        parts.append(part)
+    learned = adaptation.selector.learned
+    tensors = {} if learned is None else learned.projection.tensors()
     gate = adaptation.gate
     header = {
-        "version": 1,
+        "version": 2,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
-        "parts": parts,
+        "layer": learned and learned.layer,
+        "word_weight": adaptation.selector.word_weight,
         "read_from": adaptation.read_from,
         "top_k": adaptation.top_k,
         "score_range": adaptation.score_range,
@@ -98,22 +79,22 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, {_KEY: json.dumps(header)})
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, partial, {_KEY: json.dumps(header)})
     partial.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode
     partial.replace(path)
 
 
-def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
-    """Read a selector for this model. rotate: as PointerHeads wants it.
+def load_selector(path: Path, model: MadeFor) -> Adaptation:
+    """Read a selector for this model.
 
-    Raises InvalidWeights for a file that is none, that was altered, or that is another model's.
+    Raises InvalidWeights for a file that is none, was altered or is another model's.
     """
     header, tensors = _read(path)
     _check_model(path, header.made_for, model)
-    parts = [(_part(path, part, tensors, model, rotate), part.weight) for part in header.parts]
-    selector = parts[0][0] if len(parts) == 1 else Sum(parts)
+    learned = None if header.layer is None else _learned(path, header.layer, tensors, model)
     return Adaptation(
-        selector,
+        Selector(learned, header.word_weight),
         read_from=header.read_from,
         top_k=header.top_k,
         score_range=header.score_range,
@@ -147,13 +128,9 @@ def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
         raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise InvalidWeights(
-            f"{path} is no selector of this version ({error}); make it anew with `memstore adapt`"
+            f"{path} is no selector of this version ({error}); make it again with `memstore adapt`"
         ) from None
     return header, tensors
-
-
-def _parts(selector: Selector) -> list[tuple[Selector, float]]:
-    return list(selector.parts) if isinstance(selector, Sum) else [(selector, 1.0)]
 
 
 def _check_model(path: Path, made_for: MadeFor, model: MadeFor) -> None:
@@ -166,20 +143,7 @@ def _check_model(path: Path, made_for: MadeFor, model: MadeFor) -> None:
             )
 
 
-def _part(
-    path: Path, part: _Part, tensors: Mapping[str, Tensor], model: MadeFor, rotate: Rotate
-) -> Selector:
-    if part.kind == "words":
-        return Words()
-    if part.kind == "pointer heads":
-        fits = all(
-            0 <= layer < model.num_layers and 0 <= head < model.num_heads
-            for layer, head in part.heads
-        )
-        if not part.heads or not fits:
-            raise InvalidWeights(f"the selector {path} names heads that the model does not have")
-        shape = (model.num_heads, model.num_kv_heads, model.head_dim)
-        return PointerHeads(part.heads, shape, rotate)
+def _learned(path: Path, layer: int, tensors: Mapping[str, Tensor], model: MadeFor) -> Learned:
     expected: dict[str, Callable[[Tensor], bool]] = {
         name: lambda tensor: tuple(tensor.shape) == (model.hidden_size,)
         for name in Projection.__dataclass_fields__
@@ -192,8 +156,8 @@ def _part(
         tensor = tensors.get(name)
         if tensor is None or not fits_model(tensor) or not tensor.isfinite().all():
             raise InvalidWeights(
-                f"the selector {path} is damaged ({name}); make it anew with `memstore adapt`"
+                f"the selector {path} is damaged ({name}); make it again with `memstore adapt`"
             )
-    if not 0 <= part.layer <= model.num_layers:
-        raise InvalidWeights(f"the selector {path} names layer {part.layer}; there is none")
-    return Learned(part.layer, Projection(**{name: tensors[name] for name in expected}))
+    if not 0 <= layer <= model.num_layers:
+        raise InvalidWeights(f"the selector {path} names layer {layer}, which the model lacks")
+    return Learned(layer, Projection(**{name: tensors[name] for name in expected}))

@@ -1,7 +1,9 @@
-"""What facts for selectors are made of, read from text files: pools of words (word_pools.txt) and
-relations (relations.txt), which are facts asked for in other words than they are stated in.
+"""The words that planted facts are made of, read from the text files in `words/`.
 
-A word is in one pair of synonyms only, so that a pair is wholly of one split (`questions.split`).
+recall.txt has the sentence forms and words of landmark training (`facts.py`), the others those of
+selectors: sentence forms, pools of words, and relations, which are facts asked for in other words
+than they are stated in. A word is in one pair of synonyms only, so that a pair is wholly of one
+split (`questions.split`).
 """
 
 from functools import cache
@@ -56,23 +58,18 @@ class Relation(NamedTuple):
 
 @cache
 def word_pools() -> WordPools:
-    """The pools of the file: "[NAME]", then words, or pairs "word/synonym", between commas."""
-    pools: dict[str, Words] = {}
-    for pool in _read("word_pools.txt").split("[")[1:]:
-        name, _, words = pool.partition("]")
-        pools[name.lower()] = tuple(" ".join(word.split()) for word in words.split(","))
+    """The pools of word_pools.txt: words, or pairs "word/synonym", between commas."""
+    pools = {name.lower(): between_commas(text) for name, text in sections("word_pools").items()}
     pairs = ("things", "places", "beings", "qualities", "others")
-    return WordPools(
-        *(_pairs(pools[name]) for name in pairs),
-        *(pools[name] for name in WordPools._fields if name not in pairs),
-    )
+    rest = {name: pools[name] for name in WordPools._fields if name not in pairs}
+    return WordPools(**{name: _pairs(pools[name]) for name in pairs}, **rest)
 
 
 @cache
 def relations() -> dict[str, Relation]:
-    """The relations of the file by name: "@name subjects value: statements => questions"."""
+    """The relations of relations.txt: "@name subjects value: statements => questions"."""
     found = {}
-    for entry in " ".join(_read("relations.txt").split()).split("@")[1:]:
+    for entry in " ".join(_read("relations").split()).split("@")[1:]:
         head, _, body = entry.partition(": ")
         name, subjects, value = head.split()
         statements, questions = body.strip().split(" => ")
@@ -82,8 +79,24 @@ def relations() -> dict[str, Relation]:
     return found
 
 
+def sections(file: str) -> dict[str, str]:
+    """The text below each "[NAME]" of a file."""
+    parts = (part.partition("]") for part in _read(file).split("[")[1:])
+    return {name: text.strip() for name, _, text in parts}
+
+
+def between_commas(text: str) -> Words:
+    """The words of a section."""
+    return tuple(" ".join(word.split()) for word in text.split(","))
+
+
+def forms(text: str) -> Words:
+    """The sentence forms of a section, one a line; \\n is a new line."""
+    return tuple(line.replace("\\n", "\n") for line in text.splitlines())
+
+
 def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / "words" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def _pairs(words: Words) -> Pairs:
