@@ -40,8 +40,8 @@ class Chosen:
 
 
 class Candidates:
-    """The best passages of a question, and by what each was found. A text that stands in several
-    places is there once, at its last place.
+    """The best passages of a question, and by what each was found. Copies of one text are one
+    candidate, at the last of their places.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class Candidates:
         """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks. If the
         scope is a shortlist, deviation: of all scores, and blocks: how many there are.
         """
-        self.scores, self._content = scores, content
-        self._deviation = spread(scores)[1] if deviation is None else deviation
+        if deviation is None:
+            deviation = spread(scores)[1] if len(scores) else 0.0
+        self.scores, self._deviation, self._content = scores, deviation, content
         self._scope = [run for run in scope if run[2] > run[1]]
         self.blocks = len(scores) if blocks is None else blocks
         self._starts = [0, *accumulate(end - first for _, first, end in self._scope)]
