@@ -20,7 +20,7 @@ from memstore.tiers.stats import TierCounter
 T = TypeVar("T")
 
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
-_TOGETHER = 32  # values that are sent in one request
+_SENT_BYTES = 4 << 20  # of values that are sent in one request, about
 
 
 class Valkey:
@@ -86,8 +86,15 @@ class Valkey:
                 pipeline.set(key, value, px=self._ttl)
             pipeline.execute()
 
-        for at in range(0, len(items), _TOGETHER):
-            self._call(partial(send, some=items[at : at + _TOGETHER]))
+        some, size = list[tuple[str, bytes]](), 0
+        for key, value in items:
+            some.append((key, value))
+            size += len(value)
+            if size >= _SENT_BYTES:
+                self._call(partial(send, some=some))
+                some, size = [], 0
+        if some:
+            self._call(partial(send, some=some))
 
     def drop(self, key: str) -> None:
         """Delete a value. Raises Failure."""
