@@ -6,6 +6,10 @@ disk, and any later process attends to them directly.
 
 from importlib import import_module
 
+from memstore.openmp import limit_spinning
+
+limit_spinning()  # whatever imports torch afterwards: a command, a server, a worker, a program
+
 __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is here

@@ -3,8 +3,6 @@
 import signal
 import sys
 
-from memstore.cli.waiting import sleep_where_busy
-
 
 def main() -> None:
     """Entry point of `memstore`. Ctrl-C and SIGTERM end a command as an exception does: what is
@@ -12,7 +10,6 @@ def main() -> None:
     """
     try:
         signal.signal(signal.SIGTERM, _interrupt)
-        sleep_where_busy()
         from memstore.cli.main import main
 
         main()

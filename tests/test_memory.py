@@ -1,16 +1,25 @@
 """The Python API: a memory with its model behind one object, with a small real model."""
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import memstore
+from memstore import openmp
+from memstore.child import python_command
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.open_options import OpenOptions
 from support.diary import DIARY
 from support.fake_device import FakeDevice
+from support.paths import ROOT
 
 BARN = "What is the combination of the lime barn? The combination of the lime barn is"
 
@@ -253,6 +262,59 @@ def test_an_event_loop_awaits_the_same(path: Path) -> None:
             await memory.ask(BARN)
 
     asyncio.run(run())
+
+
+OPENS = "import memstore; memstore.open('PATH', device='cpu')"
+INTEGRATES = """
+from memstore.integrations.opened import Opened
+Opened('PATH').search('Who?', None, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [sys.executable, "-c", OPENS],
+        [sys.executable, "-c", INTEGRATES],
+        [sys.executable, "-m", "memstore", "ask", "Who?", "--store", "PATH"],
+        python_command("memstore.hf.passage_worker"),
+    ],
+    ids=["open", "integration", "command", "worker"],
+)
+def test_threads_spin_briefly_wherever_torch_is_loaded(path: Path, command: list[str]) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in openmp.SETTINGS}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "VERBOSE"}  # OpenMP prints its settings
+    command = [word.replace("PATH", str(path)) for word in command]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert set(re.findall(r"GOMP_SPINCOUNT = '(.*)'", done.stderr)) == {"1000"}, done.stderr
+
+
+@pytest.mark.parametrize("name", openmp.SETTINGS)
+def test_a_users_setting_of_threads_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    for each in openmp.SETTINGS:
+        monkeypatch.setenv(each, "1" if each == name else "")
+    openmp.limit_spinning()
+    assert [each for each in openmp.SETTINGS if os.environ[each]] == [name]
+
+
+def test_a_program_that_imports_torch_first_is_warned(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in openmp.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    openmp.limit_spinning()  # too late
+    threads = torch.get_num_threads()
+    with memstore.open(path, device="cpu") as memory:
+        try:
+            torch.set_num_threads(2)
+            with pytest.warns(RuntimeWarning, match="torch was imported before memstore"):
+                memory.ask("Who?")
+            torch.set_num_threads(1)  # one thread waits for no other
+            with warnings.catch_warnings(action="error"):
+                memory.ask("Who?")
+        finally:
+            torch.set_num_threads(threads)
 
 
 def test_a_model_on_a_device_has_its_blocks_there(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines.reading import BaselineModel
-from benchmarks.common.needle_memory import ask, build
+from benchmarks.common.needle_memory import ask, ask_streamed, build
 from benchmarks.common.needles import Plan
 from benchmarks.common.reading import TARGETS
-from benchmarks.common.streamed import ask_streamed
 from benchmarks.paper.measures import Bench, Losses, Measured
 from benchmarks.paper.runs import Run
 from benchmarks.paper.scoring import NUMBER, Way, score

@@ -31,11 +31,10 @@ from typing import Any
 
 from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.memories import workplace
-from benchmarks.common.needle_memory import ask, build, build_settings
+from benchmarks.common.needle_memory import ask, ask_streamed, build, build_settings
 from benchmarks.common.needles import TASKS, Plan
 from benchmarks.common.options import add, load_any, parser
 from benchmarks.common.results import write_results
-from benchmarks.common.streamed import ask_streamed
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process
 from memstore import MemoryStore

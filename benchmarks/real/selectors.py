@@ -40,9 +40,8 @@ from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
 from memstore.model.passages.selectors.selector_file import load_selector
 from memstore.training.corpus import read_documents
-from memstore.training.selectors import make_selector as adapt
+from memstore.training.selectors.make_selector import Subject
 from memstore.training.selectors.measure import Haystack
-from memstore.training.selectors.passage_subject import subject_of
 
 LENGTH = 32_768  # tokens of a document
 SHARES = (0.05, 0.1, 0.17, 0.25, 0.4)  # of the questions that nothing answers, let through
@@ -70,7 +69,7 @@ class Read:
         questions: Sequence[str],
     ) -> None:
         self.reader, self.blocks, self.captures = reader, blocks, captures
-        self._walk = subject_of(reader, reader.made_for).walk
+        self._walk = Subject.of(reader, reader.made_for).walk
         self._passages: dict[str, list[Captured]] = {}
         asked = [reader.turn_ids(question, first=True) for question in questions]
         shown = self._walk([ids for ids, _ in asked], captures)
@@ -117,7 +116,7 @@ class Chosen:
             haystack = self._haystacks[documents] = Haystack(self.selector.spec)
             for document in documents:
                 shown = self.read.passages(document)
-                adapt.add(haystack, self.selector, self.read.reader.tokenizer, shown)
+                haystack.add_passages(self.selector, self.read.reader.tokenizer, shown)
         return self._haystacks[documents]
 
 

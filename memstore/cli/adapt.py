@@ -52,9 +52,8 @@ def adapt(
     from memstore.model.passages.selectors.selector_file import save_selector
     from memstore.training.corpus import read_documents
     from memstore.training.selectors.calibrate_reading import calibrate_reading
-    from memstore.training.selectors.make_selector import AdaptOptions
+    from memstore.training.selectors.make_selector import AdaptOptions, Subject
     from memstore.training.selectors.make_selector import adapt as make_selector
-    from memstore.training.selectors.passage_subject import subject_of
 
     # without the selector that it has, which may be damaged
     unadapted = reader_named(model, own_process=True, adaptation=UNADAPTED)
@@ -65,7 +64,7 @@ def adapt(
         )
     assert isinstance(unadapted, HuggingFacePassageModel)  # reader_named refuses others
     texts = list(read_documents(text))
-    subject = subject_of(unadapted, unadapted.made_for)
+    subject = Subject.of(unadapted, unadapted.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(windows=windows, held_out=min(48, windows), seed=seed or 0)
     adaptation = make_selector(subject, texts, work, options=options, report=console.note)

@@ -110,12 +110,13 @@ class ServerMetrics:
             registry=self.registry,
             buckets=_TOKENS,
         )
+
+        def number_of(name: str) -> Callable[[], float]:
+            return lambda: len(store.documents()) if name == "documents" else load()[name]
+
         for name, text in _LOAD.items():
             gauge = Gauge(f"memstore_{name}", text, registry=self.registry)
-            if name == "documents":
-                gauge.set_function(lambda: len(store.documents()))
-            else:
-                gauge.set_function(lambda name=name: load()[name])
+            gauge.set_function(number_of(name))
         self.registry.register(TierMetrics(store))
 
     def ended(self, outcome: "Outcome", error: BaseException | None) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
 from memstore.training.curriculum import RecallConfig
-from memstore.training.facts import Pools, Split, draw_pass_key, pool_words
+from memstore.training.facts import Pools, draw_pass_key
 from memstore.training.pages import Known, Page, Source, StatedFact, forms
 
 _VISIBLE = 2  # windows that a chunk may read
@@ -79,9 +79,7 @@ class RecallData:
         self._landmark_id = tokenizer.landmark_id
         self._rng = Random(seed)
         self._source = Source(tokenizer, corpus, self._rng)
-        known = set(pool_words("train"))  # a noun of training is no held-out word
-        held_out = tuple(word for word in corpus.held_out_words if word not in known)
-        self._words: dict[Split, tuple[str, ...]] = {"train": corpus.words, "held_out": held_out}
+        self._words = corpus.words
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to continue with the next batch; tensors and numbers."""
@@ -270,12 +268,8 @@ class RecallData:
 
     def _pools(self, hard: float) -> Pools:
         config, rng = self.config, self._rng
-        pools = Pools.of(
-            config.split,
-            self._words[config.split],
-            simple=rng.random() < config.simple,
-            repeats=config.repeats,
-        )
+        simple = rng.random() < config.simple
+        pools = Pools.of("train", self._words, simple=simple, repeats=config.repeats)
         return pools.narrowed(rng) if rng.random() < hard else pools
 
     def _page(self, blocks: int) -> Page:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from memstore.errors import InvalidConfig
-from memstore.training.facts import SPLITS, Split
 
 
 @dataclass(frozen=True)
@@ -14,8 +13,6 @@ class RecallConfig:
     """What the batches are made of. A share is a probability between 0 and 1."""
 
     block_size: int = 32  # content tokens in a block; a landmark follows each
-    # "held_out" draws entities, sentence forms and value formats training never sees
-    split: Split = "train"
     # of an answer's first token: it has to be looked up, the others follow from those before
     first_weight: float = 3.0
     # loss weights; answers have weight 1, random values and landmarks 0
@@ -64,8 +61,6 @@ class RecallConfig:
     def __post_init__(self) -> None:
         if self.block_size < 2:
             raise InvalidConfig(f"block_size is {self.block_size}; a block needs at least 2 tokens")
-        if self.split not in SPLITS:
-            raise InvalidConfig(f"split is {self.split!r}; choose one of {', '.join(SPLITS)}")
 
 
 @dataclass(frozen=True)

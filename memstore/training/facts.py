@@ -125,11 +125,6 @@ class Pools:
         )
 
 
-def pool_words(split: Split) -> tuple[str, ...]:
-    """The colours and nouns of a split."""
-    return _COLOURS[split] + _NOUNS[split]
-
-
 def draw_entity(rng: Random, pools: Pools, kind: EntityKind | None = None) -> str:
     """A name: lower case for a thing ("red fox"), capitals for a proper name ("Dorvel")."""
     kind = kind or pools.entity_kind

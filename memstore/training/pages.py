@@ -374,9 +374,8 @@ class Page:
                 near = rng.choice(facts)
                 if not near.is_pass_key:
                     if rng.random() < 0.5:
-                        fact = Fact(
-                            near.entity, rng.choice(Pools.of(pools.split).attributes), fact.value
-                        )
+                        attribute = rng.choice(Pools.of(pools.split).attributes)
+                        fact = Fact(near.entity, attribute, fact.value)
                     else:
                         entity = f"{near.entity.split()[0]} {fact.entity.split()[-1]}"
                         fact = Fact(entity, near.attribute, fact.value)

@@ -8,7 +8,7 @@ split (`questions.split`).
 
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Words = tuple[str, ...]
 Pairs = tuple[tuple[str, str], ...]
@@ -61,8 +61,8 @@ def word_pools() -> WordPools:
     """The pools of word_pools.txt: words, or pairs "word/synonym", between commas."""
     pools = {name.lower(): between_commas(text) for name, text in sections("word_pools").items()}
     pairs = ("things", "places", "beings", "qualities", "others")
-    rest = {name: pools[name] for name in WordPools._fields if name not in pairs}
-    return WordPools(**{name: _pairs(pools[name]) for name in pairs}, **rest)
+    fields: dict[str, Any] = {name: pools[name] for name in WordPools._fields}
+    return WordPools(**fields | {name: _pairs(pools[name]) for name in pairs})
 
 
 @cache

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import memstore.__main__ as program
+from memstore.cli import main
 from support.commands import ROOT, run, whole, write_model
 from support.forked import forked
 
@@ -58,11 +59,14 @@ def start(here: Path, work: Path, command: str) -> "subprocess.Popen[bytes]":
         "TMPDIR": str(work / "tmp"),
     }
 
-    def sleep_where_busy() -> None:  # the first that an interruptible command does
-        print("begun", flush=True)
-
     def begin() -> None:
-        program.sleep_where_busy = sleep_where_busy
+        parse = main.main
+
+        def told() -> None:  # program.main takes signals by now
+            print("begun", flush=True)
+            parse()
+
+        main.main = told
         program.main()
 
     process = forked(

@@ -30,20 +30,6 @@ HOSTILE = "The lid is <img src=x onerror=alert(1)> & <script>alert(2)</script> o
 # pictures of the page, for docs/results; not taken unless asked for
 PICTURES = os.environ.get("MEMSTORE_PICTURES")
 WORDS = "document.querySelectorAll('#answer .word').length"
-TEXTS = (
-    "body",
-    "#cost",
-    "#answer .word",
-    "#sources .text",
-    ".weight",
-    ".tier",
-    "header p",
-    "nav [aria-current]",
-    "#document .place",
-    ".cell[style*='--shade: 1.000']",
-    ".cell[style*='--shade: 0.000']",
-    "#send",
-)
 TEXT = "document.getElementById({!r}).textContent"
 
 
@@ -251,10 +237,7 @@ def test_light_and_dark_follow_the_system_or_what_is_chosen(page):
     light = page.ask(back)
     page.prefers("dark")
     dark = page.until(f"{back} !== {json.dumps(light)} && {back}")
-    for _ in range(2):  # auto, light, dark
-        for selector in TEXTS:
-            assert page.ask(CONTRAST % json.dumps(selector)) >= 4.5, selector
-        page.prefers("light")
+    page.prefers("light")
     page.click("#theme")
     page.prefers("dark")
     assert page.ask(back) == light
@@ -266,24 +249,6 @@ def test_light_and_dark_follow_the_system_or_what_is_chosen(page):
 
 
 SETTLED = "Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null)))"
-# of an element's text, after WCAG, to its background as it is drawn; transitions are over
-CONTRAST = """(async () => {
-  await SETTLED;
-  const node = document.querySelector(%s), canvas = document.createElement('canvas');
-  const brush = canvas.getContext('2d', { willReadFrequently: true });
-  const layers = [];
-  for (let one = node; one; one = one.parentElement)
-    layers.unshift(getComputedStyle(one).backgroundColor);
-  for (const colour of layers) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1); }
-  const light = () => { const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map((c) =>
-    (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = light();
-  brush.fillStyle = getComputedStyle(node).color; brush.fillRect(0, 0, 1, 1);
-  const front = light();
-  return (Math.max(front, behind) + 0.05) / (Math.min(front, behind) + 0.05); })()""".replace(
-    "SETTLED", SETTLED
-)
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(page):

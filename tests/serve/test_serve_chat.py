@@ -13,13 +13,6 @@ from support.serving import Served
 MARE = "What is the price of the brown mare?"
 
 
-def ask(server: Served, *texts: str, **more: Any) -> Any:
-    """The answer to the last of these texts, which user and assistant say in turn."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
-    return server.openai().chat.completions.create(model="memstore", messages=messages, **more)
-
-
 def test_models_lists_the_served_model(served: Served) -> None:
     (model,) = served.openai().models.list().data
     assert model.id == "memstore"
@@ -29,7 +22,7 @@ def test_models_lists_the_served_model(served: Served) -> None:
 
 
 def test_chat_answers_from_the_memory_with_its_sources(served: Served) -> None:
-    answer = ask(served, QUESTION, extra_body={"memstore": {"max_sources": 2}})
+    answer = served.chat(QUESTION, extra_body={"memstore": {"max_sources": 2}})
     assert answer.choices[0].message.content == ANSWER
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.prompt_tokens > 5
@@ -43,7 +36,7 @@ def test_chat_answers_from_the_memory_with_its_sources(served: Served) -> None:
 
 def test_streamed_chat_sends_the_same_text_usage_and_sources(served: Served) -> None:
     options = {"include_usage": True}
-    chunks = list(ask(served, QUESTION, stream=True, stream_options=options))
+    chunks = list(served.chat(QUESTION, stream=True, stream_options=options))
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == ANSWER
     assert chunks[-1].usage.completion_tokens > 0
@@ -53,16 +46,16 @@ def test_streamed_chat_sends_the_same_text_usage_and_sources(served: Served) -> 
 
 
 def test_earlier_messages_are_read_before_the_question(served: Served) -> None:
-    first = ask(served, QUESTION)
-    second = ask(served, QUESTION, ANSWER, MARE)
+    first = served.chat(QUESTION)
+    second = served.chat(QUESTION, ANSWER, MARE)
     assert second.choices[0].message.content.endswith("310")
     assert second.usage.prompt_tokens > first.usage.prompt_tokens + 5
 
 
 def test_stop_texts_and_lengths_end_an_answer(served: Served) -> None:
-    stopped = ask(served, QUESTION, stop=["67"])
+    stopped = served.chat(QUESTION, stop=["67"])
     assert stopped.choices[0].message.content == "44"
-    cut = ask(served, QUESTION, max_completion_tokens=1)
+    cut = served.chat(QUESTION, max_completion_tokens=1)
     assert cut.choices[0].finish_reason == "length" and cut.usage.completion_tokens == 1
 
 
@@ -96,13 +89,13 @@ OPTIONAL = (
 
 
 def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
-    answer = ask(served, QUESTION, **HARMLESS, extra_body={"colour": "red", "best_of": 3})
+    answer = served.chat(QUESTION, **HARMLESS, extra_body={"colour": "red", "best_of": 3})
     assert answer.choices[0].message.content == ANSWER
 
 
 def test_null_is_accepted_for_every_optional_parameter(served: Served) -> None:
     nulls = dict.fromkeys((*OPTIONAL, "memstore"))
-    assert ask(served, QUESTION, extra_body=nulls).choices[0].message.content == ANSWER
+    assert served.chat(QUESTION, extra_body=nulls).choices[0].message.content == ANSWER
     message = {"role": "user", "content": QUESTION, "name": None, "tool_calls": None}
     options = {"documents": None, "trace": None, "max_sources": None, "from_memory": None}
     answer = served.openai().chat.completions.create(

@@ -233,7 +233,7 @@ def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
     pid = children.start("python_job", output, SERVE, memory)
     while not (output.exists() and output.read_text().endswith("\n")):
         time.sleep(0.05)
-    with httpx2.Client(base_url=output.read_text().strip(), verify=False) as http:
+    with httpx2.Client(base_url=output.read_text().strip(), timeout=60, verify=False) as http:
         upload(http, "short", DIARY)
         settled(http, "short")
         upload(http, "long", LONG)

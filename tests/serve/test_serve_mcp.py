@@ -191,28 +191,6 @@ def test_requests_of_a_pipe_are_answered_before_the_process_ends(
     assert [one["name"] for one in answered[5]["result"]["structuredContent"]["documents"]]
 
 
-@pytest.mark.services
-def test_a_client_that_closes_stdout_ends_the_process_without_a_traceback(
-    tmp_path: Path, reader: LandmarkModel
-) -> None:
-    memory = write_diary(tmp_path / "m", reader)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "memstore", "mcp", "--store", str(memory), "--read-only"],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdin is not None and server.stdout is not None and server.stderr is not None
-    server.stdout.close()
-    server.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
-    server.stdin.close()
-    assert "Traceback" not in server.stderr.read()
-    server.stderr.close()
-    assert server.wait(60) == 0
-
-
 def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
     async def work() -> None:
         async with over_http(keyed, "reads-everything-") as client:

@@ -22,7 +22,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from memstore import load_model
-from memstore.errors import MemoryNotFound, StoreUnavailable
+from memstore.errors import StoreUnavailable
 from memstore.integrations.opened import Opened
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
@@ -62,22 +62,14 @@ def away(path: Path, model: LandmarkModel) -> Iterator[Served]:
         yield server
 
 
-def ask(server: Served, *said: str, **more: Any) -> Any:
-    """What is answered to the last of these, said in turns."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]
-    client = server.openai().chat.completions
-    return client.create(model="memstore", messages=messages, temperature=0, **more)
-
-
 def test_a_published_memory_answers_as_its_directory_does(path: Path, away: Served) -> None:
     trace = {"memstore": {"trace": True}}
     foal = "What is the name of the new foal?"
     with serving(path / "mem", diary=False) as near:
-        answers = [ask(server, QUESTION, extra_body=trace) for server in (near, away)]
+        answers = [server.chat(QUESTION, extra_body=trace) for server in (near, away)]
         found = []
         for server in (near, away):
-            only = ask(server, foal, extra_body={"memstore": {"documents": ["letter"]}})
+            only = server.chat(foal, extra_body={"memstore": {"documents": ["letter"]}})
             with server.client() as plain:
                 text = plain.get("/v1/memstore/text", params={"document": "letter"}).json()
                 assert "".join(block["text"] for block in text["data"]) == LETTER
@@ -131,14 +123,14 @@ def test_an_unreachable_store_answers_503_and_is_tried_again(
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
         place.gone = None
         with impatient(store), pytest.raises(openai.InternalServerError) as refused:
-            ask(server, QUESTION)
+            server.chat(QUESTION)
         assert refused.value.status_code == 503 and refused.value.code == "storage_unavailable"
         assert refused.value.response.headers["retry-after"] == "5"
         assert str(path) not in refused.value.message
         place.gone = frozenset()
         for _ in range(600):  # it is asked again by itself, after a pause
             try:
-                said = ask(server, QUESTION)
+                said = server.chat(QUESTION)
                 break
             except openai.InternalServerError as error:
                 assert error.code == "storage_unavailable"
@@ -168,7 +160,7 @@ def test_an_answer_without_some_documents_names_them_until_they_are_back(
 ) -> None:
     with partly(path, model) as server:
         for trace in (False, True):
-            told = ask(server, QUESTION, extra_body={"memstore": {"trace": trace}})
+            told = server.chat(QUESTION, extra_body={"memstore": {"trace": trace}})
             assert told.choices[0].message.content == ANSWER
             assert told.model_extra["memstore"]["absent"] == ["letter"]
 
@@ -184,7 +176,7 @@ def test_an_answer_without_some_documents_names_them_until_they_are_back(
         asyncio.run(agent())
         place: Any = server.service.store._on_disk().catalog.source.remote.objects
         place.gone = frozenset()
-        foal = ask(server, QUESTION, ANSWER, "What is the name of the new foal?")
+        foal = server.chat(QUESTION, ANSWER, "What is the name of the new foal?")
         assert foal.model_extra["memstore"]["absent"] == []
         assert "Clover" in foal.choices[0].message.content
 
@@ -194,33 +186,11 @@ def test_no_absent_document_is_named_to_a_key_that_may_not_read_it(
 ) -> None:
     keys = Keys((("only-of-the-diary-1", Access(False, ("diary",))),))
     with partly(path, model, keys) as server:
-        client = server.openai("only-of-the-diary-1").chat.completions
-        said = [{"role": "user", "content": QUESTION}]
-        for more in ({}, {"trace": True}):
-            told = client.create(
-                model="memstore", messages=said, extra_body={"memstore": more}
-            ).model_extra["memstore"]
-            assert told["absent"] == [] and told["sources"]
-
-
-def test_a_missing_bucket_answers_503(
-    path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(*_: Any) -> Any:
-        raise MemoryNotFound("s3://bucket: no such bucket")
-
-    with (
-        MemoryStore.open(f"file://{path}/there", model.signature) as store,
-        serving_store(store, model) as server,
-    ):
-        ask(server, QUESTION)
-        place = store._on_disk().catalog.source.remote.objects
-        for name in ("get", "get_ranges", "first", "names"):
-            monkeypatch.setattr(place, name, gone)
-        with pytest.raises(openai.InternalServerError) as refused:
-            ask(server, "What is the name of the new foal?")
-        assert (refused.value.status_code, refused.value.code) == (503, "storage_unavailable")
-        store._on_disk().catalog.database._look()  # in the background: nothing is raised
+        for options in ({}, {"trace": True}):
+            extra = {"memstore": options}
+            answer = server.chat(QUESTION, key="only-of-the-diary-1", extra_body=extra)
+            report = answer.model_extra["memstore"]
+            assert report["absent"] == [] and report["sources"]
 
 
 def test_a_published_memory_is_searched_by_other_programs(path: Path) -> None:
@@ -286,17 +256,17 @@ def test_a_server_follows_what_is_published(model: LandmarkModel, tmp_path: Path
             MemoryStore.open(url, model.signature, refresh=0.1) as store,
             serving_store(store, model) as server,
         ):
-            first = ask(server, QUESTION).choices[0].message.content
+            first = server.chat(QUESTION).choices[0].message.content
             assert first == ANSWER
             model.ingest(LETTER, near, name="letter")
             near.publish(url)
             assert within_a_minute(lambda: store.has("letter"))
             # in the conversation that is under way, and in another
             for said in ((QUESTION, first, foal), (foal,)):
-                assert "Clover" in ask(server, *said).choices[0].message.content
+                assert "Clover" in server.chat(*said).choices[0].message.content
             unpublish(open_object_store(url), ["diary"])
             assert within_a_minute(lambda: not store.has("diary"))
-            answer = ask(server, QUESTION)
+            answer = server.chat(QUESTION)
             assert answer.choices[0].message.content != ANSWER
             cited = {source["document"] for source in answer.model_extra["memstore"]["sources"]}
             assert cited == {"letter"}

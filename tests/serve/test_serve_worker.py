@@ -94,15 +94,6 @@ def test_a_question_waits_for_one_chunk_and_a_document_is_ingested_all_the_same(
     assert jobs[0].state == "done" and jobs[0].latest == "chunk"
 
 
-def test_documents_are_ingested_one_after_the_other() -> None:
-    steps: list[str] = []
-    with working() as worker:
-        with busy(worker):
-            jobs = [worker.in_background(noting(steps, name, 3)) for name in "abc"]
-        assert all(job.finished.wait(30) for job in jobs)
-    assert "".join(steps) == "aaabbbccc"
-
-
 def test_a_cancelled_job_ends_before_any_other_step() -> None:
     steps: list[str] = []
 

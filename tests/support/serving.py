@@ -41,6 +41,13 @@ class Served:
         """The official client of it."""
         return official(self.url, key, timeout=300)
 
+    def chat(self, *texts: str, key: str = "none", **more: Any) -> Any:
+        """The answer to the last of these texts, which user and assistant say in turn."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+        chat = self.openai(key).chat.completions
+        return chat.create(model="memstore", messages=messages, **more)
+
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Keep the model's thread in one step, which counts as an active question."""

@@ -23,11 +23,11 @@ from memstore.model.passages.selectors.captured_activations import Captured, Cap
 from memstore.model.passages.selectors.selector import GATE_BLOCKS, Selector
 from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, save_selector
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
-from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt, add, sought
-from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
+from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
+from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.questions import Split
-from memstore.training.selectors.states import read_states
-from memstore.training.selectors.windows import Mix, Window, WindowWriter, firsts
+from memstore.training.selectors.states import Asked, read_states
+from memstore.training.selectors.windows import Mix, Question, Window, WindowWriter, firsts
 from support.paths import ROOT
 from support.tiny_decoder import saved
 
@@ -165,14 +165,14 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     assert torch.equal(resumed.passages[2], whole.passages[2])
     assert torch.equal(resumed.rows[1], whole.rows[1])
     assert resumed.asked == whole.asked
-    for place, question in enumerate(windows[3].questions):
-        shown = resumed.question(3, place)
+    asked = [one for one in resumed.asked if one.window == 3]
+    for one, question in zip(asked, windows[3].questions, strict=True):
+        shown = resumed.captured(one)
         assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
     held = [ids for window in windows for ids in window.passages]
     assert [resumed.shown(number).ids for number in (0, 40)] == [list(held[0]), list(held[40])]
     assert torch.equal(resumed.passage(2, 40), resumed.shown(40).states[2])
     assert len(resumed.passage(2, 40)) == len(held[40])
-    asked = [one for one in resumed.asked if one.window == 3]
     assert [one.right for one in asked] == [
         firsts(windows)[3] + one.question.passage if one.question.passage >= 0 else -1
         for one in asked
@@ -188,20 +188,24 @@ def test_rarity_counts_passages_that_hold_a_token() -> None:
     torch.testing.assert_close(found, torch.tensor(expected).log())
 
 
-def test_what_answers_the_same_as_the_right_passage_counts_neither_way(write: Write) -> None:
+def test_passages_that_answer_the_same_question_count_neither_way(
+    subject: Subject, write: Write, tmp_path: Path
+) -> None:
     windows = list(write("train", seed=2).windows(2))
     first, second = windows
     key = next(question for question in first.questions if question.key)
     again = replace(key, passage=0, touched=(0, 1))
     windows[1] = Window(second.text, second.passages, (*second.questions, again))
-    found = sought(windows, lambda window, place: Captured([window, place]))
-    asked = [one for one in found if one.text == key.text and one.kind == key.kind]
+    asked = read_states(windows, subject.walk, [1], tmp_path).asked
+    same = [one for one in asked if one.question.key == key.key]
     before = firsts(windows)[1]
     assert before == len(first.passages)
-    assert asked[0].right == key.touched and asked[0].others == {before, before + 1}
-    assert asked[-1].right == (before, before + 1) and asked[-1].others == set(key.touched)
-    assert {one.right for one in found if one.kind in ("absent", "plain")} == {()}
-    assert all(not one.others for one in found if one.kind in ("passage", "absent", "plain"))
+    assert same[0].touched == set(key.touched) and same[0].others == {before, before + 1}
+    assert same[-1].touched == {before, before + 1} and same[-1].others == set(key.touched)
+    assert same[-1].right == before
+    nothing = [one for one in asked if one.question.kind in ("absent", "plain")]
+    assert nothing and not any(one.touched or one.right >= 0 for one in nothing)
+    assert not any(one.others for one in asked if not one.question.key)
 
 
 def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
@@ -218,9 +222,10 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     selector = Selector(model.selector(1))
     haystack = Haystack(selector.spec)
     shown = [states.shown(number) for number in range(len(lengths))]
-    add(haystack, selector, subject.tokenizer, shown)
-    for question, scores in zip(sought(windows, states.question), trained, strict=True):
-        found = selector.scores(question.captured, question.text, haystack, haystack.scope)
+    haystack.add_passages(selector, subject.tokenizer, shown)
+    for one, scores in zip(states.asked, trained, strict=True):
+        captured, text = states.captured(one), one.question.text
+        found = selector.scores(captured, text, haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
 
 
@@ -303,8 +308,10 @@ def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> No
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
     haystack = Haystack(Selector().spec)
     haystack.add([9] * 64, None, [[]] * 64)
-    question = Sought("literal", "", Captured([], {}), right=(0,))
-    found = measure(selector, haystack, [question])[0]
+    question = Question("literal", (), (), "")
+    asked = Asked(question, 0, 0, frozenset({0}), frozenset(), 0, 0)
+    states: Any = SimpleNamespace(asked=[asked], captured=lambda one: Captured([], {}))
+    found = measure(selector, haystack, states)[0]
     of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
     assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)
 

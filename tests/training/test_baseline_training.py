@@ -20,7 +20,7 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.landmark.config import PRESETS
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import default_curriculum
-from memstore.training.new_model import new_model
+from memstore.training.subject import new_model
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL

@@ -22,7 +22,7 @@ from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.checkpoint import load_checkpoint
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.training.cmt_values import measure_cmt_values
-from memstore.training.new_model import new_model
+from memstore.training.subject import new_model
 from support.tiny_model import save_tiny_model, text, tiny_model
 
 TEXT = text(900)

@@ -132,10 +132,8 @@ def test_a_build_that_stopped_halfway_is_done_again(files, tokenizer, tmp_path):
     assert len(TokenCorpus.build([*files, broken], tokenizer, tmp_path / "cache")) > 0
 
 
-def test_entity_words_are_held_out_by_the_word_alone(corpus):
-    assert corpus.words and corpus.held_out_words
-    assert not set(corpus.words) & set(corpus.held_out_words)
-    assert not any(map(is_held_out, corpus.words)) and all(map(is_held_out, corpus.held_out_words))
+def test_held_out_words_name_nothing(corpus):
+    assert corpus.words and not any(map(is_held_out, corpus.words))
     assert all(word.isalpha() and word.islower() and 4 <= len(word) <= 10 for word in corpus.words)
 
 
@@ -404,18 +402,6 @@ def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus):
     assert not torch.equal(first.ids, data.windows(4, 8, gap=6).ids)
 
 
-def test_the_held_out_split_asks_in_its_own_forms(tokenizer, corpus):
-    data = recall(tokenizer, corpus, split="held_out", own_questions=0, continuations=0)
-    memory = data.memory(5, 16)
-    stated = [one.fact for facts in memory.facts for one in facts if not one.fact.is_pass_key]
-    assert stated and {fact.attribute for fact in stated} <= set(Pools.of("held_out").attributes)
-    text = " ".join(
-        tokenizer.decode(ids.tolist())
-        for ids in content(data.questions(memory, 8, 6).ids, tokenizer)
-    )
-    assert "Can you say what the" in text and "What is the" not in text
-
-
 def test_values_often_fall_across_the_end_of_a_block(tokenizer, corpus):
     def share(across):
         data = recall(tokenizer, corpus, across_blocks=across, gaps=(12,))
@@ -445,5 +431,3 @@ def test_tiny_windows_and_memories_are_filled(tokenizer, corpus):
 def test_a_config_that_contradicts_itself_is_refused():
     with pytest.raises(InvalidConfig, match="block_size"):
         RecallConfig(block_size=1)
-    with pytest.raises(InvalidConfig, match="held_out"):
-        RecallConfig(split="test")

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.freed_memory import return_freed_memory
 from memstore.model.answer import Source, closest_sources, refusal
 from memstore.model.ask_session import AskSession
 from memstore.model.batched_forward import read_pending
@@ -21,6 +22,8 @@ from memstore.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_FREED_EVERY = 64  # answers
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,7 @@ class Answer(Iterator[str]):
         finally:
             self.continuation = None
             outcome.seconds = time.perf_counter() - began
-            if answers.on_end is not None:
-                answers.on_end(outcome, failed)
+            answers.ended(outcome, failed)
 
     def _read_turns(self, session: AskSession, until: float) -> Generator[str, None, None]:
         """Read the earlier turns. until: the time, of perf_counter, by which that must end."""
@@ -199,8 +201,9 @@ class Answers:
         """at_once: how many the worker answers side by side; most_seconds: of one answer; on_end:
         called on the model's thread with every answer that ends, and the error that ended it.
         """
-        self.model, self.most_seconds, self.on_end = model, most_seconds, on_end
-        self._store, self._worker = store, worker
+        self.model, self.most_seconds = model, most_seconds
+        self._store, self._worker, self._on_end = store, worker, on_end
+        self._count = 0  # of answers that have ended
         shape = model.shape
         layers = shape.num_layers if model.keeps is None else len(shape.memory_layers)
         share = store.tiers.host.capacity // (2 * layers * shape.num_kv_heads * at_once)
@@ -218,6 +221,14 @@ class Answers:
         return self.model.session(
             self._store, question.documents(), on_read=trace, own_blocks=self._own_blocks
         )
+
+    def ended(self, outcome: Outcome, error: BaseException | None) -> None:
+        """An answer has ended; error: what ended it, if it failed or its client left."""
+        self._count += 1
+        if self._count % _FREED_EVERY == 0:  # of sessions that come and go glibc keeps the memory
+            return_freed_memory()
+        if self._on_end is not None:
+            self._on_end(outcome, error)
 
 
 def decode_batch(works: Sequence[Iterator[Any]]) -> None:

@@ -89,10 +89,6 @@ class LocalCache:
         except OSError as error:
             raise Failure("unreachable", f"{file}: {error.strerror}") from error
 
-    def has(self, key: str) -> bool:
-        """Is there a value, right or wrong?"""
-        return os.path.exists(self._file(key))
-
     def get_many(self, keys: Sequence[str], most: Sequence[int]) -> list[bytes | Failure | None]:
         """The values of some keys, of so many bytes each at most; of each None, or why it could not
         be read.

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from memstore.block import RecordKey
-from memstore.disk.format.record import RECORD_FORMAT, WriteId
+from memstore.disk.format.record import RECORD_FORMAT
 from memstore.disk.read.batch import Wanted
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock
@@ -26,16 +25,12 @@ Found = tuple[Wanted, memoryview]
 """A record of a batch, and its bytes."""
 
 
-def record_name(signature: bytes, write: WriteId, key: RecordKey) -> str:
-    """The key of a record in every cache. It names the content: the model, the write that made the
-    record (of a passage the digest of its tokens), the layer and the block.
-    """
-    return f"memstore:{RECORD_FORMAT}:{signature.hex()}:{write.hex()}:{key.layer}:{key.block}"
-
-
 def record_names(signature: bytes, records: Sequence[Wanted]) -> list[str]:
-    """The keys of some records in every cache."""
-    return [record_name(signature, write or b"", key) for _, key, write, _ in records]
+    """The keys of records in every cache. A key identifies the content: the model, the write that
+    made the record (of a passage the digest of its tokens), the layer and the block.
+    """
+    start = f"memstore:{RECORD_FORMAT}:{signature.hex()}:"
+    return [f"{start}{(write or b'').hex()}:{key[2]}:{key[1]}" for _, key, write, _ in records]
 
 
 class WriteBehind:

@@ -342,7 +342,7 @@ class _Appended:
         """Does a document begin with what is published, token by token?"""
         there = b"".join(value[8:] for _, value in self._values(published))
         with self._catalog.database.read() as txn:
-            parts = self._catalog.token_parts(txn, document.id, 0, published.row.tokens)
+            parts = self._catalog.texts.token_parts(txn, document.id, 0, published.row.tokens)
             ids = b"".join(part.ids.astype("<u4").tobytes() for part in parts)
         return ids[: len(there)] == there
 
@@ -354,7 +354,7 @@ class _Appended:
             there += self._decoded(published, number, value, size).passages
         here: list[Passage] = []
         with self._catalog.database.read() as txn:
-            for part in self._catalog.passage_parts(txn, document.id, 0, len(there)):
+            for part in self._catalog.texts.passage_parts(txn, document.id, 0, len(there)):
                 here += part.passages
         if not there or len(here) < len(there):
             return not there
