@@ -145,7 +145,7 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
                     layer, [(document.id, 0, document.blocks)]
                 ).transpose(0, 1)
                 for part in (keys[:5], keys[5:]):
-                    store.add_landmarks(document.id, layer, part)
+                    store.retrieval.add_landmarks(document.id, layer, part)
             assert_same_to_rounding(states(store), states(disk), products=TINY_MODEL)
             tiers = store.tier_stats()
             assert list(tiers) == ["device", "host"] and tiers["host"]["misses"] > 0
