@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.signature import Signature
-from memstore.kernels.reference_landmark_topk import landmark_topk
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_protocol import LandmarkHeads
@@ -220,9 +219,3 @@ def test_every_parameter_has_one_optimiser() -> None:
         for p in g["params"]
     ]
     assert sorted(held) == sorted(id(p) for p in built.parameters())
-
-
-def test_topk_candidates_are_those_of_a_full_product() -> None:
-    q, keys = torch.randn(2, 3, 8), torch.randn(2, 40, 8)
-    found = landmark_topk(q, keys, [(0, 40)], 4)
-    torch.testing.assert_close(found.scores, (q @ keys.transpose(-1, -2)).topk(4).values)
