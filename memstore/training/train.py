@@ -83,13 +83,13 @@ def train(
     state = _read_state(state_path) if resume else None
     trained = (subject or by_landmarks)(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
-    precision, reason = _precision(config.precision, device, state)
+    precision = _precision(config.precision, device, state)
     run = _Run(config, trained, corpus, device, precision, report or (lambda line: None))
     if state is not None:
         run.restore(state)
     else:
         (config.out / "metrics.jsonl").unlink(missing_ok=True)
-    run.metrics.write({"precision": precision, "because": reason})
+    run.metrics.write({"precision": precision})
     try:
         run.go()
     except KeyboardInterrupt:
@@ -109,19 +109,13 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _precision(
-    asked: Precision, device: torch.device, state: dict[str, Any] | None
-) -> tuple[str, str]:
-    """The precision of a run and why; `state` is that of the run that is resumed."""
+def _precision(asked: Precision, device: torch.device, state: dict[str, Any] | None) -> str:
+    """What is asked for, or what the run that is resumed began with, or what is faster here."""
     if asked != "auto":
-        return asked, "it was asked for"
+        return asked
     if state is not None:
-        return state["precision"], "the run began with it"
-    name = str(devices.fast_dtype(device)).removeprefix("torch.")
-    if device.type == "cuda":
-        return name, "a GPU is faster at it"
-    gain = devices.bfloat16_gain()
-    return name, f"this CPU multiplies bfloat16 at {gain:.2g} times float32's speed"
+        return str(state["precision"])
+    return str(devices.fast_dtype(device)).removeprefix("torch.")
 
 
 def update(model: TrainedModule, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:

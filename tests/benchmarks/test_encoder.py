@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.paper.encoder import Encoder, both_sides_attention
-from memstore.errors import InvalidInput
+from benchmarks.paper.encoder import both_sides_attention
 from memstore.kernels.api import grouped_softmax_attention
-from memstore.model.landmark.config import ModelConfig
 
 SIZE, BLOCKS, HEADS, KV_HEADS, DIM = 3, 4, 4, 2, 6
 T = BLOCKS * (SIZE + 1)
@@ -90,12 +88,3 @@ def test_a_block_is_found_by_its_landmark_from_both_sides() -> None:
     inside = range(SIZE + 1, 2 * (SIZE + 1))
     assert changed[list(inside)].max() < 1e-12  # nobody sees the landmark of their own block
     assert changed[:SIZE].min() > 1e-6 and changed[2 * (SIZE + 1) :].min() > 1e-6
-
-
-def test_partial_blocks_are_refused() -> None:
-    model = Encoder(ModelConfig(vocab_size=32, num_layers=1, block_size=4))
-    for length in (0, 6):
-        with pytest.raises(InvalidInput, match="whole blocks of 4"):
-            model.encode(torch.zeros(1, length, dtype=torch.int64))
-    with pytest.raises(InvalidInput, match="top_k"):
-        model.encode(torch.zeros(1, 8, dtype=torch.int64), top_k=0)

@@ -93,15 +93,6 @@ def test_all_memories_of_a_seed_start_from_the_same_weights(
     assert began == [None, start, start] and spent(start)["finished"]
 
 
-def test_all_seeds_share_a_tokenizer(tmp_path: Path, book: Path) -> None:
-    runs = [Run("start", preset="tiny", steps=1, seed=seed) for seed in (0, 1)]
-    found = of(tmp_path, book).trained(runs)
-    cut = {(directory / "tokenizer.json").read_text() for directory in found}
-    shared = paper_runs.shared_tokens(tmp_path, "books", [book], TINY.vocab_size)
-    assert cut == {(shared / "tokenizer.json").read_text()}
-    assert len(list(shared.glob("*.tokens"))) == 1
-
-
 def test_runs_of_other_texts_or_other_processes_are_refused(tmp_path: Path, book: Path) -> None:
     run, runs = Run("none", preset="tiny", steps=2), of(tmp_path, book)
     runs.path(run).mkdir(parents=True)

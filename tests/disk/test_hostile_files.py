@@ -136,15 +136,14 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
     assert not list(outside.iterdir())
 
 
-@pytest.mark.parametrize("codec", ["zstd", "int8+zstd"])
-def test_decompression_bomb_is_refused_before_allocation(codec: str) -> None:
+def test_decompression_bomb_is_refused_before_allocation() -> None:
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 26))
     assert len(bomb) < 1 << 13
     k, v = np.zeros((2, 16, 8), np.int32)
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=f"{1 << 26} bytes are declared, of {2 * k.nbytes}"):
-            get_codec(codec).decode(bomb, k, v, "float32", 16)
+            get_codec("zstd").decode(bomb, k, v, "float32", 16)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

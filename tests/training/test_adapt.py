@@ -115,22 +115,14 @@ def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, write: 
                 assert question.passage == -1 and not question.touched
                 continue
             assert question.passage in question.touched
-            near = " ".join(tokenizer.decode(window.passages[n]) for n in question.touched)
-            if question.kind == "literal":
-                subject = question.key.split("|")[1]
-                assert subject.split()[-1] in near
-
-
-def test_the_passage_of_a_question_holds_the_value(tokenizer: Tokenizer, write: Write) -> None:
     writer = write("train", seed=4)
     for _ in range(6):
         fact = writer.facts.literal()
         window = writer.window([fact])
-        asked = [question for question in window.questions if question.key == fact.key]
-        assert len(asked) == 1 and asked[0].text.startswith(fact.question)
-        right = tokenizer.decode(window.passages[asked[0].passage])
-        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked[0].touched)
-        assert fact.value.lower() in right.lower()
+        (asked,) = (question for question in window.questions if question.key == fact.key)
+        assert asked.text.startswith(fact.question)
+        assert fact.value.lower() in tokenizer.decode(window.passages[asked.passage]).lower()
+        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked.touched)
         assert all(word in whole for word in fact.sentence.split())
 
 
@@ -255,16 +247,6 @@ def test_the_same_seed_learns_the_same_bits(
         learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
     )
     assert one.digest == same.digest != other.digest
-
-
-def test_training_without_a_kind_of_question_says_so(
-    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
-) -> None:
-    windows = list(write("train", 2, Mix(reworded=0, synonyms=0, otherwise=0)).windows(2))
-    states = read_states(windows, subject.walk, [1], tmp_path)
-    idf = torch.ones(tokenizer.vocab_size)
-    with pytest.raises(InvalidInput, match="no reworded question"):
-        learn(states, 1, idf, LearnConfig(steps=1))
 
 
 def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
