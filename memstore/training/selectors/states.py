@@ -126,9 +126,16 @@ def _asked(windows: Sequence[Window]) -> tuple[Asked, ...]:
             placed.append((question, number, right, touched))
     ends = accumulate(len(question.ids) for question, *_ in placed)
     return tuple(
-        Asked(question, *place, touched, frozenset(same[question.key] - touched), end - length, end)
-        for (question, *place, touched), end in zip(placed, ends)
-        for length in [len(question.ids)]
+        Asked(
+            question,
+            window,
+            right,
+            touched,
+            frozenset(same[question.key] - touched),
+            end - len(question.ids),
+            end,
+        )
+        for (question, window, right, touched), end in zip(placed, ends)
     )
 
 
