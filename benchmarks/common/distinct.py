@@ -7,7 +7,7 @@ import numpy as np
 
 from memstore import MemoryStore
 from memstore.model.landmark.landmark_api import LandmarkAPI
-from memstore.model.reads import StepReads
+from memstore.model.session import StepReads
 
 
 class Distinct:

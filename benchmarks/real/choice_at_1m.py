@@ -42,10 +42,9 @@ from memstore.disk.format.block_words import BlockWords
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.word_index import WordIndex
 from memstore.model.passages.activation_capture import capture
-from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_encoding import encode, landmarks_of
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_records import landmarks_of
-from memstore.model.passages.selectors.selector import confidence
+from memstore.model.passages.selector import confidence
 from memstore.training.corpus import read_documents
 
 DOCUMENT = 128 * 1024  # tokens

@@ -37,7 +37,7 @@ from benchmarks.real.choice_at_1m import Chosen, planned, read_options
 from benchmarks.real.passage_model import passage_model
 from benchmarks.real.prompting import tokenizer_of
 from memstore.model.passages.activation_capture import capture
-from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages.selector import Selector
 
 _SEARCHED = 200_000  # landmarks that centroids are made of
 

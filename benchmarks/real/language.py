@@ -35,9 +35,9 @@ from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.prompting import counting
 from benchmarks.real.results import Results, Row
 from memstore.model.passages.activation_capture import capture
+from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
-from memstore.model.passages.selectors.passage_choice import Chosen
-from memstore.model.passages.selectors.selector import Gate, confidence, in_range
+from memstore.model.passages.selector import Gate, confidence, in_range
 from memstore.training.corpus import read_documents
 
 SEGMENT, BLOCK = 64, 64  # tokens

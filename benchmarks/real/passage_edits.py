@@ -27,8 +27,7 @@ from benchmarks.common.results import write
 from benchmarks.common.tables import rate, table
 from benchmarks.real.prompting import tokenizer_of
 from memstore.model.adapter import TextTokenizer
-from memstore.model.passages.cutting.passage_cutting import Passages
-from memstore.model.passages.cutting.token_counts import Measure
+from memstore.model.passages.passage_cutting import Measure, Passages
 from memstore.model.texts.sentences import Unit, split
 from memstore.training.corpus import read_documents
 

@@ -43,7 +43,7 @@ from benchmarks.real.prompting import tokenizer_of
 from benchmarks.real.synthetic_passages import fill
 from memstore import MemoryStore
 from memstore.model.passages.activation_capture import capture
-from memstore.model.passages.selectors.selector import Scored, score_blocks
+from memstore.model.passages.selector import Scored, score_blocks
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from benchmarks.real.passage_model import passage_model
 from benchmarks.real.two_stages import own_options
 from memstore import MemoryStore
 from memstore.model.passages.activation_capture import capture
-from memstore.model.passages.selectors.selector import score_blocks
+from memstore.model.passages.selector import score_blocks
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.read.open_published import PublishedCatalog

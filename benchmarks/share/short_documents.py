@@ -53,7 +53,7 @@ from memstore.disk.format.text_parts import Keep, Passage, encode_part
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.passage_choice import Candidates
+from memstore.model.passages.passage_choice import Candidates
 from memstore.model.session_blocks import SessionBlocks
 from memstore.model.texts.source_text import Text
 

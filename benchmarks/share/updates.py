@@ -49,9 +49,9 @@ from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.errors import DocumentNotFound, MemstoreError, ObjectNotFound, StoreUnavailable
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages.selector import Selector
 from memstore.model.texts.source_text import Text
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.format.published import Published

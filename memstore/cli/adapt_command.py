@@ -64,7 +64,7 @@ def adapt(
     from memstore.hf.models_by_name import reader_named
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.landmark.landmark_model import LandmarkModel
-    from memstore.model.passages.selectors.adaptation import UNADAPTED
+    from memstore.model.passages.adaptation import UNADAPTED
     from memstore.training.corpus import read_documents
 
     # without the selector that it has, which may be a damaged one
@@ -139,7 +139,7 @@ def _selector(
     from memstore.hf.model_directory import cache_directory
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.hf.weights import made_here
-    from memstore.model.passages.selectors.selector_file import save_selector
+    from memstore.model.passages.adaptation import save_selector
     from memstore.training.selectors.calibrate_reading import calibrate_reading
     from memstore.training.selectors.make_selector import AdaptOptions
     from memstore.training.selectors.make_selector import adapt as run

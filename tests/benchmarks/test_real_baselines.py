@@ -33,9 +33,8 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, tokenizer_of
 from memstore.hf.load import load_reader
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.learned_selector import Learned, Projection
-from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages.adaptation import Adaptation
+from memstore.model.passages.selector import Learned, Projection, Selector
 
 HAY = "the grass is green and the sky is blue . "
 DOCUMENTS = {

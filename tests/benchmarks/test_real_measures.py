@@ -23,7 +23,7 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, counting, tokenizer_of
 from benchmarks.real.selectors import found_among, let_through
 from memstore.hf.load import load_reader
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selector import Gate
 
 STORY = [
     "the code of the fox is 7 . the grass is green and the sky is blue . ",

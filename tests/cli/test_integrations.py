@@ -16,7 +16,7 @@ import pytest
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selector import Gate
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from support.imported import imported

@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 
 from memstore.errors import InvalidWeights
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_encoding import encode, fitting
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
-from memstore.model.passages.selectors.adaptation import Adaptation
 
 
 def reader_of(dtype=torch.float32, device="cpu", **options):

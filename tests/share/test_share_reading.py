@@ -145,7 +145,7 @@ def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -
 
 
 def selectors(made: Any) -> dict[str, Any]:
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.selector import Selector
     from support.tiny_decoder import learned_selector
 
     return {"words": Selector(), "both": learned_selector(made, word_weight=50.0)}
@@ -155,8 +155,8 @@ def selectors(made: Any) -> dict[str, Any]:
 def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("transformers")
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.adaptation import Adaptation
+    from memstore.model.passages.selector import Selector
     from support.tiny_decoder import decoder, tokenizer
 
     reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Selector(), top_k=3))

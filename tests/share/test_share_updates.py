@@ -44,8 +44,8 @@ FILL = " ".join(f"Nobody saw the number {n} of the valley." for n in range(40))
 def passage_model() -> ModelAPI:
     pytest.importorskip("transformers")
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.adaptation import Adaptation
+    from memstore.model.passages.selector import Selector
     from support.tiny_decoder import decoder, tokenizer
 
     return HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Selector(), top_k=2))

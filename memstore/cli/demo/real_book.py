@@ -26,9 +26,9 @@ from memstore.index.text_words import count, split
 from memstore.index.word_index import WordIndex
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
-from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.passages.adaptation import SEPARATOR
 from memstore.model.passages.passage_api import PassageAPI
-from memstore.model.passages.selectors.adaptation import SEPARATOR
+from memstore.model.passages.passage_cutting import Passages
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Source, closest_sources, refusal
-from memstore.model.generation import Continuation
 from memstore.model.model_api import ModelAPI
+from memstore.model.session import Continuation
 from memstore.model.texts.detokenizer import Detokenizer
 from memstore.serve.answering import trace_report
 from memstore.serve.answering.long_prompts import Plan

@@ -9,8 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from memstore.errors import BudgetExceeded
-from memstore.model.ask_session import AskSession
 from memstore.model.model_api import ModelAPI
+from memstore.model.session import AskSession
 from memstore.model.texts.source_text import Text
 from memstore.serve.answering.long_prompts import Plan, Window
 from memstore.serve.answering.trace import Trace

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from memstore.disk.format.text_parts import Passage
+from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.store.memory_store import MemoryStore
 from memstore.temporary import temporary_directory
 from memstore.training.selectors.questions import Fact

@@ -12,11 +12,8 @@ from random import Random
 import torch
 
 from memstore.model.adapter import TextTokenizer
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured
-from memstore.model.passages.selectors.learned_selector import Learned
-from memstore.model.passages.selectors.selector import Selector, asked
-from memstore.model.passages.selectors.selector_file import MadeFor
+from memstore.model.passages.adaptation import Adaptation, MadeFor
+from memstore.model.passages.selector import Captured, Learned, Selector, asked
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
 from memstore.training.selectors.states import Walk, read_states

@@ -5,11 +5,11 @@ its prefix, as it reads passages.
 from collections.abc import Sequence
 
 from memstore.disk.format.text_parts import Passage
+from memstore.model.passages.adaptation import MadeFor
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.selector_file import MadeFor
+from memstore.model.passages.selector import Captured, Captures
 from memstore.training.selectors.make_selector import Subject
 
 
