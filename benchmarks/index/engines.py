@@ -38,7 +38,7 @@ from benchmarks.index.data import (
     searched,
 )
 from memstore.index import INDEX_KINDS, PackedIndex, Scope
-from memstore.index.faiss import faiss_format
+from memstore.index.faiss import faiss_files
 from memstore.index.faiss.faiss_index import RECALL, FaissIndex
 
 ROWS = (1, 64)  # query rows a head
@@ -123,10 +123,12 @@ def built(
         row["effort"] = [head.calibration.effort for head in index.built[layer].heads]
         with tempfile.TemporaryDirectory(dir=options.work) as place:
             directory = Path(place)
-            row["save_seconds"], _ = timed(lambda: faiss_format.write(directory, index, layer))
-            row["file_bytes"] = faiss_format.file_of(directory, layer).stat().st_size
+            row["save_seconds"], _ = timed(
+                lambda: faiss_files.write_engines(directory, index, layer)
+            )
+            row["file_bytes"] = faiss_files.file_of(directory, layer).stat().st_size
             row["open_seconds"], _ = timed(
-                lambda: index.install(layer, faiss_format.read(directory, index, layer))
+                lambda: index.install(layer, faiss_files.read_engines(directory, index, layer))
             )
     row["bytes"] = index.bytes
     return row, scope

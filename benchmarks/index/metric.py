@@ -2,8 +2,8 @@
 
 Lists as FAISS makes them (keys of a list by product) over the keys as they are and centred; and as
 memstore does (by distance) over the keys as they are, centred, and scaled by the queries
-(memstore/index/metric.py): as many lists, as many of them probed. Beside it, 8-bit rounding. Recall
-is the share of the exact top 4 that is found.
+(memstore/index/faiss/faiss_head.py): as many lists, as many of them probed. Beside it, 8-bit
+rounding. Recall is the share of the exact top 4 that is found.
 
     python -m benchmarks.index.metric --captured landmarks/
 """
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.index.data import TOP_K, Data, evenly_spread, run
-from memstore.index.faiss.faiss_head import RESCORED, HeadIndex, faiss, inverted_lists
-from memstore.index.metric import QueryMetric
+from memstore.index.faiss.faiss_head import RESCORED, HeadIndex, QueryMetric, faiss, inverted_lists
 
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
 METRICS = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index import INDEX_KINDS, FaissIndex, Hits, PackedIndex, Scope, make_index
-from memstore.index.faiss import faiss_candidates, faiss_format, faiss_index
+from memstore.index.faiss import faiss_candidates, faiss_files, faiss_index
 from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
@@ -323,14 +323,14 @@ def test_engines_from_a_file_find_the_same(tmp_path: Path) -> None:
     index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
-    faiss_format.write(tmp_path, index, 0)
+    faiss_files.write_engines(tmp_path, index, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["layer-0.idx"]
     q = queries(30)
     before = index.search(0, q, scope, TOP_K)
     for reader in (FAISS, "auto"):
         opened, _ = filled(reader)
         assert isinstance(opened, FaissIndex)
-        opened.install(0, faiss_format.read(tmp_path, opened, 0))
+        opened.install(0, faiss_files.read_engines(tmp_path, opened, 0))
         opened.auto = False  # so that the engine is asked
         after = opened.search(0, q, scope, TOP_K)
         assert opened.asked == 1
@@ -347,54 +347,54 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     build(index)
     assert isinstance(index, FaissIndex)
     directory = tmp_path_factory.mktemp("index")
-    faiss_format.write(directory, index, 0)
-    return faiss_format.file_of(directory, 0).read_bytes()
+    faiss_files.write_engines(directory, index, 0)
+    return faiss_files.file_of(directory, 0).read_bytes()
 
 
 def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path) -> None:
     index, _ = filled(FAISS)
     assert isinstance(index, FaissIndex)
-    path = faiss_format.file_of(tmp_path, 0)
+    path = faiss_files.file_of(tmp_path, 0)
     places = [*range(60), *range(60, len(file), len(file) // 60), len(file) - 1]
     for place in places:
         path.write_bytes(file[:place] + bytes([file[place] ^ 0x10]) + file[place + 1 :])
         with pytest.raises(Unusable, match=r"layer-0.idx is damaged"):
-            faiss_format.read(tmp_path, index, 0)
+            faiss_files.read_engines(tmp_path, index, 0)
     for length in (0, 5, 17, 32, 33, 200, len(file) // 2, len(file) - 1):
         path.write_bytes(file[:length])
         with pytest.raises(Unusable):
-            faiss_format.read(tmp_path, index, 0)
+            faiss_files.read_engines(tmp_path, index, 0)
     path.write_bytes(file + b"x")
     with pytest.raises(Unusable):
-        faiss_format.read(tmp_path, index, 0)
+        faiss_files.read_engines(tmp_path, index, 0)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        faiss_format.read(tmp_path, index, 0)
+        faiss_files.read_engines(tmp_path, index, 0)
 
 
 def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
     file: bytes, tmp_path: Path
 ) -> None:
-    faiss_format.file_of(tmp_path, 0).write_bytes(file)
+    faiss_files.file_of(tmp_path, 0).write_bytes(file)
     asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
     with pytest.raises(Unusable, match=r"recall of 0\.95"):
-        faiss_format.read(tmp_path, asked_more, 0)
+        faiss_files.read_engines(tmp_path, asked_more, 0)
     index, _ = filled(FAISS, 2)
     assert isinstance(index, FaissIndex)
     with pytest.raises(Unusable, match="stale"):
-        faiss_format.read(tmp_path, index, 0)
+        faiss_files.read_engines(tmp_path, index, 0)
 
 
 def test_a_document_whose_keys_changed_is_not_served_from_a_file(
     file: bytes, tmp_path: Path
 ) -> None:
-    faiss_format.file_of(tmp_path, 0).write_bytes(file)
+    faiss_files.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
-    built = faiss_format.read(tmp_path, index, 0)
+    built = faiss_files.read_engines(tmp_path, index, 0)
     assert built.rows.documents() == {1, 3, 4, 5, 6}
     index.install(0, built)
     q = queries(50)
@@ -412,11 +412,11 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(
 def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     read_only: bool, file: bytes, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    path = faiss_format.file_of(tmp_path, 0)
+    path = faiss_files.file_of(tmp_path, 0)
     path.write_bytes(file[:-100])
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
-    faiss_format.write_samples(tmp_path, samples())
+    faiss_files.write_samples(tmp_path, samples())
     engines = FaissFiles(index, [0], tmp_path, read_only=read_only)
     engines.open(0)
     assert "damaged; building it again" in warnings.text
@@ -426,15 +426,15 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     if read_only:
         assert path.read_bytes() == file[:-100]
     else:
-        assert faiss_format.read(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
+        assert faiss_files.read_engines(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
     warnings.clear()
     engines.open(0)
     assert not warnings.text
 
 
 def test_samples_survive_their_file(tmp_path: Path) -> None:
-    faiss_format.write_samples(tmp_path, samples())
-    read = faiss_format.read_samples(tmp_path)
+    faiss_files.write_samples(tmp_path, samples())
+    read = faiss_files.read_samples(tmp_path)
     assert set(read) == set(samples())
     for key, some in samples().items():
         assert np.array_equal(read[key], some)
@@ -456,13 +456,13 @@ def test_without_faiss_only_what_needs_it_is_refused(
     assert isinstance(index, FaissIndex)
     with pytest.raises(InvalidInput, match=r"pip install '\.\[cpu\]'"):
         index.build(0)
-    faiss_format.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
+    faiss_files.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
     FaissFiles(index, [0], tmp_path, read_only=False).open(0)
     assert "searching exactly" in warnings.text
     assert torch.equal(
         index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates
     )
-    assert faiss_format.file_of(tmp_path, 0).read_bytes() == file
+    assert faiss_files.file_of(tmp_path, 0).read_bytes() == file
 
 
 def test_a_head_without_sampled_queries_looks_at_everything() -> None:

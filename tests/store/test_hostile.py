@@ -31,7 +31,7 @@ from memstore.errors import (
     InvalidWeights,
     MemstoreError,
 )
-from memstore.index.faiss import faiss_format
+from memstore.index.faiss import faiss_files
 from memstore.index.index_file import Unusable
 from memstore.model.landmark.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
@@ -526,8 +526,8 @@ def index_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index, _ = filled("faiss-ivf-sq8")
     build(index)
     directory = tmp_path_factory.mktemp("index")
-    faiss_format.write(directory, index, 0)
-    return faiss_format.file_of(directory, 0)
+    faiss_files.write_engines(directory, index, 0)
+    return faiss_files.file_of(directory, 0)
 
 
 def index_parts(content: bytes) -> tuple[bytes, dict[str, Any], bytes]:
@@ -544,10 +544,10 @@ def takes(directory: Path, header: Any, payload: bytes, magic: bytes) -> bool:
     packed = msgpack.packb(header)
     size = len(packed).to_bytes(8, "little")
     content = magic + size + xxh3_64_digest(packed) + packed + payload
-    faiss_format.file_of(directory, 0).write_bytes(content)
+    faiss_files.file_of(directory, 0).write_bytes(content)
     index, scope = filled("faiss-ivf-sq8")
     try:
-        index.install(0, faiss_format.read(directory, index, 0))
+        index.install(0, faiss_files.read_engines(directory, index, 0))
     except Unusable:
         return False
     found = index.search(0, queries(3), scope, 4)

@@ -21,7 +21,7 @@ from memstore.errors import (
     ReadOnlyMemory,
     StorageFull,
 )
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import (

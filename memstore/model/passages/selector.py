@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index import text_words
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve.listed_passages import Shortlist

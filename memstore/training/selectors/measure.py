@@ -13,8 +13,8 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
-from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
 from memstore.model.passages.passage_choice import Candidates
 from memstore.model.passages.selector import GATE_TOGETHER, Captured, Gate, Selector, confidence
