@@ -2,7 +2,7 @@
 
     python -m docs_build [DIR]
 
-DIR is docs/reference; a test says when what is there is not what the code says.
+DIR is docs/reference by default, which git ignores: `make docs` writes it before the site.
 """
 
 import sys
@@ -22,7 +22,7 @@ PAGES = {
 
 
 def write_pages(folder: Path) -> None:
-    """Every reference page, anew."""
+    """Write every reference page into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (folder / f"{name}.md").write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The commands and their options, out of the command line itself."""
+"""The reference page of commands and options, generated from the command line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +10,8 @@ from memstore.cli.main import app
 
 _ABOUT = """Every command and option, as `memstore COMMAND --help` says them. Sizes take `KB`, `MB`,
 `GB`. Exit status: 0; 1 (failed: one line on stderr says why and what to do); 2 (wrong usage); 130
-(interrupted; the same command resumes an ingest). Without `--store` and `$MEMSTORE_STORE` the
-memory is `./memory`.
+(Ctrl-C) and 143 (SIGTERM), after which the same command resumes an ingest. Without `--store` and
+`$MEMSTORE_STORE` the memory is `./memory`.
 """
 
 

@@ -6,18 +6,22 @@ disk, and any later process attends to them directly.
 
 from importlib import import_module
 
+from memstore.openmp import limit_spinning
+
+limit_spinning()  # whatever imports torch afterwards: a command, a server, a worker, a program
+
 __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
     from memstore import errors as errors
-    from memstore.api.async_memory import AsyncMemory as AsyncMemory
-    from memstore.api.async_memory import open_async as open_async
-    from memstore.api.memory import Memory as Memory
-    from memstore.api.opening import open_memory as open
+    from memstore.async_memory import AsyncMemory as AsyncMemory
+    from memstore.async_memory import open_async as open_async
     from memstore.errors import MemstoreError as MemstoreError
     from memstore.hf.load import load_reader as load_reader
     from memstore.hf.load import wrap as wrap
+    from memstore.memory import Memory as Memory
+    from memstore.memory import open_memory as open
     from memstore.model.answer import Answer as Answer
     from memstore.model.answer import DocumentMatch as DocumentMatch
     from memstore.model.answer import Source as Source
@@ -28,10 +32,10 @@ if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions as OpenOptions
 
 _HOME = {
-    "AsyncMemory": "memstore.api.async_memory",
-    "Memory": "memstore.api.memory",
-    "open_async": "memstore.api.async_memory",
-    "open": "memstore.api.opening",
+    "AsyncMemory": "memstore.async_memory",
+    "Memory": "memstore.memory",
+    "open_async": "memstore.async_memory",
+    "open": "memstore.memory",
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store.memory_store",
     "Answer": "memstore.model.answer",

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines.transformer import BaselineTransformer
-from memstore.training.batch_types import MemoryBatch, QuestionBatch
-from memstore.training.batches import RecallData
+from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import Loss, next_token_loss
 from memstore.training.steps import Steps

@@ -1,4 +1,6 @@
-"""Ingesting needles into a memory on disk, and asking for them."""
+"""Ingesting needles into a memory on disk and asking for them; and asking models that store no
+documents, which read the text again for each question.
+"""
 
 import argparse
 import time
@@ -22,20 +24,19 @@ from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import StepReads
-from memstore.training.recipes import facts as language
+from memstore.training import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 
 
 def build_settings(
-    options: argparse.Namespace, tasks: Iterable[str], longest: int, **more: Any
+    options: argparse.Namespace, tasks: Iterable[str], longest: int, passage: int = 512
 ) -> dict[str, Any]:
-    """For `build`: tasks, the longest memory asked for in tokens, and what a benchmark's options
-    say; more: what differs from one fact in 512 tokens of text, with held-out names.
+    """Settings of `build`: tasks, the longest memory in tokens, tokens of the passage around a
+    needle, and what a benchmark's options say.
     """
     same = {name: getattr(options, name) for name in ("model", "text", "seed", "trials", "threads")}
-    usual = {"in_place": 0, "in_place_length": 0, "split": "held_out", "passage": 512}
-    return same | {"tasks": sorted(tasks), "longest": longest} | usual | more
+    return same | {"tasks": sorted(tasks), "longest": longest, "passage": passage}
 
 
 def build(directory: Path, settings: dict[str, Any]) -> float:
@@ -53,10 +54,10 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
         return 0.0
     rng = Random(f"needles {settings['seed']}")
     books = Books.read(settings["text"], model.tokenizer, directory / "tokens")
-    writer = Writer(model.tokenizer, books, rng, settings["split"], settings["passage"])
-    sizes = filler_sizes(settings["longest"]) if set(settings["tasks"]) - {"in_place"} else []
+    writer = Writer(model.tokenizer, books, rng, settings["passage"])
+    sizes = filler_sizes(settings["longest"])
     plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
-    with _keeping(model, directory, settings) as keep:
+    with _keeping(model, directory) as keep:
 
         def ingest(name: str, text: str) -> int:
             tokens = keep(name, text)
@@ -82,11 +83,9 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
 
 
 @contextmanager
-def _keeping(
-    model: AnyModel, directory: Path, settings: dict[str, Any]
-) -> Iterator[Callable[[str, str], int]]:
-    """What takes documents (name, text) and tells their tokens: a memory, or a file of texts for a
-    model that keeps no documents.
+def _keeping(model: AnyModel, directory: Path) -> Iterator[Callable[[str, str], int]]:
+    """A function that stores a document (name, text) and returns its tokens: in a memory, or in a
+    file of texts for a model that stores no documents.
     """
     if isinstance(model, BaselineModel):
         texts, tokenizer = Texts(directory), model.tokenizer
@@ -98,8 +97,8 @@ def _keeping(
         yield note
         texts.save()
         return
-    began, codec = time.perf_counter(), settings.get("codec", "zstd")
-    with MemoryStore.create(directory / "memory", model.signature, codec=codec) as store:
+    began = time.perf_counter()
+    with MemoryStore.create(directory / "memory", model.signature) as store:
         yield lambda name, text: model.ingest(text, store, name=name).tokens
         held, seconds = store.stats(), time.perf_counter() - began
         print(
@@ -196,6 +195,34 @@ def ask(
     return asked(task, length, settings) | counted | judged(replies, began)
 
 
+def ask_streamed(
+    model: BaselineModel, directory: Path, task: str, length: int, *, trials: int, seed: int
+) -> dict[str, Any] | None:
+    """Ask every question of a task behind `length` tokens of text, which are read again for each;
+    None if that length cannot be asked.
+
+    attended: tokens that a token attends to, the mean over layers; state_bytes: what was kept.
+    """
+    plan, texts = Plan.load(directory), Texts(directory)
+    assert plan is not None
+    replies: list[tuple[Question, Reply]] = []
+    attended, size, began = 0.0, 0, time.perf_counter()
+    for n, question in enumerate(plan.of(task)[:trials]):
+        documents = plan.documents(question, length, Random(f"{seed} {task} {length} {n}"))
+        if documents is None:
+            return None
+        with model.session() as reading:
+            for name in documents:
+                reading.feed(texts.ids[name].tolist())
+            size = max(size, reading.past.bytes)
+            replies.append((question, reply(model, reading, question, generate=False)))
+            attended = reading.past.attended.per_token
+    if not replies:
+        return None
+    kept = {"attended": attended, "state_bytes": size}
+    return asked(task, length, model.lookup) | kept | judged(replies, began)
+
+
 def asked(task: str, length: int, settings: LookupSettings) -> dict[str, Any]:
     """What was asked, and how memory was looked up."""
     names = ("granularity", "top_k", "score_range", "cmt_cutoff")
@@ -225,11 +252,12 @@ def streamed(
     replies: list[tuple[Question, Reply]] = []
     began = time.perf_counter()
     for _ in range(trials):
-        key = str(rng.randint(1, PAPER_KEYS))
-        sentence = language.pass_key_question(key)
+        key = language.pass_key(str(rng.randint(1, PAPER_KEYS)))
+        sentence = language.question(language.PASS_KEY_QUESTION, key)
+        stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
         filler = books.run(rng, length).tolist()
         head = model.tokenizer.encode(language.PASS_KEY_HEAD + " ")
-        needle = model.tokenizer.encode(" " + language.pass_key_statement(key).text)
+        needle = model.tokenizer.encode(f" {stated.text}")
         room = length - len(head) - len(needle)
         place = rng.randint(0, room)
         prompt = [*head, *filler[:place], *needle, *filler[place:room]]

@@ -1,7 +1,6 @@
 """Writing needles into passages of book text, and the questions for them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from random import Random
 from typing import Any
 
@@ -9,11 +8,9 @@ import numpy as np
 
 from benchmarks.common.needles import Question
 from benchmarks.common.text import Books
+from memstore.training import facts as language
 from memstore.training.corpus import CorpusTokenizer
-from memstore.training.recipes import facts as language
-from memstore.training.recipes.fact_pools import Pools, draw_value
-from memstore.training.recipes.facts import Fact, Sentence
-from memstore.training.recipes.sentence_forms import Split
+from memstore.training.facts import Fact, Pools, Sentence, Split, draw_value
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question
@@ -22,22 +19,16 @@ UNRELATED = 200  # tokens of text between memory and question
 class Writer:
     """Writes needles into passages of book text.
 
-    split: whether names, attributes and formats of values are training's or held out. Sentences and
-    questions have forms that training knows, except where a task asks for `forms="held_out"`. size:
-    tokens of a passage; twice that where it holds several sentences.
+    Names, attributes and formats of values are held out from training. Sentences and questions have
+    forms that training knows, except where a task asks for `forms="held_out"`. size: tokens of a
+    passage; twice that where it holds several sentences.
     """
 
     def __init__(
-        self, tokenizer: CorpusTokenizer, books: Books, rng: Random, split: Split, size: int = 512
+        self, tokenizer: CorpusTokenizer, books: Books, rng: Random, size: int = 512
     ) -> None:
-        self.tokenizer, self.books, self.rng, self.split, self.size = (
-            tokenizer,
-            books,
-            rng,
-            split,
-            size,
-        )
-        self.pools = Pools.of(split, books.words if split == "held_out" else ())
+        self.tokenizer, self.books, self.rng, self.size = tokenizer, books, rng, size
+        self.pools = Pools.of("held_out", books.words)
         texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]
         self.ends = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
 
@@ -70,35 +61,42 @@ class Writer:
         return self.tokenizer.decode(pieces + filler[last:].tolist())
 
     def fact(self, **choice: Any) -> Fact:
-        """A fact of the split whose value is a number of random digits, unless `choice` says
+        """A held-out fact whose value is a number of random digits, unless `choice` says
         otherwise.
         """
-        return language.draw_fact(
-            self.rng, self.split, pools=self.pools, **{"kind": "digits"} | choice
-        )
+        given = {"kind": "digits"} | choice
+        return language.draw_fact(self.rng, "held_out", pools=self.pools, **given)
 
     def state(self, fact: Fact, forms: Split | None = None) -> str:
-        """The sentence that states it: the plain form, or any of a split's."""
-        return language.statement(
-            fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0
-        ).text
+        """The sentence that states it: in the plain form, or in any of a split's."""
+        return self._form(language.STATEMENTS, forms, language.sentence, fact).text
 
     def ask(self, fact: Fact, forms: Split | None = None) -> Sentence:
         """The question for it, likewise."""
-        return language.question(fact, self.rng.choice(language.QUESTIONS[forms]) if forms else 0)
+        return self._form(language.QUESTIONS, forms, language.question, fact)
+
+    def _form(
+        self,
+        every: dict[Split, tuple[str, ...]],
+        forms: Split | None,
+        make: Callable[[str, Fact], Sentence],
+        fact: Fact,
+    ) -> Sentence:
+        return make(self.rng.choice(every[forms]) if forms else every["train"][0], fact)
 
     # One task each: (passages, questions)
 
-    def passkey(self, tokens: int = 0) -> tuple[list[str], list[Question]]:
-        key = str(self.rng.randint(1, PAPER_KEYS))
-        asked = language.pass_key_question(key)
-        text = self.passage([language.pass_key_statement(key).text], tokens or self.size)
+    def passkey(self) -> tuple[list[str], list[Question]]:
+        key = language.pass_key(str(self.rng.randint(1, PAPER_KEYS)))
+        asked = language.question(language.PASS_KEY_QUESTION, key)
+        stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
+        text = self.passage([stated.text], self.size)
         return [text], [Question("passkey", asked.prompt, asked.answer, [])]
 
-    def one_fact(self, tokens: int = 0) -> tuple[list[str], list[Question]]:
+    def one_fact(self) -> tuple[list[str], list[Question]]:
         fact = self.fact()
         asked = self.ask(fact)
-        return [self.passage([self.state(fact)], tokens or self.size)], [
+        return [self.passage([self.state(fact)], self.size)], [
             Question("fact", asked.prompt, asked.answer, []),
             Question("fact_unrelated", asked.prompt, asked.answer, [], before=self.text(UNRELATED)),
         ]
@@ -157,14 +155,14 @@ class Writer:
                 pass
             values.append(value)
             fact = Fact(fact.entity, fact.attribute, value)
-            sentences.append(language.update(fact, 0).text)
+            sentences.append(language.sentence(language.UPDATES["train"][0], fact).text)
         asked = self.ask(fact)
         return [self.passage(sentences, 2 * self.size)], [
             Question("updated", asked.prompt, asked.answer, [], old=" " + values[-2])
         ]
 
     def split_value(self, block_size: int) -> tuple[list[str], list[Question]]:
-        """A fact whose value stands in two blocks."""
+        """A fact whose value spans two blocks."""
         encode = self.tokenizer.encode
         while True:
             fact = self.fact()
@@ -216,8 +214,3 @@ def needles(
     if "of_100" in tasks:
         for _ in range(-(-trials // 4)):  # four questions for every hundred facts
             yield writer.many("of_100", 100, 4, 4)
-    if "in_place" in tasks:
-        length = settings["in_place_length"]
-        for n in range(settings["in_place"]):
-            texts, questions = writer.passkey(length) if n % 2 else writer.one_fact(length)
-            yield texts, [Question(**asdict(questions[0]) | {"task": "in_place", "length": length})]

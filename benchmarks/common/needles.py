@@ -4,9 +4,8 @@ A needle is written into a *passage* of some hundred tokens of book text, and ev
 ingested as a document of its own; books without needles are ingested as *fillers* of several sizes.
 A trial attaches its passage among as many fillers as its length asks for, at a random place in
 their order, so that one ingest of a passage serves every length. All blocks that are attached
-compete in one search, and old blocks all stand at the same distance, so this is the same as one
-long document, but for the few blocks on both sides of a needle's passage; `in_place` documents
-check that.
+compete in one search, and old blocks are all at the same distance, so this equals one long
+document, but for the few blocks on both sides of a needle's passage.
 """
 
 import json
@@ -26,7 +25,6 @@ TASKS = {
     "of_100": "one of 100 facts of the same form",
     "updated": "updated facts, the last value wins",
     "split": "value split across blocks",
-    "in_place": "one fact or pass key inside one long document",
 }
 _SMALL, _LARGE = 1024, 2048  # tokens of the small fillers
 
@@ -43,7 +41,6 @@ class Question:
     passages: list[str]
     before: str = ""  # unrelated text that the session reads first
     old: str = ""  # a value that was replaced
-    length: int = 0  # the only length that can be asked, for in_place
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,6 @@ class Plan:
         """The documents of one trial, in order; None if the passages alone are longer than
         `length`.
         """
-        if question.length:
-            return question.passages if question.length == length else None
         room = length - sum(self.tokens[name] for name in question.passages)
         if room < -_SMALL // 2:
             return None

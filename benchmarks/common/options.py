@@ -31,25 +31,14 @@ def plain_parser(doc: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument(
-        "--out", type=Path, help="write the results here as JSON, and a plot beside it as PNG"
-    )
+    options.add_argument("--out", type=Path, help="write the results here as JSON")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--threads", type=int, default=1, help="threads of torch")
     return options
 
 
-def figure_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser for what draws a picture from result files."""
-    options = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--out", type=Path, required=True, help="the PNG to write")
-    return options
-
-
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The same, for benchmarks that have a model read text."""
+    """`plain_parser` with --text, --model and --work, for benchmarks of a landmark model."""
     options = plain_parser(doc)
     options.add_argument(
         "--text",

@@ -65,11 +65,12 @@ def score_whole(model: LandmarkAPI, before: np.ndarray, targets: np.ndarray) -> 
 
 
 class Reading(Closing):
-    """A text in a session's memory, from which the same targets can be scored again and again. A
+    """A text in a session's memory, after which the same targets can be scored several times. A
     context manager.
     """
 
-    def __init__(self, model: LandmarkAPI, text: np.ndarray, *, retrieving: bool = False) -> None:
+    def __init__(self, model: LandmarkAPI, text: np.ndarray) -> None:
+        """Read the text, attending to its latest blocks, as an ingest does."""
         chunk = model.lookup.chunk_blocks * model.shape.block_size
         if len(text) % chunk:
             raise SystemExit(
@@ -77,40 +78,27 @@ class Reading(Closing):
             )
         self.model = model
         self.store = MemoryStore.in_memory(model.signature)
-        self.session = model.session(self.store, [], retrieve=retrieving)
+        self.session = model.session(self.store, [], retrieve=False)
         self.session.feed(text.tolist())
         self.session.end_chunk()
 
     def score(
-        self, targets: np.ndarray, mode: str, cmt_cutoff: float | None = None
+        self, targets: np.ndarray, *, retrieve: bool = True, cmt_cutoff: float | None = None
     ) -> tuple[np.ndarray, LandmarkSession]:
-        """Log probabilities [n - 1] of targets[1:], and the session that read them (its lookups are
-        those of this reading).
+        """Log probabilities [n - 1] of targets[1:], and the session, whose lookups are those of
+        this reading.
         """
-        if mode == "attached":
-            blocks = self.session.blocks
-            assert blocks.own_document is not None
-            documents = [(blocks.own_document, blocks.own_end)] if blocks.own_end else []
-            session = LandmarkSession(self.model, self.session.settings, self.store, documents)
-        else:
-            session = self.session
-            session.attention.retrieve = mode != "recent"
-            recency = 0.0 if mode == "ageless" else self.model.lookup.recency
-            lookup = session.attention.lookup
-            lookup.settings = replace(lookup.settings, recency=recency)
-            session.attention.chunk.length = session.content = 0  # the open chunk is begun again
-            session.attention.start_chunk()
+        session = self.session
+        attention = session.attention
+        attention.retrieve = retrieve
+        attention.chunk.length = session.content = 0  # the open chunk begins again
+        attention.start_chunk()
         if cmt_cutoff is not None:
-            lookup = session.attention.lookup
-            lookup.settings = replace(lookup.settings, cmt_cutoff=cmt_cutoff)
-        session.attention.lookups = type(session.attention.lookups)()
-        try:
-            return self.model.score(session, targets.tolist()), session
-        finally:
-            if session is not self.session:
-                session.close()
+            attention.lookup.settings = replace(attention.lookup.settings, cmt_cutoff=cmt_cutoff)
+        attention.lookups = type(attention.lookups)()
+        return self.model.score(session, targets.tolist()), session
 
     def close(self) -> None:
-        """Let go of the text."""
+        """Release the text."""
         self.session.close()
         self.store.close()

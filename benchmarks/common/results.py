@@ -1,4 +1,4 @@
-"""Writing down what was found: --out as JSON, a plot beside it as PNG."""
+"""Writing results: --out as JSON, with options and machine."""
 
 import argparse
 import json
@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,28 +94,3 @@ def _save(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1))
     print(f"\nwritten: {path}")
-
-
-def plot(
-    options: argparse.Namespace, draw: Callable[[Any], None], size: tuple[float, float] = (7, 4)
-) -> None:
-    """Draw a figure beside --out as PNG, where matplotlib is installed."""
-    if options.out is not None:
-        save_figure(options.out.with_suffix(".png"), draw, size)
-
-
-def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """Draw a figure into a PNG, where matplotlib is installed; size in inches."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("matplotlib is not installed: no plot")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=size, layout="constrained")
-    draw(figure)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    print(f"written: {path}")

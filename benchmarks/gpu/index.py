@@ -12,7 +12,7 @@ import torch
 from benchmarks.common.tables import tokens_text
 from benchmarks.common.timing import timed
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.index.data import TOP_K, fill
+from benchmarks.index.engines import TOP_K, fill
 from memstore.index import Scope, make_index
 from memstore.index.packed import PackedIndex
 

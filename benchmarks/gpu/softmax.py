@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
-from benchmarks.kernels.windows import Windows
+from benchmarks.gpu.windows import Windows
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -105,7 +105,7 @@ def lookups(
     it.
     """
     group = model.config.num_heads // model.config.num_kv_heads
-    writer = Writer(model.tokenizer, books, rng, "held_out")
+    writer = Writer(model.tokenizer, books, rng)
     found: list[tuple[int, int, Tensor]] = []
     gates: dict[int, Tensor] = {}
 

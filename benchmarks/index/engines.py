@@ -1,213 +1,195 @@
-"""What does each kind of index find, how fast, and what does it cost to build, keep and open?
+"""What does each kind of index find, how fast is it, and what does it take to build?
 
-Every kind at every size, all heads of one layer. Recall: share of the exact top 4 that is found;
-mass: the sum of exp(score) of what is found over that of the exact top 4; regret: exact minus found
-score, mean of the 4 (both as attention sees them). One query row a head, and 64. A kind whose build
-would take longer than --build-limit, by its time at the size before, is left out.
+Every kind at every size, over all heads of one layer, with keys and queries of a model as
+index.capture wrote them. Landmarks are divided among documents of equal length. Of a head's queries
+the first half, in the order of reading, trains and calibrates engines, and the second half is
+searched with; a measurement draws fresh ones. Recall is the share of the exact top 4 that is found.
+Times are medians of measurements in turns, of one query row a head and of 64; ratios are to
+`packed`, within a repeat. A kind whose build would take longer than --build-limit, by its time at
+the size before, is left out.
 
     python -m benchmarks.index.engines --captured landmarks/
 """
 
 import argparse
 import statistics
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from benchmarks.common.options import add
-from benchmarks.common.results import plot, write_part
-from benchmarks.common.tables import spread, table, tokens_text
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.results import write_part
+from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import interleaved, paired_ratio, timed
-from benchmarks.index.data import (
-    TOP_K,
-    Data,
-    asked,
-    begin,
-    clock,
-    documents,
-    fill,
-    in_parts,
-    index_parser,
-    make,
-    ms,
-    quality,
-    searched,
-)
-from memstore.index import INDEX_KINDS, PackedIndex, Scope
-from memstore.index.faiss import faiss_files
-from memstore.index.faiss.faiss_index import RECALL, FaissIndex
+from memstore.index import INDEX_KINDS, PackedIndex, Scope, make_index
+from memstore.index.faiss.faiss_index import FaissIndex
 
+TOP_K = 4
 ROWS = (1, 64)  # query rows a head
+KEPT = 2048  # queries of a head that an index keeps to train with
 
 
-def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
-    seconds_a_key: dict[str, float] = {}  # that building a kind took at the size before
-    sizes = []
-    for size in options.sizes:
-        sizes.append(engines_at(size, data, seconds_a_key, options))
-        print(engines_table(sizes[-1]), flush=True)
-    return {"layer": options.layer, "sizes": sizes}
+def main() -> None:
+    options = read_options()
+    prepare(options.threads)
+    torch.manual_seed(options.seed)
+    data = Data.load(options.captured, options.layer)
+    sizes = [size for size in sorted(options.sizes) if size <= len(data.keys)]
+    if not sizes:
+        raise SystemExit(f"only {len(data.keys):,} landmarks were captured: give smaller --sizes")
+    seconds_a_key: dict[str, float] = {}  # of building a kind at the size before
+    found = []
+    for size in sizes:
+        found.append(engines_at(size, data, seconds_a_key, options))
+        print(report(found[-1]), flush=True)
+    write_part(options, "engines", {"layer": data.layer, "sizes": found})
+
+
+def read_options() -> argparse.Namespace:
+    options = plain_parser(__doc__)
+    options.add_argument("--captured", type=Path, required=True, help="what index.capture wrote")
+    sizes = [1 << 12, 1 << 16, 1 << 20]
+    add(options, "--sizes", sizes, "landmarks a head", type=tokens_number)
+    add(options, "--layer", None, "the layer to search (default: the middle one)", type=int)
+    add(options, "--documents", 1000)
+    add(options, "--queries", 256, "query rows a head that recall is measured with")
+    add(options, "--repeats", 15)
+    options.add_argument("--kinds", nargs="+", choices=INDEX_KINDS, default=list(INDEX_KINDS))
+    add(options, "--build-limit", 3600, "seconds that building one kind may take", type=float)
+    given = options.parse_args()
+    if "packed" not in given.kinds:
+        options.error("--kinds must have packed: it is what the others are compared with")
+    return given
+
+
+@dataclass(frozen=True)
+class Data:
+    """Landmark keys [N, Hkv, D] float16 of one layer, and queries [n, D] float32 of every head to
+    train and to test with.
+    """
+
+    layer: int
+    keys: Tensor
+    train: dict[tuple[int, int], np.ndarray]  # by (layer, head)
+    test: list[np.ndarray]
+
+    @classmethod
+    def load(cls, directory: Path, layer: int | None) -> "Data":
+        """layer: None for the middle one of those that were captured."""
+        files = {int(path.stem.split("-")[1]): path for path in directory.glob("keys-*.npy")}
+        layer = sorted(files)[len(files) // 2] if layer is None else layer
+        keys = torch.from_numpy(np.load(files[layer]))
+        stored = np.load(directory / "queries.npz")
+        halves = [np.array_split(stored[f"{layer}-{head}"], 2) for head in range(keys.shape[1])]
+        train = {(layer, n): evenly(one, min(KEPT, len(one))) for n, (one, _) in enumerate(halves)}
+        return cls(layer, keys, train, [second for _, second in halves])
+
+    def fresh(self, rows: int, *seed: int) -> Tensor:
+        """Test queries [H, rows, D], chosen at random."""
+        rng = np.random.default_rng([rows, *seed])
+        drawn = [of_head[rng.integers(len(of_head), size=rows)] for of_head in self.test]
+        return torch.from_numpy(np.stack(drawn))
+
+
+def evenly(rows: np.ndarray, count: int) -> np.ndarray:
+    """`count` rows, evenly spread."""
+    return np.ascontiguousarray(rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)])
+
+
+def fill(index: PackedIndex, layer: int, keys: Tensor, lengths: Sequence[int]) -> Scope:
+    """Add keys [n, Hkv, D] as documents 1, 2, ..; returns the scope of them all."""
+    scope, at = [], 0
+    for document, length in enumerate(lengths, 1):
+        index.add(document, layer, 0, keys[at : at + length])
+        scope.append((document, 0, length))
+        at += length
+    return scope
 
 
 def engines_at(
     size: int, data: Data, seconds_a_key: dict[str, float], options: argparse.Namespace
 ) -> dict[str, Any]:
-    layer = options.layer
-    keys, lengths = data.keys[layer][:size], documents(size, options.documents)
+    """Every kind over so many landmarks a head."""
+    layer, keys = data.layer, data.keys[:size]
+    edges = np.linspace(0, size, min(options.documents, size) + 1).astype(np.int64)
+    lengths = np.diff(edges).tolist()
     rows: dict[str, dict[str, Any]] = {}
     indexes: dict[str, PackedIndex] = {}
     for kind in options.kinds:
         expected = size * seconds_a_key.get(kind, 0.0)
         if expected > options.build_limit:
-            print(
-                f"{kind} at {tokens_text(size)} left out: building it would take {expected:.0f} s",
-                flush=True,
-            )
+            print(f"{kind} at {tokens_text(size)} left out: a build of {expected:.0f} s")
             continue
-        index = indexes[kind] = make(kind, keys)
-        rows[kind], scope = built(index, layer, keys, lengths, data, options)
-        seconds_a_key[kind] = rows[kind].get("build_seconds", 0.0) / size
-        print(f"{kind} at {tokens_text(size)} is ready", flush=True)
-    q = data.evenly(layer, options.queries)
-    exact = in_parts(lambda some: indexes["packed"].search(layer, some, scope, TOP_K), q)
+        index = indexes[kind] = make_index(kind, *keys.shape[1:])
+        scope = fill(index, layer, keys, lengths)
+        rows[kind] = {"build_seconds": 0.0}
+        if isinstance(index, FaissIndex):
+            index.queries.kept = data.train
+            rows[kind]["build_seconds"], _ = timed(partial(index.build, layer, TOP_K))
+        rows[kind]["bytes"] = index.bytes
+        seconds_a_key[kind] = rows[kind]["build_seconds"] / size
+    q = torch.from_numpy(np.stack([evenly(of_head, options.queries) for of_head in data.test]))
+    exact = hits(indexes["packed"], layer, scope, q)
     for kind, index in indexes.items():
-        # The others find the same however many rows come at once; "auto" chooses anew.
-        search = partial(searched, index, layer, scope)
-        rows[kind] |= quality(in_parts(search, q, 1 if kind == "auto" else 32), exact)
+        # "auto" chooses by the rows of a search; the others find the same in any batch
+        found = hits(index, layer, scope, q, 1 if kind == "auto" else 32)
+        same = (found[..., :, None] == exact[..., None, :]) & (found >= 0)[..., None]
+        rows[kind]["recall"] = float(same.any(-2).double().mean())
     for count in ROWS:
-        name, burst = f"rows_{count}", max(1, min(16, (1 << 18) // (size * count)))
+        burst = max(1, min(16, (1 << 18) // (size * count)))
         repeats = options.repeats if count == 1 or size < 1 << 19 else max(3, options.repeats // 3)
         clocks = {
-            kind: clock(data, layer, index, scope, count, burst, options.seed)
+            kind: clock(data, index, scope, count, burst, options.seed)
             for kind, index in indexes.items()
         }
-        before = {kind: (index.searches, asked(index)) for kind, index in indexes.items()}
         measured = interleaved(clocks, repeats)
-        for kind, index in indexes.items():
-            searches = index.searches - before[kind][0]
-            rows[kind][name] = {
-                "seconds": statistics.median(measured[kind]),
-                "to_packed": paired_ratio(measured[kind], measured["packed"]),
-                "asked": (asked(index) - before[kind][1]) / searches,
-            }
-        if "auto" in rows:
-            good = [kind for kind in rows if kind != "auto" and rows[kind]["recall"] >= RECALL]
-            best = min((statistics.median(measured[kind]), kind) for kind in good)[1]
-            rows["auto"][name] |= {
-                "best": best,
-                "to_best": paired_ratio(measured["auto"], measured[best]),
+        for kind, times in measured.items():
+            rows[kind][f"rows_{count}"] = {
+                "seconds": statistics.median(times),
+                "to_packed": paired_ratio(times, measured["packed"]),
             }
     return {"landmarks": size, "documents": len(lengths), "kinds": rows}
 
 
-def built(
-    index: PackedIndex,
-    layer: int,
-    keys: Tensor,
-    lengths: Sequence[int],
-    data: Data,
-    options: argparse.Namespace,
-) -> tuple[dict[str, Any], Scope]:
-    """Fill, build, save and open again one index; what that took, and the scope of all
-    documents.
-    """
-    adding, scope = timed(lambda: fill(index, layer, keys, lengths))
-    row: dict[str, Any] = {"add_seconds": adding, "keys_bytes": index.bytes}
-    if isinstance(index, FaissIndex):
-        index.queries.kept = data.samples(layer)
-        row["build_seconds"], _ = timed(lambda: index.build(layer, TOP_K))
-        row["effort"] = [head.calibration.effort for head in index.built[layer].heads]
-        with tempfile.TemporaryDirectory(dir=options.work) as place:
-            directory = Path(place)
-            row["save_seconds"], _ = timed(
-                lambda: faiss_files.write_engines(directory, index, layer)
-            )
-            row["file_bytes"] = faiss_files.file_of(directory, layer).stat().st_size
-            row["open_seconds"], _ = timed(
-                lambda: index.install(layer, faiss_files.read_engines(directory, index, layer))
-            )
-    row["bytes"] = index.bytes
-    return row, scope
+def hits(index: PackedIndex, layer: int, scope: Scope, q: Tensor, rows: int = 32) -> Tensor:
+    """Candidates [H, T, top k] for q [H, T, D], `rows` at a time."""
+    found = [index.search(layer, some, scope, TOP_K).candidates for some in q.split(rows, 1)]
+    return torch.cat(found, 1)
 
 
-def engines_table(at: dict[str, Any]) -> str:
-    times_of = " | ".join([*(f"{n} row, ms" for n in ROWS), *(f"{n} row / packed" for n in ROWS)])
-    head = (
-        f"kind | recall@4 | worst head | mass | regret | {times_of} | engine asked | "
-        "memory MB | build s | file MB | save s | open s"
-    )
+def clock(
+    data: Data, index: PackedIndex, scope: Scope, rows: int, burst: int, seed: int
+) -> Callable[[int], float]:
+    """Seconds a search, of `burst` searches in a row for fresh rows; for `interleaved`."""
+
+    def run(repeat: int) -> float:
+        batches = [data.fresh(rows, seed, repeat, turn) for turn in range(burst)]
+        search = timed(lambda: [index.search(data.layer, q, scope, TOP_K) for q in batches])
+        return search[0] / burst
+
+    run(1 << 20)  # warm up: scopes are looked up, memory is allocated
+    return run
+
+
+def report(at: dict[str, Any]) -> str:
+    """The table of one size: a kind a line."""
+    times = [f"{n} row, {what}" for what in ("ms", "of packed") for n in ROWS]
     lines = []
     for kind, row in at["kinds"].items():
-        of_engine = "- | - | - | -"
-        if "build_seconds" in row:
-            of_engine = (
-                f"{row['build_seconds']:.2f} | {row['file_bytes'] / 1e6:.1f} | "
-                f"{row['save_seconds']:.2f} | {row['open_seconds']:.2f}"
-            )
         of = [row[f"rows_{n}"] for n in ROWS]
-        asked_of = "/".join(f"{x['asked']:.0%}" for x in of)
-        times = " | ".join([*(ms(x["seconds"]) for x in of), *(spread(x["to_packed"]) for x in of)])
-        lines.append(
-            f"{kind} | {row['recall']:.3f} | {row['worst_head']:.3f} | {row['mass']:.4f} | "
-            f"{row['regret']:.4f} | {times} | {asked_of} | "
-            f"{row['bytes'] / 1e6:.0f} | {of_engine}"
-        )
-    text = (
-        f"\nengines, {at['landmarks']:,} landmarks a head in {at['documents']} documents\n\n"
-        + table(head, lines)
-    )
-    if "auto" in at["kinds"]:
-        for n in ROWS:
-            row = at["kinds"]["auto"][f"rows_{n}"]
-            best = f"{row['best']}, the best with a recall of {RECALL}"
-            text += f"\nauto / {best}, {n} row: {spread(row['to_best'])}"
-    return text
-
-
-def draw(figure: Any, found: dict[str, Any]) -> None:
-    """Recall against the time of a search, a panel a size; of kinds that can be chosen."""
-    sizes = found["sizes"]
-    panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
-    for axes, at in zip(panels, sizes):
-        for number, kind in enumerate(INDEX_KINDS):
-            if (row := at["kinds"].get(kind)) is None:
-                continue
-            for count, marker in zip(ROWS, "os"):
-                axes.plot(
-                    1000 * row[f"rows_{count}"]["seconds"],
-                    row["recall"],
-                    marker,
-                    color=f"C{number}",
-                    alpha=0.75,
-                    label=kind if count == 1 else None,
-                )
-        axes.axhline(RECALL, color="grey", linewidth=0.7, linestyle="--")
-        axes.set(
-            title=f"{tokens_text(at['landmarks'])} landmarks a head",
-            xscale="log",
-            xlabel="ms a search",
-        )
-        axes.tick_params(axis="x", which="minor", labelbottom=False)
-    panels[0].set_ylabel("recall@4 (circle: 1 query row a head, square: 64)")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncol=8
-    )
-
-
-def main() -> None:
-    arguments = index_parser(__doc__)
-    arguments.add_argument("--kinds", nargs="+", choices=INDEX_KINDS, default=list(INDEX_KINDS))
-    add(arguments, "--build-limit", 3600, "seconds that building one kind may take", type=float)
-    options = arguments.parse_args()
-    if "packed" not in options.kinds:
-        arguments.error("--kinds must have packed: it is what the others are compared with")
-    found = measure(begin(options), options)
-    write_part(options, "engines", found)
-    plot(options, lambda figure: draw(figure, found), (12, 4.5))
+        line: list[object] = [kind, f"{row['recall']:.3f}"]
+        line += [f"{1000 * one['seconds']:.3g}" for one in of]
+        line += [spread(one["to_packed"]) for one in of]
+        lines.append([*line, f"{row['bytes'] / 1e6:.0f}", f"{row['build_seconds']:.1f}"])
+    head = ["kind", f"recall@{TOP_K}", *times, "memory MB", "build s"]
+    count = f"{at['landmarks']:,} landmarks a head in {at['documents']} documents"
+    return f"\n{count}\n\n" + table(head, lines)
 
 
 if __name__ == "__main__":

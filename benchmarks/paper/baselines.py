@@ -3,10 +3,7 @@
 train       the runs (runs.py): every memory of --memories with every seed of --seeds, the seeds one
             after the other. A run that is finished is not trained again, one that was interrupted
             goes on, and two processes share a list without waiting for each other.
-perplexity  of the same 256 tokens after more and more of the text before them; and at one length
-            (--ways-past) by how it is read: more or fewer blocks retrieved and kept, longer and
-            shorter caches, so that memories can be compared at equal tokens attended to and at
-            equal bytes.
+perplexity  of the same 256 tokens after more and more of the text before them.
 recall      pass key, one fact, one of 20 by length: the same questions in the same texts. As many
             trials as read --recall-tokens, --trials at most and 5 at least. (Memorizing up to
             --memorizing-length: the text is read again for every question, and slowly.)
@@ -26,7 +23,7 @@ from typing import Any
 
 from benchmarks.baselines.config import MEMORIES
 from benchmarks.common.options import add
-from benchmarks.common.results import plot, write
+from benchmarks.common.results import write
 from benchmarks.common.starting import start
 from benchmarks.common.tables import tokens_number, tokens_text
 from benchmarks.paper import baselines_measures as measures
@@ -43,7 +40,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--memories", list(MAIN), "full: the ceiling", choices=["landmark", *MEMORIES])
     add(options, "--parts", list(PARTS), choices=PARTS)
     add(options, "--pasts", ["0", "512", "2K", "4K", "16K"], "tokens before the targets")
-    add(options, "--ways-past", "4K", "at which ways to read are compared")
     add(options, "--lengths", ["2K", "8K", "32K", "128K"], "of recall")
     add(options, "--trials", 40)
     add(options, "--recall-tokens", "200K", "read for the questions of a task and length, at most")
@@ -52,7 +48,7 @@ def read_options() -> argparse.Namespace:
     given = options.parse_args()
     for name in ("pasts", "lengths", "cost_pasts"):
         setattr(given, name, sorted({tokens_number(text) for text in getattr(given, name)}))
-    for name in ("ways_past", "recall_tokens", "memorizing_length"):
+    for name in ("recall_tokens", "memorizing_length"):
         setattr(given, name, tokens_number(getattr(given, name)))
     return given
 
@@ -104,22 +100,11 @@ def perplexity(bench: Bench, compared: list[Run]) -> dict[str, Any]:
     print("\n" + tables.gain_table(by_past, options.pasts))
     first = compared[0].memory
     print("\n" + tables.paired_table(by_past, options.pasts, first))
-    points = measures.by_way(bench, compared, options.ways_past, max(options.pasts))
-    against = next((every for memory, _, every in points if memory == "none"), points[0][2])
-    print(f"\npast of {tokens_text(options.ways_past)} tokens\n")
-    print(tables.ways_table(points, against))
-    if {"landmark", "transformer-xl"} <= {memory for memory, _, _ in points}:
-        print("\n" + tables.equal_table(points, "landmark", "transformer-xl"))
-    plot(options, lambda figure: tables.draw(figure, options.pasts, by_past, points), (13, 4))
     return {
         "by_past": {
             memory: [[one.plain() for one in every] for every in of_past]
             for memory, of_past in by_past.items()
-        },
-        "by_way": [
-            {"memory": memory, "way": vars(way), "seeds": [one.plain() for one in every]}
-            for memory, way, every in points
-        ],
+        }
     }
 
 

@@ -1,5 +1,5 @@
-"""What is measured of the memories that are compared: perplexity by the length of the past and by
-how a model reads it, recall, and cost. All of it is kept beside each model.
+"""What is measured of the memories that are compared: perplexity by the length of the past, recall,
+and cost. All of it is stored with each model.
 """
 
 import tempfile
@@ -12,31 +12,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines.reading import BaselineModel
-from benchmarks.common.needle_memory import ask, build
+from benchmarks.common.needle_memory import ask, ask_streamed, build
 from benchmarks.common.needles import Plan
 from benchmarks.common.reading import TARGETS
-from benchmarks.common.streamed import ask_streamed
 from benchmarks.paper.measures import Bench, Losses, Measured
 from benchmarks.paper.runs import Run
 from benchmarks.paper.scoring import NUMBER, Way, score
 from memstore import MemoryStore
 
 TASKS = ("passkey", "fact", "of_20")
-POINTS: dict[str, tuple[Way, ...]] = {
-    "landmark": (
-        Way(),
-        *(Way(top_k=k) for k in (1, 2, 8)),
-        *(Way(own_blocks=blocks) for blocks in (8, 32)),
-    ),
-    "transformer-xl": (
-        Way(),
-        *(Way(cache=tokens) for tokens in (8, 16, 32, 64, 128, 512, 1024, 2048, 4096)),
-    ),
-    "memorizing": (Way(), Way(cache=64)),
-}
-"""How models read a past of one length, for perplexity by bytes and by tokens attended to; others
-as they were trained.
-"""
 _PASSAGE = 256  # tokens around a needle
 _CHUNKS = 4  # that are timed
 SLOW = 1 << 17  # longest past that a memorizing model is timed behind: every token is searched
@@ -51,17 +35,6 @@ def by_past(bench: Bench, runs: Sequence[Run], pasts: Sequence[int]) -> dict[str
         run.memory: [bench.by_seed(run, Way(), past + TARGETS, reach=reach) for past in pasts]
         for run in runs
     }
-
-
-def by_way(
-    bench: Bench, runs: Sequence[Run], past: int, reach: int
-) -> list[tuple[str, Way, Losses_]]:
-    """Of a past of one length, what every way to read it gives; the targets of `by_past`."""
-    return [
-        (run.memory, way, bench.by_seed(run, way, past + TARGETS, reach=reach + TARGETS))
-        for run in runs
-        for way in POINTS.get(run.memory, (Way(),))
-    ]
 
 
 def trials_of(length: int, most: int, tokens: int) -> int:
@@ -92,8 +65,7 @@ def _ask_all(
         "text": [str(path) for path in measured.texts],
     }
     about |= {"threads": threads, "seed": seed, "trials": trials, "tasks": sorted(TASKS)}
-    about |= {"longest": length, "in_place": 0, "in_place_length": 0, "split": "held_out"}
-    build(work, about | {"passage": _PASSAGE})
+    build(work, about | {"longest": length, "passage": _PASSAGE})
     model, given = measured.model, {"trials": trials, "seed": seed}
     if isinstance(model, BaselineModel):
         rows = [ask_streamed(model, work, task, length, **given) for task in TASKS]

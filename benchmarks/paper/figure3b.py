@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common.needle_memory import streamed
 from benchmarks.common.options import add
-from benchmarks.common.results import plot, write
+from benchmarks.common.results import write
 from benchmarks.common.starting import start
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.paper.measures import Bench, Measured
@@ -61,22 +61,6 @@ def report(found: Found, lengths: list[int]) -> str:
     return table(["prompt", *found, "theirs (LLaMA 7B)"], lines)
 
 
-def draw(figure: Any, found: Found, lengths: list[int]) -> None:
-    """Share right by length."""
-    axes = figure.subplots()
-    for memory, by_length in found.items():
-        shares = [right / trials for right, trials in by_length.values()]
-        axes.plot(lengths, shares, "o-", label=memory)
-    axes.plot(list(FIGURE_3B), list(FIGURE_3B.values()), "*", label="theirs (LLaMA 7B)")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [tokens_text(length) for length in lengths])
-    axes.set_xlabel("tokens of the prompt")
-    axes.set_ylabel("pass keys right")
-    axes.set_ylim(0, 1.02)
-    axes.grid(alpha=0.3)
-    axes.legend()
-
-
 def main() -> None:
     arguments = parser(__doc__)
     add(arguments, "--lengths", ["256", "512", "1K", "2K", "4K", "8K", "16K", "32K"])
@@ -86,7 +70,6 @@ def main() -> None:
     found = measure(Bench(options), options.lengths)
     print("\n" + report(found, options.lengths))
     write(options, {"right_of": found})
-    plot(options, lambda figure: draw(figure, found, options.lengths))
 
 
 if __name__ == "__main__":

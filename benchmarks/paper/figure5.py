@@ -9,26 +9,71 @@ by layer (by whichever of its heads), as a share of the blocks that could be rea
         --test books-test.jsonl.zst --out figure5.json
 """
 
+from collections import Counter, defaultdict
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common.distinct import distinct_blocks
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.reading import TARGETS, segments
-from benchmarks.common.results import plot, write
+from benchmarks.common.results import write
 from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import blocks
 from benchmarks.paper.runs import parser
+from memstore import MemoryStore
 from memstore.model.landmark.config import PRESETS
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.lookup_settings import GRANULARITIES
+from memstore.model.session import StepReads
 
 LENGTH, LOCAL, TOP_K = 2048, 250, 4
 Found = dict[str, dict[str, list[float]]]
+
+
+class Distinct:
+    """Counts different blocks by layer and head, and by layer: an OnRead, of all rows."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        self.times: Counter[tuple[int, int]] = Counter()  # a block (document, block) was read
+
+    def __call__(self, reads: StepReads) -> None:
+        for unit in reads.units:
+            block = (unit.document, unit.block)
+            self._heads[unit.layer, unit.head].add(block)
+            self.times[block] += 1
+
+    @property
+    def by_head(self) -> dict[tuple[int, int], int]:
+        """Different blocks of every layer and head that read any."""
+        return {key: len(read) for key, read in sorted(self._heads.items())}
+
+    @property
+    def by_layer(self) -> dict[int, int]:
+        """Different blocks of every layer, by whichever of its heads."""
+        layers: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        for (layer, _), read in self._heads.items():
+            layers[layer] |= read
+        return {layer: len(read) for layer, read in sorted(layers.items())}
+
+
+def distinct_blocks(model: LandmarkAPI, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
+    """What the last `chunk` tokens of a text read of the blocks before them, in one session that
+    retrieves from its own text; lookup: LookupSettings that shall differ.
+    """
+    counted = Distinct()
+    with (
+        MemoryStore.in_memory(model.signature) as store,
+        model.session(store, [], read_all_rows=True, **lookup) as session,
+    ):
+        session.feed(text[:-chunk].tolist())
+        session.end_chunk()
+        session.attention.on_read = counted
+        session.feed(text[-chunk:].tolist())
+    return counted
 
 
 def measure(bench: Bench) -> Found:
@@ -85,26 +130,12 @@ def report(found: Found, choice: int) -> str:
     return table(head, lines)
 
 
-def draw(figure: Any, found: Found, choice: int) -> None:
-    """Bars by granularity."""
-    axes = figure.subplots()
-    at = np.arange(len(found))
-    for shift, name in ((-0.2, "by_head"), (0.2, "by_layer")):
-        values = [np.mean(counted[name]) for counted in found.values()]
-        axes.bar(at + shift, values, 0.4, label=name.replace("_", " "))
-    axes.axhline(choice, linestyle=":", color="grey")
-    axes.set_xticks(at, list(found))
-    axes.set_ylabel("different blocks read by a chunk")
-    axes.legend()
-
-
 def main() -> None:
     options = parser(__doc__).parse_args()
     found = measure(Bench(options))
     choice = blocks(LENGTH) - blocks(LOCAL)
     print("\n" + report(found, choice))
     write(options, {"found": found, "choice": choice})
-    plot(options, lambda figure: draw(figure, found, choice))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ without jumps.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add
 from benchmarks.common.reading import TARGETS, score_whole, segments
-from benchmarks.common.results import plot, write
+from benchmarks.common.results import write
 from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
@@ -75,17 +74,6 @@ def report(found: Found, lengths: list[int]) -> str:
     return table(["tokens", *found, "with / without"], lines)
 
 
-def draw(figure: Any, found: Found, lengths: list[int]) -> None:
-    """Perplexity by length."""
-    axes = figure.subplots()
-    for name, by_length in found.items():
-        axes.plot(lengths, [math.exp(by_length[n].mean()) for n in lengths], "o-", label=name)
-    axes.set_xlabel("tokens, at true positions")
-    axes.set_ylabel("perplexity of the last 256")
-    axes.grid(alpha=0.3)
-    axes.legend()
-
-
 def main() -> None:
     arguments = parser(__doc__)
     add(arguments, "--lengths", [256, 384, 512, 768, 1024, 1536, 2048], "tokens in all")
@@ -101,7 +89,6 @@ def main() -> None:
             }
         },
     )
-    plot(options, lambda figure: draw(figure, found, options.lengths))
 
 
 if __name__ == "__main__":

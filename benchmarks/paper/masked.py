@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common.options import add, prepare
-from benchmarks.common.results import plot, write
+from benchmarks.common.results import write
 from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.common.text import Books
@@ -133,20 +133,6 @@ def main() -> None:
     rows = train(options, model, corpus, held)
     print("\n" + report(rows, options.top_k))
     write(options, {"rows": rows})
-    plot(options, lambda figure: draw(figure, rows, options.top_k))
-
-
-def draw(figure: Any, rows: list[dict[str, Any]], top_k: list[int]) -> None:
-    """Perplexity by step."""
-    axes = figure.subplots()
-    for name in ("all", *map(str, top_k)):
-        values = [row[name]["perplexity"] for row in rows]
-        axes.plot([row["step"] for row in rows], values, "o-", markersize=3, label=f"{name} blocks")
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("perplexity of masked tokens")
-    axes.grid(alpha=0.3)
-    axes.legend()
 
 
 if __name__ == "__main__":

@@ -1,21 +1,15 @@
-"""Does text before the training window help, and does retrieval help beyond the most recent blocks?
+"""Does text before the training window help, and does retrieval help beyond the latest blocks?
 
-The same target tokens (256 of each segment, segments at random places of the books) are scored with
-more and more of the text before them in memory. For every memory size a session of its own reads
-exactly that much text, chunk by chunk, and its blocks become its memory; nothing of earlier text is
-in them. The targets are then read from that same memory:
-  retrieved   retrieved blocks and the latest ones, as a session that goes on reading sees them
-  ageless     the same without what blocks lose by their age (recency 0)
+The same target tokens (256 of each segment, at random places of the books) are scored with more and
+more of the text before them in memory. For every size of memory a new session reads exactly that
+much text, chunk by chunk, and its blocks become its memory. The targets are then read with that
+memory:
+  retrieved   retrieved blocks and the latest ones, as in a session that goes on reading
   recent      the latest top_k blocks alone
-  attached    a fresh session that has the text attached as an old document, and nothing just before
-  whole       (with --true-positions) no memory: text and targets in one chunk, at their true
-              positions (the paper's figure 6 and appendix E), as far as a chunk can be long
-A model of another memory (`benchmarks.baselines.train`) reads the text and then the targets, as it
-reads any: one column, "streamed", beside the tokens that a token attended to (the mean over
-layers) and the bytes that were kept of the past.
-Reading the text itself attends to the latest blocks (the way documents are ingested), or with
---read-retrieving to retrieved ones. Intervals are 95%, by Student's t, of the difference of mean
-log likelihood in the same segment, as a ratio of perplexities.
+A model of another memory (`benchmarks.baselines.train`) reads the text and then the targets: one
+column, "streamed", with the tokens that a token attended to (the mean over layers) and the bytes
+that were stored of the past. Intervals are 95%, by Student's t, of the difference of mean log
+likelihood in the same segment, as a ratio of perplexities.
 
     python -m benchmarks.quality.perplexity --text books-test.jsonl.zst
 """
@@ -34,13 +28,13 @@ from benchmarks.baselines.past import Attended
 from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, load_any, parser
-from benchmarks.common.reading import TARGETS, Reading, score_whole, segments
-from benchmarks.common.results import plot, write_results
+from benchmarks.common.reading import TARGETS, Reading, segments
+from benchmarks.common.results import write_results
 from benchmarks.common.sessions import AnyModel
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 
-MODES = ("retrieved", "ageless", "recent", "attached")
+MODES = ("retrieved", "recent")
 
 
 def measure(model: AnyModel, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -64,13 +58,9 @@ def measure(model: AnyModel, options: argparse.Namespace) -> Iterator[dict[str, 
                     losses[f"streamed {size}"] = -float(scores.mean())
                     costs[f"attended {size}"] = session.past.attended.per_token
                 continue
-            if options.true_positions:
-                whole = score_whole(model, before, segment.targets)
-                if whole is not None:
-                    losses[f"whole {size}"] = -float(whole.mean())
-            with Reading(model, before, retrieving=options.read_retrieving) as reading:
+            with Reading(model, before) as reading:
                 for mode in MODES if size else ("recent",):
-                    scores, _ = reading.score(segment.targets, mode)
+                    scores, _ = reading.score(segment.targets, retrieve=mode == "retrieved")
                     losses[f"{mode} {size}"] = -float(scores.mean())
         yield {"book": segment.book, "start": segment.start, "losses": losses, "costs": costs}
 
@@ -79,18 +69,10 @@ def main() -> None:
     options = parser(__doc__)
     add(options, "--sizes", ["0", "512", "2K", "4K", "16K"], "tokens of memory")
     add(options, "--segments", 240)
-    options.add_argument(
-        "--read-retrieving",
-        action="store_true",
-        help="read the text with retrieval too (much slower)",
-    )
-    options.add_argument(
-        "--true-positions", action="store_true", help="score it all in one long chunk too"
-    )
     given = options.parse_args()
     given.sizes = sorted({0, *map(tokens_number, given.sizes)})
     if len(given.sizes) < 2:
-        options.error("--sizes needs a memory beside 0")
+        options.error("--sizes needs a memory other than 0")
     model = load_any(given)
     rows, began = [], time.perf_counter()
     for row in measure(model, given):
@@ -113,21 +95,14 @@ def main() -> None:
         f"\n{len(rows)} segments of {TARGETS} tokens; perplexity, and its ratio to that without "
         "memory or retrieval\n"
     )
-    head = (
-        f"memory | {' | '.join(MODES)} | retrieved / none | "
-        f"retrieved / {tokens_text(given.sizes[1])} | retrieved / recent | retrieved / ageless | "
-        "attached / none"
-    ) + (" | whole" if given.true_positions else "")
-    ratios = [f"retrieved_to_{what}" for what in ("none", "least", "recent", "ageless")]
+    head = f"memory | {' | '.join(MODES)} | retrieved / none | retrieved / recent"
     lines = [
         [tokens_text(p["size"]), *(f"{p[mode]:.2f}" for mode in MODES)]
-        + [interval(p[name]) for name in (*ratios, "attached_to_none")]
-        + [f"{p['whole']:.2f}" if "whole" in p else ""] * given.true_positions
+        + [interval(p[f"retrieved_to_{what}"]) for what in ("none", "recent")]
         for p in points
     ]
     print(table(head, lines))
     write_results(given, model, {"points": points, "segments": rows})
-    plot(given, lambda figure: draw(figure, points), (5, 4))
 
 
 def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, Any]]:
@@ -137,14 +112,8 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
             "size": size,
             **{mode: math.exp(losses[f"{mode} {size}"].mean()) for mode in MODES},
             "retrieved_to_none": ratio(losses[f"retrieved {size}"], losses["recent 0"]),
-            "retrieved_to_least": ratio(
-                losses[f"retrieved {size}"], losses[f"retrieved {sizes[1]}"]
-            ),
             "retrieved_to_recent": ratio(losses[f"retrieved {size}"], losses[f"recent {size}"]),
-            "retrieved_to_ageless": ratio(losses[f"retrieved {size}"], losses[f"ageless {size}"]),
-            "attached_to_none": ratio(losses[f"attached {size}"], losses["recent 0"]),
         }
-        | ({"whole": math.exp(losses[at].mean())} if (at := f"whole {size}") in losses else {})
         for size in sizes
     ]
 
@@ -186,19 +155,6 @@ def ratio(losses: np.ndarray, against: np.ndarray) -> list[float]:
 def interval(values: list[float]) -> str:
     """ "0.970 (0.965-0.975)"."""
     return f"{values[0]:.4f} ({values[1]:.4f}-{values[2]:.4f})"
-
-
-def draw(figure: Any, points: list[dict[str, Any]]) -> None:
-    """Perplexity by memory size."""
-    axes = figure.subplots()
-    at = range(len(points))
-    for mode in MODES:
-        axes.plot(at, [point[mode] for point in points], "o-", markersize=4, label=mode)
-    axes.set_xticks(list(at), [tokens_text(point["size"]) for point in points])
-    axes.set_xlabel("tokens of earlier text in memory")
-    axes.set_ylabel("perplexity of the same targets")
-    axes.grid(alpha=0.3)
-    axes.legend()
 
 
 if __name__ == "__main__":

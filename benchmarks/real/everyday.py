@@ -1,13 +1,12 @@
-"""How does a real model's memory do on questions that people ask about a real book?
+"""How often is a passage model's answer right on questions that people ask about a book?
 
-The book and its 30 questions are those of `memstore demo` (memstore/cli/demo/real_book.py); they
-were written by somebody who had not seen an answer of the system. Methods as for real.recall, with
-the K and the threshold that --tuned found on other books; the memory refuses as it does for its
-users, and with --caution 1 as for real.recall. Right is an answer in which one of the accepted
-strings occurs. Intervals are Wilson's, 95%; "less" is the
-memory's share less the method's over the same questions, with Student's.
+The book and its 30 questions are those of `memstore demo`; they were written by somebody who had
+not seen an answer of the system. Methods as in real.recall. The memory refuses as it does by
+default, and with --caution 1 as in real.recall. An answer is right if one of the accepted strings
+occurs in it. Intervals are Wilson's, 95%; "less" is the memory's share less the method's over the
+same questions, with Student's interval.
 
-    python -m benchmarks.real.everyday --model smollm2/ --tuned tuned.json --work w/
+    python -m benchmarks.real.everyday --model smollm2/ --work w/
 """
 
 import argparse
@@ -21,7 +20,7 @@ from benchmarks.real.plan import Plan, Question, Stated
 from benchmarks.real.recall_tables import counts
 from benchmarks.real.results import Row
 from benchmarks.real.running import parser, run
-from memstore.cli.demo.real_book import TEXT, chapters, questions
+from memstore.cli.demo import TEXT, book_questions, chapters
 from memstore.model.lookup_settings import CAUTION
 
 METHODS = [
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    options = parser(__doc__, lengths=[], own_text=True)
+    options = parser(__doc__)
     options.set_defaults(text=[str(TEXT)], methods=METHODS, caution=CAUTION)
     given = options.parse_args()
     given.tasks, given.lengths = [TASK], [0]
@@ -52,7 +51,7 @@ def plan() -> Plan:
     """The chapters, and the questions about all of them."""
     texts = dict(chapters())
     made = Plan(documents=texts)
-    for number, one in enumerate(questions()):
+    for number, one in enumerate(book_questions()):
         start = texts[one.chapter].index(one.passage)
         stated = Stated(one.chapter, start, start + len(one.passage), None)
         made.questions.append(

@@ -1,19 +1,15 @@
-"""How fast does a real model read a text into a memory on disk, against its own prefill?
+"""How fast does a passage model ingest a text, against its own prefill, and in how much memory?
 
 ingest  Tokens a second of `reader.ingest`, against the stock model of transformers reading the same
-        tokens in the same chunks behind the same beginning, over a window as long, held in its
-        stock cache and stored nowhere. In turns; the ratio is the median of pairs: of the clock,
-        in which blocks are encoded beside the reading where a core is free; and of the processor,
-        all threads together, which other programs do not disturb.
-short   The same for documents of --short tokens, one after the other; and what reading several of
-        them side by side would gain at most: a batch through the stock model against its rows one
-        by one, and whether they give the same bits.
-workers How fast --workers processes read the long document, and the --documents short ones of each
-        length as files of a folder, against one: of one thread, and of as many threads as there
-        are processes. In turns, by the clock; the workers have loaded the model before, in seconds
-        that are told apart. Wants as many idle cores.
-peak    Peak main memory of a process of its own that ingests --peak tokens; its host tier holds
-        --host-budget bytes.
+        tokens in chunks of 256 after the same prefix, over a window of 256, with its stock cache
+        and nothing stored. In turns; the ratio is the median of pairs: of the clock, and of the
+        processor time of all threads, which other programs do not disturb.
+workers How fast --workers processes ingest the long document, and --documents short ones of each
+        length as files of a folder, against one process: with one thread, and with as many threads
+        as there are processes. In turns, by the clock; loading the model in the workers is timed
+        separately. Needs as many idle cores.
+peak    Peak main memory of a fresh process that ingests --peak tokens, with --host-budget bytes of
+        host tier.
 
     python -m benchmarks.real.ingest --text books-test.jsonl.zst --model smollm2/
 """
@@ -23,13 +19,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
+from benchmarks.common.main_memory import peak_bytes
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
@@ -37,7 +33,6 @@ from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio
 from benchmarks.real.hay import Hay
 from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.prompting import DTYPES, counting
-from benchmarks.speed.peak_memory import peak_bytes
 from memstore import MemoryStore
 from memstore.disk.format.codec import CODECS
 from memstore.hf.attention_seam import cache_argument
@@ -46,7 +41,7 @@ from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
 
-PARTS = ["ingest", "short", "workers", "peak"]
+PARTS = ["ingest", "workers", "peak"]
 
 
 def main() -> None:
@@ -54,17 +49,11 @@ def main() -> None:
     prepare(options.threads)
     hay = Hay(counting(options.model), list(read_documents(options.text)), Random(options.seed))
     found: dict[str, Any] = {}
-    if {"ingest", "short", "workers"} & set(options.parts):
+    if {"ingest", "workers"} & set(options.parts):
         reader = passage_model(options.model, options.dtype)
-    if "ingest" in options.parts or "short" in options.parts:
+    if "ingest" in options.parts:
         stock = Stock(options.model, options.dtype, reader)
-        if "ingest" in options.parts:
-            found["ingest"] = against_prefill(reader, stock, [hay.prose(options.tokens)], options)
-        if "short" in options.parts:
-            for length in options.short:
-                texts = [hay.prose(length) for _ in range(options.documents)]
-                found[f"short {length}"] = against_prefill(reader, stock, texts, options)
-                found[f"batches {length}"] = batches(reader, stock, texts, options)
+        found["ingest"] = against_prefill(reader, stock, hay.prose(options.tokens), options)
     if "workers" in options.parts:
         found["workers"] = by_workers(reader, hay, options)
     if "peak" in options.parts:
@@ -77,9 +66,8 @@ def read_options() -> argparse.Namespace:
     add(options, "--codec", "zstd", choices=CODECS)
     add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
     add(options, "--tokens", "8K", "of the long document", type=tokens_number)
-    add(options, "--short", [128, 512], "tokens")
+    add(options, "--short", [128, 512], "tokens of short documents, for the workers")
     add(options, "--documents", 8, "short ones")
-    add(options, "--batches", [2, 4, 8], "documents side by side")
     add(options, "--workers", 2, "processes, of which one writes")
     add(options, "--peak", ["32K", "128K"], "tokens")
     add(options, "--host-budget", 64 * 1024**2, "bytes")
@@ -88,7 +76,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Stock:
-    """The model as transformers has it, that reads what a reader reads and forgets it."""
+    """The stock model of transformers, which reads the same tokens and stores nothing."""
 
     def __init__(self, model: str, dtype: str, reader: HuggingFacePassageModel) -> None:
         from transformers import AutoModelForCausalLM
@@ -121,86 +109,40 @@ class Stock:
                         for half in (layer.keys, layer.values)
                     )
 
-    @torch.no_grad()
-    def states(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of ids [B, T] side by side -> their last states."""
-        states: torch.Tensor = self.model(input_ids=rows, use_cache=False).last_hidden_state
-        return states
-
 
 def against_prefill(
-    reader: HuggingFacePassageModel, stock: Stock, texts: Sequence[str], options: argparse.Namespace
+    reader: HuggingFacePassageModel, stock: Stock, text: str, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Tokens a second of both."""
-    ids = [reader.tokenizer.encode(text) for text in texts]
-    tokens = sum(map(len, ids))
-
-    def stored(repeat: int) -> float:
-        with tempfile.TemporaryDirectory() as directory, created(reader, directory, options) as to:
-
-            def ingest() -> None:
-                for number, text in enumerate(texts):
-                    reader.ingest(text, to, name=f"{number}")
-
-            return spent("ingest", ingest)
-
-    def prefilled(repeat: int) -> float:
-        def read() -> None:
-            for document in ids:
-                stock.read(document)
-
-        return spent("prefill", read)
-
+    """Tokens a second of both, by the clock and by processor time."""
+    ids = reader.tokenizer.encode(text)
     busy: dict[str, list[float]] = {"ingest": [], "prefill": []}
 
-    def spent(name: str, work: Callable[[], None]) -> float:
+    def rate(name: str, work: Callable[[], object]) -> float:
         began = time.process_time()
         taken, _ = timed(work)
-        busy[name].append(tokens / (time.process_time() - began))
-        return tokens / taken
+        busy[name].append(len(ids) / (time.process_time() - began))
+        return len(ids) / taken
 
-    stored(-1)
+    def stored(_: int) -> float:
+        with tempfile.TemporaryDirectory() as folder, created(reader, folder, options) as store:
+            return rate("ingest", lambda: reader.ingest(text, store, name="text"))
+
+    def prefilled(_: int) -> float:
+        return rate("prefill", lambda: stock.read(ids))
+
+    stored(-1)  # warm up
     prefilled(-1)
     for rates in busy.values():
         rates.clear()
     clock = interleaved({"ingest": stored, "prefill": prefilled}, options.repeats)
-    what = f"{len(texts)} of {tokens_text(len(ids[0]))} tokens, {options.dtype}, {options.codec}"
+    what = f"{tokens_text(len(ids))} tokens, {options.dtype}, {options.codec}"
     lines, found = [], {}
     for name, measured in (("clock", clock), ("processor", busy)):
         ratio = paired_ratio(measured["ingest"], measured["prefill"])
         medians = " / ".join(f"{statistics.median(rate):,.0f}" for rate in measured.values())
         lines.append([what, name, medians, spread(ratio)])
         found[name] = {"ratio": ratio, "tokens_per_second": measured}
-    head = ["documents", "seconds of", "tokens a second: ingest / stock prefill", "ratio"]
-    print(table(head, lines) + "\n", flush=True)
-    return found
-
-
-def batches(
-    reader: HuggingFacePassageModel, stock: Stock, texts: Sequence[str], options: argparse.Namespace
-) -> dict[int, Any]:
-    """What reading documents side by side gains; in the time of this thread."""
-    found = {}
-    lines = []
-    for batch in options.batches:
-        rows = [reader.tokenizer.encode(text) for text in texts[:batch]]
-        ids = torch.tensor([row[: min(map(len, rows))] for row in rows])
-
-        def seconds(parts: Sequence[torch.Tensor], _: int) -> float:
-            began = time.thread_time()
-            for part in parts:
-                stock.states(part)
-            return time.thread_time() - began
-
-        ways = {"alone": ids.split(1), "together": (ids,)}
-        same = bool(torch.equal(stock.states(ids), torch.cat([*map(stock.states, ids.split(1))])))
-        measured = interleaved(
-            {name: partial(seconds, parts) for name, parts in ways.items()}, options.repeats
-        )
-        gain = paired_ratio(measured["alone"], measured["together"])
-        found[batch] = {"gain": gain, "same_bits": same}
-        lines.append([batch, tokens_text(ids.shape[1]), spread(gain), "yes" if same else "no"])
-    head = ["side by side", "tokens each", f"gain in {options.dtype}", "the same bits"]
+    head = ["document", "seconds of", "tokens a second: ingest / stock prefill", "ratio"]
     print(table(head, lines) + "\n", flush=True)
     return found
 
@@ -217,7 +159,7 @@ def by_workers(
         found["loading"], _ = timed(crew.start)
 
         def read(texts: Sequence[str], threads: int, workers: Workers | None = None) -> float:
-            """Tokens a second. The texts are cut and stored like those of files."""
+            """Tokens a second, of texts that are cut and stored like files."""
             files = [Text(text, f"{number}") for number, text in enumerate(texts)]
             torch.set_num_threads(threads)
             with tempfile.TemporaryDirectory() as where, created(reader, where, options) as store:

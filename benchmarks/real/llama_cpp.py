@@ -1,11 +1,11 @@
-"""How fast does a model generate out of a memory, beside llama.cpp with the same weights?
+"""How fast does a passage model generate from a memory, compared with llama.cpp and its weights?
 
 llama.cpp runs by llama-cpp-python under an interpreter that has it (--llama-python), in a process
-of its own that is asked in turns with the memory; it is given the text that the memory reads as its
-prompt, before the clock runs. The last of --weights is measured once more with an answer's sources
-told. Tokens a second of --tokens after the first one, greedy, by the clock and by the CPU time of
-the process. The floor is reading the weights once: their bytes as they are multiplied, by what this
-machine reads of a main memory's range in the same turn.
+of its own that is asked in turns with the memory; it gets the text that the memory reads as its
+prompt, before the clock starts. The last of --weights is measured once more while an answer's
+sources are collected. Tokens a second of --tokens after the first two, greedy, by the clock and by
+processor time. The floor is reading the weights once: their bytes as they are multiplied, at the
+rate at which this machine reads main memory in the same turn.
 
     python -m benchmarks.real.llama_cpp --text books-val.jsonl.zst --model smollm2 \
         --llama-python venv/bin/python --gguf SmolLM2-135M-Instruct.Q4_1.gguf
@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.real.passage_model import parser, passage_model
-from benchmarks.speed.growth_limits import STREAM
-from benchmarks.speed.growth_weights import Weights
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.answer import Collector
@@ -38,7 +37,8 @@ from memstore.training.corpus import read_documents
 
 QUESTION = "What does the text say of it, and what follows?"
 TEXT = 40_000  # characters of a book
-TOLD = ", sources told"
+STREAM = 256 << 20  # bytes; many times what a processor's caches hold
+TOLD = ", with sources"
 
 RIVAL = """
 import json, sys, time
@@ -96,7 +96,7 @@ def main() -> None:
             rounds = [
                 {name: turn() for name, turn in turns.items()} for _ in range(options.rounds + 1)
             ][1:]  # the first one is warm-up
-    sizes = {name: Weights(reader).generating for name, reader in ways(readers).items()}
+    sizes = {name: weight_bytes(reader) for name, reader in ways(readers).items()}
     print(report(rounds, sizes))
     write(options, {"rounds": rounds, "bytes": sizes})
 
@@ -113,8 +113,8 @@ def read_options() -> argparse.Namespace:
 
 
 def ways(readers: Mapping[str, HuggingFacePassageModel]) -> dict[str, HuggingFacePassageModel]:
-    """By the name of a way to generate out of the memory, the model: of each weights, and of the
-    last of them with an answer's sources told.
+    """The model by the name of a way to generate: with each kind of weights, and with the last kind
+    and sources.
     """
     named = {f"memory, {weights}": reader for weights, reader in readers.items()}
     last, reader = [*named.items()][-1]
@@ -148,7 +148,7 @@ def prompt_of(reader: HuggingFacePassageModel, store: MemoryStore, passages: int
 def memory_turn(
     reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace, *, told: bool
 ) -> Callable[[], Taken]:
-    """Generate out of the memory. told: gather the answer's sources, as `ask` does."""
+    """Generate from the memory. told: collect the answer's sources, as `ask` does."""
 
     def turn() -> Taken:
         sources = Collector()
@@ -184,6 +184,24 @@ def rival_turn(options: argparse.Namespace, prompt: str, flash: bool) -> Callabl
         return Taken(clock / options.tokens, busy / options.tokens)
 
     return turn
+
+
+def weight_bytes(reader: HuggingFacePassageModel) -> int:
+    """Bytes of weights that a generated token reads."""
+    linear = [part for part in reader.model.modules() if isinstance(part, nn.Linear)]
+    return round(sum(map(_bytes_read, linear)))
+
+
+def _bytes_read(linear: Any) -> float:
+    """Of one linear layer, in the form in which tokens are generated."""
+    few, share = getattr(linear, "few", None), 1.0
+    if few is None:
+        return float(linear.weight.nbytes)
+    if hasattr(few, "whole"):  # its rows of a matrix that several layers share
+        few = few.whole
+        rows = few.scales.numel() if hasattr(few, "scales") else few.grids.shape[1]
+        share = linear.out_features / rows
+    return share * sum(value.nbytes for value in vars(few).values())
 
 
 def reading_turn() -> Callable[[], Taken]:

@@ -67,13 +67,6 @@ class Plan:
     documents: dict[str, str] = field(default_factory=dict)
     questions: list[Question] = field(default_factory=list)
 
-    def merge(self, other: "Plan") -> None:
-        """Take in another's documents and questions. Raises ValueError if names are used twice."""
-        if twice := self.documents.keys() & other.documents.keys():
-            raise ValueError(f"two documents have the name {min(twice)}")
-        self.documents |= other.documents
-        self.questions += other.questions
-
     def of(
         self, tasks: Iterable[str], lengths: Iterable[int], most: int | None = None
     ) -> list[Question]:

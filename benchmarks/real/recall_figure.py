@@ -1,14 +1,15 @@
-"""How does accuracy change with the length of the memory, beside text in the prompt and BM25?
+"""Draws accuracy by the length of the memory, compared with text in the prompt and BM25.
 
-Draws what `real.recall` counted at several lengths: on the left the mean over all kinds of
-questions that something answers, on the right how often nothing is said where nothing answers. Bars
-are 95% intervals, of questions drawn within each kind.
+From the results of real.recall at several lengths: on the left the mean over all kinds of
+answerable questions, on the right how often nothing is said where nothing answers. Bars are 95%
+intervals, of questions drawn within each kind. Needs matplotlib (`pip install '.[bench]'`).
 
     python -m benchmarks.real.recall_figure docs/results/recall-8k.json \\
         docs/results/recall-200.json docs/results/recall-128k.json \\
         --out docs/results/accuracy-by-length.png
 """
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.intervals import Z95
-from benchmarks.common.options import figure_parser
-from benchmarks.common.results import save_figure
 from benchmarks.common.tables import tokens_text
 from benchmarks.real.results import Row
 from benchmarks.real.tuning import UNANSWERABLE
@@ -31,12 +30,21 @@ METHODS = {
 
 
 def main() -> None:
-    """Entry point."""
-    options = figure_parser(__doc__)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("results", nargs="+", type=Path, help="--out of real.recall, by length")
+    options.add_argument("--out", type=Path, required=True, help="the PNG to write")
     given = options.parse_args()
     rows = [row for file in given.results for row in json.loads(file.read_text())["answers"]]
-    save_figure(given.out, lambda figure: draw(figure, rows), (10, 4.2))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(10, 4.2), layout="constrained")
+    draw(figure, rows)
+    figure.savefig(given.out, dpi=130)
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
@@ -59,7 +67,9 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
             ]
             if not all(found):
                 continue
-            at = [length * 1.035 ** (place - 1.5) for length in lengths]  # bars beside each other
+            at = [
+                length * 1.035 ** (place - 1.5) for length in lengths
+            ]  # so that bars do not overlap
             means, halves = zip(*[one for one in found if one])
             axes.errorbar(
                 at,
@@ -70,7 +80,7 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
                 label=label,
                 capsize=3,
                 markersize=4,
-                linewidth=5 if method == "memory-text" else 1.8,  # seen behind the memory's
+                linewidth=5 if method == "memory-text" else 1.8,  # visible behind the memory's
                 elinewidth=1.5,
                 alpha=0.6 if method == "memory-text" else 1,
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.common.intervals import paired_interval
 from benchmarks.common.tables import rate, table, tokens_text
-from benchmarks.real.questions import TASKS
+from benchmarks.real.planted import TASKS
 from benchmarks.real.results import Row
 from benchmarks.real.tuning import UNANSWERABLE, outcome, worth
 

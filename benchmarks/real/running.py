@@ -1,11 +1,11 @@
-"""What the benchmarks of real models share: their options, and a run over a plan's questions that
-goes on where it was killed.
+"""Asking the questions of a plan by several methods: the options, and a run that continues where it
+was interrupted.
 """
 
 import argparse
 import hashlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,75 +18,52 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.methods import BASELINES, METHODS, Baselines, ask_all
 from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
+from benchmarks.real.planted import TUNED
 from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
-from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.adaptation import SEPARATOR
-from memstore.model.texts.passage_context import CONTEXTS
 
 DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
 
 
-def parser(
-    doc: str | None, lengths: Sequence[str], *, own_text: bool = False
-) -> argparse.ArgumentParser:
-    """A parser with the options of these benchmarks; own_text: which texts are read is not to be
-    chosen.
-    """
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of a run but --text, --lengths and --tasks."""
     options = plain_parser(doc)
-    if not own_text:
-        options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
+    options.add_argument("--model", required=True, help="a Hugging Face model's directory")
     add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
-    options.add_argument("--work", type=Path, help="keep texts, memory and results here")
-    add(options, "--lengths", list(lengths), "tokens of memory, e.g. 32K")
+    options.add_argument("--work", type=Path, help="store texts, memory and answers here")
     methods = "; ".join(f"{name}: {about}" for name, about in METHODS.items())
     add(options, "--methods", DEFAULT_METHODS, methods, metavar="METHOD")
-    about = "what is read in front of passages; None: what the model's adaptation says"
-    add(options, "--context", None, about, choices=CONTEXTS)
-    add(options, "--tuned", None, "what --tune of a run of real.recall wrote", type=Path)
+    add(options, "--tuned", TUNED, "K and thresholds, as written by recall --tune", type=Path)
     add(options, "--caution", 1.0, "of the memory: see LookupSettings; the questions are planted")
-    add(options, "--asked", None, "of each task's questions at a length at most", type=int)
+    add(options, "--asked", None, "at most so many questions of a task and length", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
     return options
 
 
-def read(options: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options given, with lengths as numbers."""
-    given = options.parse_args()
-    given.lengths = sorted(tokens_number(text) for text in given.lengths)
-    return given
-
-
 def run(
-    kind: str,
-    options: argparse.Namespace,
-    build: Callable[[], Plan],
-    *,
-    decides: Sequence[Any] = (),
-    plans: Sequence[Any] = (),
+    kind: str, options: argparse.Namespace, build: Callable[[], Plan], *identity: Any
 ) -> list[Row]:
-    """Ask the questions of a plan by --methods; the rows of --tasks and --lengths.
+    """Ask a plan's questions of --tasks and --lengths by --methods, and return a row an answer.
 
-    build: makes the plan, if --work has none. decides: what, beside texts, model and seed, decides
-    what a question or document of a name is; plans: what, beside lengths, decides which there are.
+    build: makes the plan. identity: what decides the plan, in addition to texts, lengths and model.
     """
     prepare(options.threads)
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         texts = [f"{Path(text).name} {Path(text).stat().st_size}" for text in options.text]
-        same = _digest(*texts, Path(options.model).name, options.seed, *decides)
-        path = work / f"{kind}-{same}-{_digest(options.lengths, *plans)}.json"
+        same = _digest(*texts, Path(options.model).name, *identity)
+        path = work / f"{kind}-{same}-{_digest(options.lengths)}.json"
         if not path.exists():
             build().save(path)
         plan = Plan.load(path)
-        reader = cache(lambda: _reader(options))
-        context = options.context or reader().context
-        blocks = Blocks(passages(tokenizer_of(options.model), context=context), plan.documents)
+        reader = cache(lambda: passage_model(options.model, options.dtype, options.caution))
+        cut = passages(tokenizer_of(options.model), context=reader().context)
+        blocks = Blocks(cut, plan.documents)
         questions = plan.of(options.tasks, options.lengths, options.asked)
-        # what was kept of passages that were cut in another way is not used
-        cut = _digest(blocks.spans(questions[0].documents[0])) if questions else ""
-        named = f"{kind}-{same}-{options.dtype}-{cut}"
+        # answers about passages that were cut differently do not count
+        spans = _digest(blocks.spans(questions[0].documents[0])) if questions else ""
+        named = f"{kind}-{same}-{options.dtype}-{spans}"
         prompted = f"{named}-{_digest(SEPARATOR)}"
 
         def applies(question: Question, method: str) -> bool:
@@ -96,7 +73,7 @@ def run(
                 return False
             return method != "full" or question.length <= options.full_up_to
 
-        tuned = {} if options.tuned is None else tuning.load(options.tuned)
+        tuned = tuning.load(options.tuned)
         by_memory = [name for name in options.methods if name.startswith("memory")]
         by_rule = [name for name in options.methods if name.endswith("~")]
         by_tuning = [name for name in options.methods if name in BASELINES]
@@ -135,13 +112,6 @@ def run(
             rows += [row for row in results if row["method"] in by_memory]
         asked = {question.name for question in questions}
         return [row for row in rows if row["question"] in asked]
-
-
-def _reader(options: argparse.Namespace) -> HuggingFacePassageModel:
-    """The model of a run, which puts in front of passages what --context says."""
-    reader = passage_model(options.model, options.dtype, options.caution)
-    reader.context = options.context or reader.context
-    return reader
 
 
 def _digest(*values: Any) -> str:

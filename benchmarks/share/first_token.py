@@ -1,20 +1,16 @@
-"""How soon is the first word of an answer there from a published memory, by how far the object
-store is, and how many requests does that take?
+"""How soon is the first token of an answer there from a published memory, by the distance of the
+object store, and how many requests does that take?
 
 A memory of --memory-tokens tokens, published to a directory (file://); every request takes
---latency milliseconds longer, as one at a distance would. Each time a process's caches begin empty:
-opening, attaching the document (which reads its landmarks), and a question of 16 tokens to its
-first answer token.
+--latency milliseconds longer, as one at a distance would. Timed are opening, attaching the document
+(which reads its landmarks), and a question of 16 tokens to its first answer token.
 
-cold           nothing is held anywhere
-one by one     the same, each record by a request of its own, also where they are neighbours
-shared choice  the same, all rows and heads of a layer choosing together (granularity shared)
-read ahead     the same, blocks that the next layer will probably want read beside this one's work
-local          what the first run read lies in a local cache
-here           asked again in the same process
+cold    nothing is cached anywhere
+local   what an earlier run read is in a local cache
+here    asked again in the same process
 
-Requests and bytes are those of the object store's client, of blocks apart from those that opening
-and attaching took. Medians of the repeats, in turns.
+Requests and bytes are those of the object store's client; those of opening and attaching are
+counted separately from those of blocks. Medians of the repeats, in turns.
 
     python -m benchmarks.share.first_token --text books-test.jsonl.zst
 """
@@ -22,11 +18,11 @@ and attaching took. Medians of the repeats, in turns.
 import shutil
 import statistics
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.distant import Distant
 from benchmarks.common.memories import kept_memory, long_text
 from benchmarks.common.options import add, add_memory_tokens, load, parser
 from benchmarks.common.results import write_part
@@ -34,21 +30,47 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
 from memstore.share.caches.local_cache import LocalCache
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import GAP, Remote
-from memstore.tiers.tier_options import Predictor
+from memstore.share.read.remote import Remote
 
 QUESTION = 16  # tokens
+WAYS = ("cold", "local", "here")
 
 
-WAYS = ("cold", "one by one", "shared choice", "read ahead", "local", "here")
+class Distant(ObjectStore):
+    """An object store whose requests take longer, and are counted."""
+
+    def __init__(self, place: ObjectStore, seconds: float) -> None:
+        self.__dict__.update(place.__dict__)
+        self.seconds, self.requests, self.read = seconds, 0, 0
+
+    def _wait(self) -> None:
+        self.requests += 1
+        time.sleep(self.seconds)
+
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        self._wait()
+        found = super().get(name, most)
+        self.read += len(found)
+        return found
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        self._wait()
+        found = super().get_ranges(name, ranges)
+        self.read += sum(map(len, found))
+        return found
+
+    def first(self, prefix: str) -> str | None:
+        self._wait()
+        return super().first(prefix)
 
 
 class Asking:
-    """One question to one published memory, in every way."""
+    """One question to one published memory, asked in every way."""
 
     def __init__(self, model: LandmarkModel, url: str, question: list[int], cache: Path) -> None:
         self.model, self.url, self.question, self.cache = model, url, question, cache
@@ -68,13 +90,10 @@ class Asking:
 
     def _ask(self, place: Distant, local: LocalCache | None, way: str) -> float:
         began = time.perf_counter()
-        remote = Remote(place, deadline=120.0, gap=-1 if way == "one by one" else GAP)
+        remote = Remote(place, deadline=120.0)
         catalog = PublishedCatalog(PublishedDatabase(remote, local), local, None)
-        ahead: Predictor = "speculative" if way == "read ahead" else "off"
-        usual = self.model.lookup.granularity
-        choice = "shared" if way == "shared choice" else usual
-        with MemoryStore(catalog, catalog.signature, read_only=True, prefetch=ahead) as store:
-            with self.model.session(store, ["book"], granularity=choice) as session:
+        with MemoryStore(catalog, catalog.signature, read_only=True) as store:
+            with self.model.session(store, ["book"]) as session:
                 attached = time.perf_counter() - began
                 before = place.requests, place.read
                 self._first_token(session)

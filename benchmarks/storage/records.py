@@ -1,13 +1,12 @@
-"""Records of several sizes on disk, and a tier over them: what the benchmarks of reading share."""
+"""Records of several sizes on disk, and a disk tier over them, shared by the storage benchmarks."""
 
 import argparse
 import ctypes
 import mmap
 import os
 import random
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.memories import data_file, workplace
+from benchmarks.common.memories import data_file
 from benchmarks.common.options import add, plain_parser, prepare
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document
@@ -68,7 +67,6 @@ class Memory:
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path, self.shape, self.records = path, shape, 0
-        self.pause = 0.0
         self.catalog = Catalog.create(path, shape.signature, codec="raw")
         self.document = Document(1, "noise", "ready").begin_write(0)
         self.database.write(lambda txn: self.catalog.put_document(txn, self.document))
@@ -109,7 +107,7 @@ class Memory:
         self.records += size // self.shape.record
 
     def reopen(self) -> None:
-        """Open anew: nothing of the file is mapped."""
+        """Close and open the file, so that nothing of it is mapped."""
         self.close()
         self.catalog = Catalog.open(self.path)
         self.tier = DiskTier(self.catalog)
@@ -124,13 +122,12 @@ class Memory:
         return [drawn[start : start + BATCH] for start in range(0, len(drawn), BATCH)]
 
     def drop_cache(self) -> float:
-        """Have the system forget the file's pages, and open it anew; return the share of them that
-        it kept.
+        """Drop the file's pages from the page cache and reopen it; returns the share of pages that
+        the system kept.
         """
         self.close()
         with open(self.file, "rb") as file:
             os.fsync(file.fileno())
-            time.sleep(self.pause)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             kept = resident(file.fileno())
         self.reopen()
@@ -159,7 +156,7 @@ def gigabytes(size: int, run: Callable[[], object]) -> float:
 
 
 def number(value: float) -> str:
-    """Two decimals, three where there is little."""
+    """Two decimals, three below 0.1."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
@@ -176,21 +173,3 @@ def begin(options: argparse.Namespace) -> None:
     """Settings of a process that measures reading."""
     prepare(options.threads)
     random.seed(options.seed)
-
-
-def memories(options: argparse.Namespace) -> Iterator[tuple[Memory, Sequence[int]]]:
-    """A memory of every shape, each with the heads to read of a record: all of them, then one."""
-    with workplace(options) as directory:
-        for shape in SHAPES:
-            memory = Memory(directory / f"records {shape.name}", shape)
-            memory.write(options.megabytes << 20)
-            for heads in (range(shape.heads), [shape.heads // 2]):
-                yield memory, heads
-            memory.close()
-            shutil.rmtree(memory.path)
-            print(f"{shape.name} measured", flush=True)
-
-
-def wanted(row: dict[str, Any]) -> str:
-    """The first cells of a row: the record, and what of it was read."""
-    return f"{row['record']} | {'one head' if row['heads'] == 1 else 'whole'}"

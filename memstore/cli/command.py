@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -11,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 import typer
 
-from memstore.cli.terminal import console
+from memstore.cli import console
 from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
 from memstore.paths import expanded
@@ -19,7 +20,7 @@ from memstore.paths import expanded
 
 @dataclass(frozen=True)
 class Command:
-    """A command to be registered: `run` returns nothing and ends by typer.Exit where it fails."""
+    """A command to be registered. `run` raises typer.Exit if the command fails."""
 
     name: str
     run: Callable[..., None]
@@ -29,40 +30,37 @@ class Command:
 def command(
     name: str, *examples: str, interrupted: str = "interrupted"
 ) -> Callable[[Callable[..., None]], Command]:
-    """Declare a command with its examples; what goes wrong in it becomes one line on stderr and
-    exit status 1.
+    """Declare a command with its examples. An error becomes one line on stderr and exit status 1.
 
-    A parameter that is a dataclass of options (such as Tiers) stands for its fields, and one of
-    these for its own. With --json stdout gets {"error": {"name", "message"}} for a failure.
-    interrupted: what Ctrl-C says (exit status 130).
+    A parameter that is a dataclass of options (such as Tiers) becomes an option for each of its
+    fields. With --json stdout gets {"error": {"name", "message"}} for a failure. interrupted: the
+    message on Ctrl-C (exit status 130) and SIGTERM (143).
     """
 
     def declare(function: Callable[..., None]) -> Command:
-        given = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
 
         @wraps(function)
-        def run(context: typer.Context, **kwargs: Any) -> None:
-            as_json = bool(kwargs.get("as_json"))
-            kwargs = {name: _expanded(value) for name, value in kwargs.items()}
+        def run(context: typer.Context, **options: Any) -> None:
+            as_json = bool(options.get("as_json"))
+            options = {name: _expanded(value) for name, value in options.items()}
             try:
-                function(**{p.name: _taken(p.name, p.annotation, kwargs) for p in given})
+                function(**{p.name: _argument(p, options) for p in parameters})
             except typer.BadParameter as error:
                 error.ctx = error.ctx or cast(Any, context)
                 raise
             except BrokenPipeError:
-                abandon_stdout()  # whoever read our output has seen enough
+                abandon_stdout()
                 raise typer.Exit(1) from None
             except (MemstoreError, OSError) as error:
                 _fail(_named(error), as_json)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 console.note(interrupted)
-                raise typer.Exit(130) from None
+                raise typer.Exit(exit_status(interrupt)) from None
 
-        context = inspect.Parameter(
-            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
-        )
-        options = [option for p in given for option in _options(p.name, p.annotation, p.default)]
-        options.append(context)
+        options = [option for p in parameters for option in _options(p)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        options.append(inspect.Parameter("context", keyword, annotation=typer.Context))
         cast(Any, run).__signature__ = inspect.Signature(options)
         run.__annotations__ = {option.name: option.annotation for option in options}
         return Command(
@@ -72,24 +70,23 @@ def command(
     return declare
 
 
-def _options(name: str, kind: Any, default: Any) -> Iterator[inspect.Parameter]:
-    """The options that a parameter of a command stands for."""
-    if is_dataclass(kind):
-        for field in fields(kind):
-            yield from _options(field.name, field.type, field.default)
-    else:
-        if default is MISSING:
-            default = inspect.Parameter.empty
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        yield inspect.Parameter(name, keyword, default=default, annotation=kind)
+def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """The options of a command's parameter: itself, or the fields of its dataclass."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    if not is_dataclass(parameter.annotation):
+        yield parameter.replace(kind=keyword)
+        return
+    for field in fields(parameter.annotation):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(field.name, keyword, default=default, annotation=field.type)
 
 
-def _taken(name: str, kind: Any, options: dict[str, Any]) -> Any:
-    """What a parameter of a command is, of what was given for the options that it stands for."""
+def _argument(parameter: inspect.Parameter, options: dict[str, Any]) -> Any:
+    """The value of a command's parameter from the values of its options."""
+    kind = parameter.annotation
     if not is_dataclass(kind):
-        return options[name]
-    found: Any = cast(Any, kind)
-    return found(**{f.name: _taken(f.name, f.type, options) for f in fields(kind)})
+        return options[parameter.name]
+    return cast(Any, kind)(**{field.name: options[field.name] for field in fields(kind)})
 
 
 def _expanded(value: Any) -> Any:
@@ -109,16 +106,19 @@ def _named(error: MemstoreError | OSError) -> MemstoreError:
 
 
 def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
-    message = console.one_line(str(error))
-    console.note(f"error: {message}")
+    told = console.report(error)
     if as_json:
-        what: dict[str, Any] = {"name": type(error).__name__, "message": message}
         if isinstance(error, WrongModel):
-            what["differences"] = error.differences
-        console.emit({"error": what})
+            told["differences"] = error.differences
+        console.emit({"error": told})
     raise typer.Exit(1) from None
 
 
+def exit_status(interrupt: KeyboardInterrupt) -> int:
+    """128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
 def abandon_stdout() -> None:
-    """Nobody reads it any more: what is still buffered must not fail at exit."""
+    """Drop what stdout still buffers: its reader has closed it, and a flush at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

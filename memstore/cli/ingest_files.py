@@ -1,5 +1,5 @@
-"""Reading files into a memory one after the other: what is there already is passed over, what
-cannot be read is said and left out, what is gone is forgotten.
+"""Reading files into a memory one after the other: unchanged files are skipped, unreadable ones are
+reported, and documents of deleted files are forgotten.
 """
 
 import sys
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memstore.cli import ingest_report
-from memstore.cli.terminal import console
+from memstore.cli import console
 from memstore.closing import Closing
 from memstore.disk.files import INDEX, OWN_NAMES
 from memstore.errors import DocumentExists, InvalidInput, InvalidWeights, MemstoreError
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from memstore.store.size_estimate import SizeEstimate
     from memstore.store.write.admission import Mode
 
-_FEW = 512  # tokens of a document that is read before anybody would ask how long that takes
-_OWN = (InvalidInput, DocumentExists)  # what is wrong with one file, and not with the others
+_FEW = 512  # tokens of a document that needs no forecast, since it is read at once
+_OWN = (InvalidInput, DocumentExists)  # errors of one file, after which the others are read
 
 
 def text_of(file: "File", source: "Source | None" = None) -> "Text":
@@ -51,59 +50,55 @@ def checked(text: "Text", which: str = "") -> "Text":
     return text
 
 
-class Reading(Closing):
-    """Files on their way into a memory, which is opened when the first can be read; a context
+class FileIngest(Closing):
+    """Reads files into a memory, which is opened for the first file that can be read; a context
     manager that closes it.
     """
 
     def __init__(
         self,
-        reader: "ModelAPI",
+        model: "ModelAPI",
         open_memory: "Callable[[bool], MemoryStore | None]",
         mode: "Mode",
-        lookup: dict[str, Any],
+        settings: dict[str, Any],
         *,
         workers: "IngestWorkers | None" = None,
         quiet: bool,
     ) -> None:
-        """open_memory: whether it may be made -> the memory, or None; workers: compute beside this
-        process; quiet: nothing is said on stdout.
+        """open_memory: takes whether to create the memory; returns it, or None. settings: of
+        ModelAPI.ingest. workers: processes that compute with this one. quiet: print no results.
         """
         self.memory: MemoryStore | None = None
-        self._made = False
         self.failed: list[dict[str, Any]] = []
-        self._reader, self._open, self._mode, self._lookup = reader, open_memory, mode, lookup
-        self._quiet, self._workers = quiet, workers
-        if workers is not None:
-            self._lookup = {**lookup, "workers": workers}
-        self._turn = 0  # the number of the file that is read
-        self._ahead: dict[str, Text] = {}  # of files that come, by name
+        self._model, self._open_memory, self._mode = model, open_memory, mode
+        self._settings = settings if workers is None else {**settings, "workers": workers}
+        self._workers, self._quiet = workers, quiet
+        self._created = False
+        self._current = 0  # the number of the file that is read
+        self._coming_texts: dict[str, Text] = {}  # of later files, by name
         self._results: list[dict[str, Any]] = []
         self._forgotten: list[Document] = []
 
-    def files(self, found: "Files", first: "Text | None" = None) -> None:
-        """Read what was found; first: the text of the only file, where it is checked already, and
-        whose errors are the command's.
-        """
-        for error in found.refused:
-            self._fail(error)
+    def read(self, found: "Files", first: "Text | None" = None) -> None:
+        """Read the files; first: the checked text of the only file, whose errors are raised."""
+        self.failed += map(console.report, found.refused)
         if first is not None:
-            self._read(first, self._mode)
+            self._ingest(first, self._mode)
             return
-        self.memory = self._open(False)
+        self.memory = self._open_memory(False)
         many = len(found.files) if found.folders else 0
         if self._workers is not None:
             self._workers.expect(self._coming(found.files))
         for number, file in enumerate(found.files, 1):
-            self._turn = number
+            self._current = number
             try:
-                self._file(file, f"[{number:,} of {many:,}] " if many else "")
+                self._read_file(file, f"[{number:,} of {many:,}] " if many else "")
             except _OWN as error:
-                self._fail(error)
+                self.failed.append(console.report(error))
 
     def forget_lost(self, found: "Files") -> None:
-        """Forget the documents of folders whose files are gone; nothing of a folder in which there
-        is no file at all.
+        """Forget the documents of folders whose files are gone, but none of a folder without any
+        file.
         """
         from memstore.documents.folder import Source
 
@@ -117,12 +112,11 @@ class Reading(Closing):
             ]
             lost = [document for document, source in from_here if folder.has_lost(source)]
             if lost and not any(file.folder == folder for file in found.files):
-                self._fail(
-                    InvalidInput(
-                        f"no file was found in {folder.path}; nothing of it is forgotten: is it "
-                        "the right folder, or pattern? `memstore rm` takes names"
-                    )
+                error = InvalidInput(
+                    f"no file was found in {folder.path}; nothing of it is forgotten: is it the "
+                    "right folder, or pattern? `memstore rm` takes names"
                 )
+                self.failed.append(console.report(error))
                 continue
             for document in lost:
                 self.memory.forget(document.name)
@@ -131,14 +125,14 @@ class Reading(Closing):
                     console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
 
     def build_index(self) -> None:
-        """Build what is searched where what was read is not in it yet."""
+        """Build the index again if it lacks much of what was read."""
         if self.memory is not None and self.memory.update_index():
-            unit = "layers" if self._reader.keeps is None else "tokens"
+            unit = "layers" if self._model.keeps is None else "tokens"
             with console.working("index", unit) as show:
-                self._reader.build_index(self.memory, show)
+                self._model.build_index(self.memory, show)
 
-    def told(self) -> dict[str, Any]:
-        """What became of every file, as plain values."""
+    def to_dict(self) -> dict[str, Any]:
+        """The results of all files, as plain values."""
         forgotten = {"forgotten": [document.name for document in self._forgotten]}
         return {
             "documents": self._results,
@@ -153,38 +147,38 @@ class Reading(Closing):
         parts = [f"{count:,} {status}" for status, count in counts.items() if count]
         return f"{len(self._results) + len(self.failed):,} files: {', '.join(parts) or 'nothing'}"
 
-    def _file(self, file: "File", which: str) -> None:
+    def _read_file(self, file: "File", which: str) -> None:
         seen, known, done = self._look(file)
         if done is not None and seen is not None:
             if seen.hash:
-                self._describe(done, seen)
-            self._add(done, "unchanged")
+                self._update_source(done, seen)
+            self._results.append(_result(done, "unchanged"))
             return
-        text = self._ahead.pop(file.name, None)
+        text = self._coming_texts.pop(file.name, None)
         if text is None or text.source != (None if seen is None else seen.to_dict()):
             text = checked(text_of(file, seen), which)
-        self._read(text, self._mode if known is None else "replace", which)
+        self._ingest(text, self._mode if known is None else "replace", which)
 
     def _coming(self, files: "Sequence[File]") -> "Iterator[Text]":
-        """The texts of files whose turn has not come; what is wrong with one is said when it is."""
+        """The texts of the files after the current one; errors are reported in their turn."""
         from memstore.documents.folder import STDIN
 
         for number, file in enumerate(files, 1):
-            if number <= self._turn or str(file.path) == STDIN:
+            if number <= self._current or str(file.path) == STDIN:
                 continue
             with suppress(MemstoreError):
                 seen, _, done = self._look(file)
                 if done is None:
-                    text = self._ahead[file.name] = text_of(file, seen)
+                    text = self._coming_texts[file.name] = text_of(file, seen)
                     text.check()
                     yield text
 
     def _look(self, file: "File") -> "tuple[Source | None, Source | None, Document | None]":
-        """What is seen of a file, what the document of its name says that was seen of it, and that
-        document, if it is there and of the same text. The file is read, and has a hash, where its
-        time and size do not tell.
+        """The state of a file now, the state that the document of its name recorded, and that
+        document if it is complete and of the same text. The file is hashed only if its time and
+        size do not tell.
         """
-        seen, there = file.look(), self._there(file)
+        seen, there = file.look(), self._document_of(file)
         known = self._known(there, seen)
         if seen is None:
             return None, known, None
@@ -196,13 +190,13 @@ class Reading(Closing):
             done = done and known is not None and known.hash == seen.hash
         return seen, known, there if done else None
 
-    def _there(self, file: "File") -> "Document | None":
-        """The document of its name, if there is one."""
-        there = self.memory is not None and self.memory.has(file.name)
-        return self.memory.document(file.name) if there and self.memory is not None else None
+    def _document_of(self, file: "File") -> "Document | None":
+        if self.memory is None or not self.memory.has(file.name):
+            return None
+        return self.memory.document(file.name)
 
     def _known(self, there: "Document | None", seen: "Source | None") -> "Source | None":
-        """What the document of a file's name says of the file, if it came from that."""
+        """The state of the file that its document recorded, if the document came from it."""
         from memstore.documents.folder import Source
 
         known = None if there is None else Source.of(there)
@@ -210,30 +204,22 @@ class Reading(Closing):
             return None
         return known if (known.folder, known.file) == (seen.folder, seen.file) else None
 
-    def _describe(self, there: "Document", seen: "Source") -> None:
+    def _update_source(self, there: "Document", seen: "Source") -> None:
         from memstore.disk.format.document import SOURCE
 
         if self.memory is not None and there.metadata.get(SOURCE) != seen.to_dict():
             self.memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
 
-    def _read(self, text: "Text", mode: "Mode", which: str = "") -> None:
+    def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
         if self.memory is None:
-            self.memory = self._open(False)
+            self.memory = self._open_memory(False)
         if self.memory is None:
-            self.memory, self._made = self._open(True), True
+            self.memory, self._created = self._open_memory(True), True
         assert self.memory is not None
-        result = _ingest_one(self._reader, self.memory, text, mode, self._lookup, which=which)
+        result = _ingest_one(self._model, self.memory, text, mode, self._settings, which=which)
         self._results.append(result)
         if not self._quiet:
-            console.say(ingest_report.told(result))
-
-    def _add(self, there: "Document", status: str) -> None:
-        self._results.append(ingest_report.result(there, status))
-
-    def _fail(self, error: MemstoreError) -> None:
-        message = console.one_line(str(error))
-        console.note(f"error: {message}")
-        self.failed.append({"name": type(error).__name__, "message": message})
+            console.say(_result_line(result))
 
     def close(self) -> None:
         """Close the memory, if one was opened."""
@@ -241,11 +227,11 @@ class Reading(Closing):
             self.memory.close()
 
     def __exit__(self, *error: object) -> None:
-        """A memory that was made for a model whose keys cannot be stored is removed while nothing
-        is in it: no other model could use it.
+        """Closes the memory. A new one is removed if it is empty and the keys of its model cannot
+        be stored, since no other model could use it.
         """
         memory = self.memory
-        useless = self._made and memory is not None and isinstance(error[1], InvalidWeights)
+        useless = self._created and memory is not None and isinstance(error[1], InvalidWeights)
         empty = useless and memory and not any(row.tokens for row in memory.documents())
         self.close()
         if empty and memory is not None and memory.path is not None:
@@ -256,33 +242,38 @@ class Reading(Closing):
 
 
 def _ingest_one(
-    reader: "ModelAPI",
+    model: "ModelAPI",
     memory: "MemoryStore",
     text: "Text",
     mode: "Mode",
-    lookup: dict[str, Any],
+    settings: dict[str, Any],
     *,
     which: str = "",
 ) -> dict[str, Any]:
-    """Read one text and say what came of it; which: of how many files, where it is one of many."""
+    """Read one text; return the result. which: "[2 of 7] " for one of many files."""
     known = memory.has(text.name)
+    name = console.one_line(text.name)
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
 
     def expect(forecast: "SizeEstimate") -> None:
         if forecast.tokens > _FEW and not which:
-            console.note(ingest_report.expected(text.name, forecast))
+            size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
+            console.note(f"{name}: about {forecast.tokens:,} tokens, {size}")
 
     with console.reading(f"{which}{text.name}") as show:
 
         def progress(state: "IngestProgress") -> None:
             if not seen and state.characters < state.total_characters and not which:
-                console.note(ingest_report.speed(text.name, state))
+                console.note(
+                    f"{name}: {state.tokens_per_second:,.0f} tokens a second, about "
+                    f"{console.duration(state.seconds_left)} to go"
+                )
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
-        document = reader.ingest(
-            text, memory, mode=mode, progress=progress, expect=expect, **lookup
+        document = model.ingest(
+            text, memory, mode=mode, progress=progress, expect=expect, **settings
         )
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
@@ -293,4 +284,37 @@ def _ingest_one(
         status = "resumed"
     else:
         status = "replaced" if known else "read"
-    return ingest_report.result(document, status, resumed_at, round(time.monotonic() - began, 3))
+    return _result(document, status, resumed_at, round(time.monotonic() - began, 3))
+
+
+def _result(
+    document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
+) -> dict[str, Any]:
+    """The result of a document, as plain values.
+
+    resumed_at: the token from which it was read; for an append the beginning of a chunk, at or
+    before `appended_to`, the tokens before the append.
+    """
+    appended = {"appended_to": document.appended_to} if status == "appended" else {}
+    return {
+        "name": document.name,
+        "status": status,
+        "resumed_at": resumed_at,
+        **appended,
+        "blocks": document.blocks,
+        "tokens": document.tokens,
+        "bytes": document.bytes,
+        "seconds": seconds,
+    }
+
+
+def _result_line(result: dict[str, Any]) -> str:
+    status = result["status"]
+    if status == "resumed":
+        status += f" at token {result['resumed_at']:,}"
+    elif status == "appended":
+        status += f" behind token {result['appended_to']:,}"
+    figures = (
+        f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
+    )
+    return f"{console.one_line(result['name'])}: {status}; {figures}, {result['seconds']:.1f} s"

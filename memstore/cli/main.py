@@ -1,43 +1,31 @@
-"""The command line: one command a verb of the library, each with --json; what needs torch is
-imported by its command.
+"""The command line: one command for each verb of the library, each with --json. A command imports
+torch only if it needs it.
 
-Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (interrupted).
+Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (Ctrl-C), 143 (SIGTERM).
 """
 
 import errno
 import io
 import os
 import sys
-from collections.abc import Iterable
 from typing import Annotated, cast
 
 import typer
 
 from memstore import __version__
-from memstore.cli import adapt_command as adapt
-from memstore.cli import ask_command as ask
-from memstore.cli import bench_command as bench
-from memstore.cli import demo_command as demo
-from memstore.cli import documents_command as documents
-from memstore.cli import index_command as index
-from memstore.cli import ingest_command as ingest
-from memstore.cli import mcp_command as mcp
-from memstore.cli import serve_command as serve
-from memstore.cli import share_command as share
-from memstore.cli import train_command as train
-from memstore.cli.command import Command, abandon_stdout
-from memstore.cli.terminal import console
+from memstore.cli import adapt, ask, console, demo, documents, ingest, serve, share, train
+from memstore.cli.command import abandon_stdout
 from memstore.disk.files import occupy_standard_streams
 
-# click's UsageError, of whichever click this typer is built on
+# click's UsageError, of the click that this typer is built on
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.mro()[1])
+_ONE_TEXT = ("ask", "search")  # commands whose argument is one text
 
 
 def main() -> None:
-    """Entry point of `memstore`."""
+    """Run the command line. Raises SystemExit, KeyboardInterrupt."""
     occupy_standard_streams()
-    # Python has None for a stream that was closed when it began; to print to that is to print to
-    # another one.
+    # Python has None for a stream that was closed when it began
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -45,11 +33,11 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        given = sys.argv[1:] or ["--help"]
-        status = _with(given[0])(given, prog_name="memstore", standalone_mode=False)
+        words = sys.argv[1:] or ["--help"]
+        status = _app_for(words[0])(words, prog_name="memstore", standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
-        console.note(_wrong(error, *sys.argv[1:2]))
+        console.note(_wrong_usage(error, *sys.argv[1:2]))
         status = 2
     except typer.Abort:
         status = 130
@@ -61,9 +49,43 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _with(verb: str) -> typer.Typer:
-    """Of all commands what a command line begins with: to declare the others takes some
-    milliseconds of each. Everything where it begins with none.
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def memstore(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda wanted: _say_version() if wanted else None,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """A memory for a transformer: it reads documents once, and any later process asks about
+    them.
+    """
+
+
+def _say_version() -> None:
+    print(f"memstore {__version__}")
+    raise typer.Exit
+
+
+_GROUPS = (ingest, ask, documents, serve, train, adapt, demo)
+for _command in (command for group in _GROUPS for command in group.COMMANDS):
+    app.command(_command.name, epilog=_command.epilog)(_command.run)
+_share = typer.Typer(help="Publish a memory to an object store, and take from there.")
+for _command in share.COMMANDS:
+    _share.command(_command.name, epilog=_command.epilog)(_command.run)
+app.add_typer(_share, name="share")
+
+
+def _app_for(verb: str) -> typer.Typer:
+    """The app with this command or group alone, since declaring all options takes 20 ms; the whole
+    app if `verb` is neither.
     """
     commands = [command for command in app.registered_commands if command.name == verb]
     groups = [group for group in app.registered_groups if group.name == verb]
@@ -75,64 +97,9 @@ def _with(verb: str) -> typer.Typer:
     return alone
 
 
-_NOW = {"docs": "ls", "forget": "rm", "publish": "share push", "pull": "share pull"}
-_NOW |= {"unpublish": "share rm", "remove": "rm", "delete": "rm", "list": "ls", "query": "ask"}
-_QUOTED = ("ask", "search")  # what takes one text
-
-
-def _wrong(error: typer.BadParameter, verb: str = "") -> str:
-    """What is wrong with a command line, in one line, and whose help says more."""
-    said = console.one_line(error.format_message())
-    if verb in _NOW:
-        said = f"memstore {verb} is memstore {_NOW[verb]}"
-    elif verb in _QUOTED and "unexpected extra argument" in said:
-        said += f'; put the text in quotes: memstore {verb} "..."'
-    return f"error: {said} (see {error.ctx.command_path if error.ctx else 'memstore'} --help)"
-
-
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"memstore {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def memstore(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """A memory for a transformer: it reads documents once, and any later process asks about
-    them.
-    """
-
-
-def _add(group: typer.Typer, commands: Iterable[Command]) -> None:
-    for command in commands:
-        group.command(command.name, epilog=command.epilog)(command.run)
-
-
-_add(
-    app,
-    (
-        *ingest.COMMANDS,
-        *ask.COMMANDS,
-        *documents.COMMANDS,
-        *index.COMMANDS,
-        *serve.COMMANDS,
-        *mcp.COMMANDS,
-        *train.COMMANDS,
-        *adapt.COMMANDS,
-        *demo.COMMANDS,
-    ),
-)
-for _name, _commands, _help in (
-    ("share", share.COMMANDS, "Publish a memory to an object store, and take from there."),
-    ("bench", bench.COMMANDS, "Measure the tiers on this machine."),
-):
-    _group = typer.Typer(help=_help)
-    _add(_group, _commands)
-    app.add_typer(_group, name=_name)
+def _wrong_usage(error: typer.BadParameter, verb: str = "") -> str:
+    """What is wrong with a command line and which help says more, in one line."""
+    message = console.one_line(error.format_message())
+    if verb in _ONE_TEXT and "unexpected extra argument" in message:
+        message += f'; put the text in quotes: memstore {verb} "..."'
+    return f"error: {message} (see {error.ctx.command_path if error.ctx else 'memstore'} --help)"

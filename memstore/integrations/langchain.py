@@ -11,14 +11,15 @@ from memstore.integrations.opened import Opened, label
 
 
 class MemstoreRetriever(BaseRetriever):
-    """The passages of a memory where most of a query is found, best first.
+    """The passages of a memory most like a query, best first.
 
-    store: the memory's directory or URL, or an open Memory or MemoryStore. reader: what reads it,
-    or its name (None: the model that it was made with). documents: to search; None for all. k: how
-    many passages; an `invoke(query, k=..)` may differ. The metadata of a passage are "document",
-    "span" (characters of it), "place" (its page or headings, or None), "block" and "weight" (how
-    like the query it is: docs/appendix/method.md section 9) and "answered": False where the
-    memory's gate would refuse the query, since none of the passages seems to answer it.
+    store: the memory's directory or URL, or an open Memory or MemoryStore. reader: the model, or
+    its name; None for the one that wrote the memory. documents: names of those to search; None for
+    all. k: how many passages; `invoke(query, k=..)` overrides it.
+
+    A passage's metadata: "document", "span" (its characters), "place" (page or headings, or None),
+    "block", "weight" (likeness to the query: docs/appendix/method.md section 9) and "answered":
+    False where the memory's gate would refuse the query, since no passage seems to answer it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -30,7 +31,7 @@ class MemstoreRetriever(BaseRetriever):
     _opened: Opened = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Nothing is opened yet."""
+        """Open the memory at the first query, not here."""
         super().model_post_init(context)
         self._opened = Opened(self.store, self.reader)
 

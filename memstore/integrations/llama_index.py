@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class MemstoreRetriever(BaseRetriever):
-    """The passages of a memory where most of a query is found, best first; a node's score says how
-    much of it, its metadata "document", "span" (characters of it), "place" (its page or headings,
-    or None), "block" and "answered": False where the memory's gate would refuse the query, since
-    none of the passages seems to answer it.
+    """The passages of a memory most like a query, best first.
+
+    A node's score is that likeness; its metadata are "document", "span" (its characters), "place"
+    (page or headings, or None), "block" and "answered": False where the memory's gate would refuse
+    the query, since no passage seems to answer it.
     """
 
     def __init__(
@@ -30,9 +31,9 @@ class MemstoreRetriever(BaseRetriever):
         similarity_top_k: int = 4,
         **base: Any,
     ) -> None:
-        """store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or
-        its name (None: the model that ships). documents: to search; None for all. base: of
-        BaseRetriever.
+        """store: the memory's directory or URL, or an open MemoryStore. reader: the model, or
+        its name; None for the one that wrote the memory. documents: names of those to search; None
+        for all. base: passed to BaseRetriever.
         """
         super().__init__(**base)
         self._opened = Opened(store, reader)

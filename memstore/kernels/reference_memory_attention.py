@@ -62,9 +62,12 @@ def memory_attention(
         if q.shape[:2] == (1, 1)
         else _attend_shared
     )
-    # Without weight, another unit stands for a missing one: what lies in a slot that was not named
-    # may be no number.
-    read = slots.masked_fill(missing, slots.amax()).clamp(min=0)
+    # A slot that no row names may hold anything, NaN too, and NaN times a weight of 0 is NaN: in
+    # place of a missing unit one that is there is read, and where there is none nothing is.
+    some = slots.amax()
+    if some < 0:
+        return local.output, share if return_mass else None
+    read = slots.masked_fill(missing, some)
     memory = attend(q, keys, values, lengths, read, rotations, share)
     output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
     return output + memory.to(output.dtype), share if return_mass else None

@@ -245,9 +245,8 @@ def launch_options(
 ) -> dict[str, int]:
     """Rows, warps and pipeline stages of a program.
 
-    Chosen by what ptxas says of registers and shared memory on sm_90
-    (`benchmarks.kernels.compiled`): 128 rows keep the reading of keys below what the L2 cache
-    gives, and with 8 warps little is spilled up to D = 128.
+    Chosen by what ptxas reports of registers and shared memory on sm_90: 128 rows keep the reading
+    of keys below what the L2 cache gives, and with 8 warps little is spilled up to D = 128.
     """
     if q.dtype == torch.float32:
         return {"M": 32, "num_warps": 8, "num_stages": 1}

@@ -1,60 +1,61 @@
-"""What one of many readers is given and tells: documents by their bytes, how they are to be read,
-and what came of each. Imports no model.
+"""The request and the reply of a worker that ingests a batch of a library's documents, and the
+progress of all workers. Imports no model.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, get_args
 
 from memstore.compute import Compute
 from memstore.disk.format.text_parts import Keep
 from memstore.errors import MemstoreError
-from memstore.share.format.manifest import Manifest
 
 Status = Literal["read", "there", "refused"]
 
 
 class Given(NamedTuple):
-    """A document to be read."""
+    """A document to ingest."""
 
     name: str
-    path: str  # what its file is called in errors
+    path: str  # of its file, for errors
     data: bytes
-    known: tuple[str, ...]  # digests of texts of it that need not be read
-    taken: str | None = None  # the digest of the text that is published by its name
+    known: tuple[str, ...]  # digests of texts that are published or staged already
+    taken: str | None = None  # the digest of the text that is published under its name
 
 
 Batch = Sequence[Given]
 
 
-class Told(NamedTuple):
-    """What came of a document."""
+class Outcome(NamedTuple):
+    """The outcome for a document."""
 
     name: str
     status: Status
     size: int  # bytes of its file
     digest: str = ""  # of its text
-    passages: int = 0  # that were read; blocks, of a landmark model
-    tokens: int = 0  # that were read
-    error: tuple[str, str] | None = None  # the name of an error, and why it is refused
+    passages: int = 0  # that were ingested; blocks, of a landmark model
+    tokens: int = 0  # that were ingested
+    error: tuple[str, str] | None = None  # the name of an error, and its message
 
     @classmethod
-    def refused(cls, given: Given, error: MemstoreError) -> "Told":
-        """That of one that cannot be read."""
+    def refused(cls, given: Given, error: MemstoreError) -> "Outcome":
+        """The outcome for a document that cannot be ingested."""
         return cls(given.name, "refused", len(given.data), error=(type(error).__name__, str(error)))
 
 
 class Done(NamedTuple):
-    """What came of a batch."""
+    """The outcome for a batch."""
 
-    documents: list[Told]
-    staged: str | None = None  # the object that names what was sent of them
+    documents: list[Outcome]
+    staged: str | None = None  # the object that names what was sent
 
 
 @dataclass(frozen=True)
 class Job:
-    """How documents are read, and where they go."""
+    """How documents are ingested, and where they are published."""
 
     url: str
     model: str
@@ -65,7 +66,7 @@ class Job:
     lookup: tuple[tuple[str, Any], ...] = ()  # settings of ModelAPI.ingest
 
     def key(self, batch: Batch) -> str:
-        """Names a batch that is read so."""
+        """The name of a batch under these settings."""
         digest = blake2b(repr((self.model, self.codec, self.keep, self.lookup)).encode())
         for one in batch:
             data = blake2b(one.data, digest_size=20).hexdigest()
@@ -73,17 +74,57 @@ class Job:
         return digest.hexdigest()[:40]
 
 
-class Engine(Protocol):
-    """What has batches read by as many readers as there are."""
+@dataclass
+class Progress:
+    """The progress of all workers, for people and as metrics."""
+
+    files: int
+    bytes: int  # of all files
+    done: int = 0  # bytes of files that are done
+    documents: Counter[Status] = field(default_factory=Counter)
+    passages: int = 0
+    tokens: int = 0  # that were ingested now
+    began: float = field(default_factory=time.monotonic)
 
     @property
-    def workers(self) -> int:
-        """How many read now."""
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.began
 
-    def describe(self, job: Job) -> Manifest:
-        """As memstore.library.reading.describe, by one of them."""
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all workers together."""
+        return self.tokens / max(self.seconds, 1e-9)
 
-    def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
-        """As memstore.library.reading.read_batch, by all of them, in any order. Takes batches as
-        there are readers for them. A document whose readers were ended again and again is refused.
+    @property
+    def seconds_left(self) -> float:
+        """Estimated from the speed so far."""
+        return self.seconds * (self.bytes - self.done) / max(1, self.done)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a document that is done."""
+        self.done += outcome.size
+        self.documents[outcome.status] += 1
+        self.passages += outcome.passages
+        self.tokens += outcome.tokens
+
+    def collect(self) -> Iterable[Any]:
+        """Metrics for a registry of prometheus_client: counters of documents by status, passages
+        and tokens; gauges of speed and of the time left.
         """
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        documents = CounterMetricFamily(
+            "memstore_library_documents", "Documents that are done.", labels=["status"]
+        )
+        for status in get_args(Status):
+            documents.add_metric([status], self.documents[status])
+        yield documents
+        yield CounterMetricFamily("memstore_library_passages", "Passages read.", self.passages)
+        yield CounterMetricFamily("memstore_library_tokens", "Tokens read.", self.tokens)
+        for name, text, value in (
+            ("files", "Files that were found.", self.files),
+            ("tokens_per_second", "Tokens that all readers read.", self.tokens_per_second),
+            ("seconds_left", "At the speed so far.", self.seconds_left),
+        ):
+            yield GaugeMetricFamily(f"memstore_library_{name}", text, value)

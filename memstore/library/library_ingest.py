@@ -1,8 +1,8 @@
-"""Reading a library in: files in batches to an engine's readers, and one manifest at the end that
-names all that they staged.
+"""Ingesting a library: files in batches to the workers of a cluster, and one manifest at the end
+that names everything they staged.
 
-What is published or staged of the same text is not read again, so that the same command goes on
-where another was ended, whichever process of it was.
+A text that is published or staged is not ingested again, so the same command continues where an
+earlier one ended, whichever of its processes did.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,45 +12,41 @@ from pathlib import Path
 from memstore.documents.converted import LIMITS
 from memstore.documents.folder import File
 from memstore.errors import InvalidInput
-from memstore.library.batch import Batch, Engine, Given, Job, Told
-from memstore.library.progress import Progress
+from memstore.library.batch import Batch, Given, Job, Outcome, Progress
+from memstore.library.ray_engine import RayEngine
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.staging import (
-    check_form,
-    find_staged,
-    publish_staged,
-    read_all,
-    remove_staged,
-)
+from memstore.share.publish.publish import check_form
+from memstore.share.publish.staging import find_staged, publish_staged, read_all, remove_staged
 from memstore.store.memory_store import MemoryStore
 
 _BATCH = 128 << 10  # bytes of files in a batch at most, but for one that is larger
 _LEAST = 4 << 10
 _DOCUMENTS = 256  # in a batch
-_EACH = 8  # batches for every reader at least, so that none is waited for long
+_EACH = 8  # batches for every worker at least, so that none is waited for long
 
 
-OnProgress = Callable[[Progress, list[Told]], None]
-"""Takes how far it is, and the documents that are new in that."""
+OnProgress = Callable[[Progress, list[Outcome]], None]
+"""Takes the progress, and the outcomes that are new in it."""
 
 
 def ingest_library(
-    files: Sequence[File], job: Job, engine: Engine, on_progress: OnProgress
+    files: Sequence[File], job: Job, engine: RayEngine, on_progress: OnProgress
 ) -> tuple[Progress, int]:
-    """Read files and publish them; return what came of them, and the number of the manifest.
+    """Ingest files and publish them; return the progress, and the number of the manifest.
 
-    Raises WrongModel, StoreUnavailable, and what read_batch and the engine raise; then what is
-    staged stays, and the same again goes on.
+    engine: any object with RayEngine's methods. Raises WrongModel, StoreUnavailable, and what
+    read_batch and the engine raise; then what is staged stays, and the same call continues.
     """
     return _Ingest(files, job, engine, on_progress).run()
 
 
 def index_library(url: str, progress: Callable[[int, int], None]) -> bool:
-    """Have a published library be searched in two stages, where it is time for that; was it?
-    progress: called with (tokens done, tokens). Raises what MemoryStore.open and build_index raise.
+    """Make the lists of a published library for search in two stages, where it is large enough;
+    return whether it was. progress: called with (tokens done, tokens). Raises what MemoryStore.open
+    and build_index raise.
     """
     with MemoryStore.open(url, read_only=True) as memory:
         due = memory.update_index()
@@ -61,7 +57,7 @@ def index_library(url: str, progress: Callable[[int, int], None]) -> bool:
 
 class _Ingest:
     def __init__(
-        self, files: Sequence[File], job: Job, engine: Engine, on_progress: OnProgress
+        self, files: Sequence[File], job: Job, engine: RayEngine, on_progress: OnProgress
     ) -> None:
         self._files, self._job, self._engine, self._on_progress = files, job, engine, on_progress
         self._objects: ObjectStore = open_object_store(job.url, make=True)
@@ -95,15 +91,15 @@ class _Ingest:
         self._say_refused(outcome.refused)
         return self._progress, outcome.number
 
-    def _add(self, documents: list[Told]) -> None:
-        for told in documents:
-            self._progress.add(told)
-            if told.status != "refused":
-                self._digests[told.name] = told.digest
+    def _add(self, documents: list[Outcome]) -> None:
+        for outcome in documents:
+            self._progress.add(outcome)
+            if outcome.status != "refused":
+                self._digests[outcome.name] = outcome.digest
         self._on_progress(self._progress, documents)
 
     def _found(self, wanted: Mapping[str, str]) -> dict[str, Entry]:
-        """What is staged of texts, by name and digest."""
+        """Staged entries of texts, by name and digest."""
         return {
             name: entry
             for held in self._staged
@@ -112,20 +108,20 @@ class _Ingest:
         }
 
     def _say_refused(self, names: Sequence[str]) -> None:
-        """Others published other content under these names meanwhile."""
+        """Report documents under whose names others published other content."""
         url = self._job.url
         for name in names:
             self._progress.documents.subtract(["read"])
             self._progress.documents["refused"] += 1
-            why = f"document {name!r} was published at {url} by others meanwhile"
+            why = f"document {name!r} was published at {url} by another process"
             self._on_progress(
-                self._progress, [Told(name, "refused", 0, error=("DocumentExists", why))]
+                self._progress, [Outcome(name, "refused", 0, error=("DocumentExists", why))]
             )
 
-    # What is there
+    # Published and staged texts
 
     def _published(self, name: str) -> tuple[str, ...]:
-        """The digest of the text that is published by a name, if it is as it is to be."""
+        """The digest of the text that is published under a name, if it is kept as wanted."""
         entry = self._before.get(name)
         if entry is None or entry.row.appended_to or not self._as_kept(entry):
             return ()
@@ -136,7 +132,7 @@ class _Ingest:
         return not entry.row.of_passages or records == (self._job.keep == "kv")
 
     def _known(self, name: str) -> tuple[str, ...]:
-        """The digests of its texts that need not be read."""
+        """The digests of texts of this name that are not ingested again."""
         staged = [held.entries[name] for held in self._staged if name in held.entries]
         if name in self._before and not self._job.replace:
             staged = []
@@ -148,7 +144,7 @@ class _Ingest:
     # Batches
 
     def _batches(self) -> Iterator[Batch]:
-        """The files, read as they are asked for."""
+        """Batches of files, read as workers ask for them."""
         most = self._progress.bytes // (_EACH * self._engine.workers)
         most = min(_BATCH, max(_LEAST, most))
         batch: list[Given] = []
@@ -157,7 +153,7 @@ class _Ingest:
                 batch.append(self._given(file))
             except InvalidInput as error:
                 refused = Given(file.name, str(file.path), b"", ())
-                self._add([Told.refused(refused, error)])
+                self._add([Outcome.refused(refused, error)])
             if sum(len(one.data) for one in batch) >= most or len(batch) == _DOCUMENTS:
                 yield batch
                 batch = []

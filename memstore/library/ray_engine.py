@@ -1,5 +1,5 @@
-"""Ray as what has a library read: the only module that imports it. Where and when a batch is read,
-its retries and the processes that read are Ray's.
+"""A library ingested by a cluster of Ray: the only module that imports it. Ray schedules batches,
+retries them, and runs the worker processes.
 """
 
 import socket
@@ -10,23 +10,22 @@ from typing import Any
 
 from memstore.closing import Closing
 from memstore.errors import InvalidInput, MemstoreError, StoreUnavailable, install_extra
-from memstore.library.batch import Batch, Done, Job, Told
+from memstore.library.batch import Batch, Done, Job, Outcome
 from memstore.share.format.manifest import Manifest
 
-_AHEAD = 2  # batches for every reader that are given to Ray: one is read, one waits
+_AHEAD = 2  # batches for every worker that are given to Ray: one runs, one waits
 _CONNECT = 10.0  # seconds
-_RETRIES = 5  # of a batch whose reader was ended, by Ray
+_RETRIES = 5  # by Ray, of a batch whose worker ended
 
 
 class RayEngine(Closing):
-    """A cluster of Ray's; a context manager that leaves it. One task a batch, on a CPU core or, in
-    a cluster that has any, a GPU; the process of a task keeps its model for the next.
+    """A cluster of Ray; a context manager that leaves it. One task a batch, on a CPU core or, where
+    the cluster has one, a GPU; a worker process reuses its model for the next batch.
     """
 
     def __init__(self, address: str | None = None, *, gpus: bool = True) -> None:
-        """address: of a cluster; None for the one that $RAY_ADDRESS or `ray start` on this machine
-        tells, else for one that is started here and ends with this. gpus: use them. Raises
-        InvalidInput.
+        """address: of a cluster; None for that of $RAY_ADDRESS or of `ray start` on this machine,
+        else for a new one that ends with this engine. gpus: use them. Raises InvalidInput.
         """
         try:
             import ray
@@ -44,14 +43,19 @@ class RayEngine(Closing):
 
     @property
     def workers(self) -> int:
+        """The number of workers now."""
         return max(1, int(self._ray.cluster_resources().get(self._unit, 1)))
 
     def describe(self, job: Job) -> Manifest:
+        """As memstore.library.reading.describe, by a worker."""
         from memstore.library.reading import describe
 
         return self._result(self._task(describe).remote(job))
 
     def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
+        """As memstore.library.reading.read_batch, by all workers, in any order; takes batches as
+        workers become free. A document whose workers ended again and again is refused.
+        """
         from memstore.library.reading import read_batch
 
         task, given = self._task(read_batch), self._ray.put(job)
@@ -74,7 +78,7 @@ class RayEngine(Closing):
                 if len(batch) > 1:  # one of them may be why
                     again += [[one] for one in batch]
                 else:
-                    yield Done([Told.refused(batch[0], MemstoreError(str(error)))])
+                    yield Done([Outcome.refused(batch[0], MemstoreError(str(error)))])
 
     def _task(self, work: Any) -> Any:
         amount = {"num_cpus": 1} if self._unit == "CPU" else {"num_cpus": 1, "num_gpus": 1}
@@ -83,7 +87,7 @@ class RayEngine(Closing):
         )(work)
 
     def _result(self, task: Any) -> Any:
-        """What a task returned. Raises the MemstoreError that it raised, and MemstoreError."""
+        """The result of a task. Raises the MemstoreError that it raised, and MemstoreError."""
         wrong = self._ray.exceptions
         try:
             return self._ray.get(task)
@@ -104,16 +108,16 @@ class RayEngine(Closing):
             ) from None
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster, and end one that was started here."""
         self._ray.shutdown()
 
 
 def _reach(address: str | None) -> None:
-    """Raises OSError at once where nobody listens, for which Ray waits for minutes."""
+    """Raise OSError at once where nothing listens; Ray would wait for minutes."""
     host, _, port = (address or "").rpartition("/")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), _CONNECT).close()
 
 
 class _ReaderEnded(MemstoreError):
-    """The process that read a batch was ended, and so were those that tried it again."""
+    """The worker of a batch ended, and so did those that tried it again."""

@@ -1,5 +1,5 @@
-"""What a reader of a library does: a batch of documents through a model into a memory of its own,
-and from there, staged, to where the library is published.
+"""The work of one worker: a batch of documents through a model into a temporary memory, and from
+there, staged, to the object store of the library.
 """
 
 import os
@@ -15,7 +15,7 @@ from memstore.compute import Compute
 from memstore.documents import read
 from memstore.errors import DocumentExists, InvalidInput
 from memstore.hf.models_by_name import reader_named
-from memstore.library.batch import Batch, Done, Given, Job, Told
+from memstore.library.batch import Batch, Done, Given, Job, Outcome
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.share.format.manifest import Manifest
@@ -23,52 +23,51 @@ from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
-from memstore.temporary import temporary_directory
 
 _BUDGET = 128 << 20  # bytes of the host tier, of which an ingest reads its latest blocks alone
 _PREFIX = "memstore-library-"
 
 
 def describe(job: Job) -> Manifest:
-    """What the first manifest of a library is that is read so. Raises what loading a model does."""
+    """The first manifest of a library with these settings. Raises what loading a model raises."""
     reader = _reader(job.model, job.compute)
     signature, codec = reader.signature.public, job.codec or reader.codec
     return Manifest(0, b"", 0.0, signature, codec, time.time(), reader.keeps, ())
 
 
 def read_batch(job: Job, batch: Batch) -> Done:
-    """Read documents and stage them. One that cannot be read is told, and does not keep others from
-    being read.
+    """Ingest documents and stage them. One that cannot be ingested is reported, and does not stop
+    the others.
 
     Raises InvalidWeights, StorageFull (this machine's), WrongModel, StoreUnavailable,
     CorruptMemory.
     """
-    told: list[Told] = []
+    outcomes: list[Outcome] = []
     texts: list[tuple[Given, Text]] = []
     for given in batch:
         try:
             text = _text(given)
         except InvalidInput as error:
-            told.append(Told.refused(given, error))
+            outcomes.append(Outcome.refused(given, error))
             continue
         if text.digest in given.known:
-            told.append(Told(given.name, "there", len(given.data), text.digest))
+            outcomes.append(Outcome(given.name, "there", len(given.data), text.digest))
         elif given.taken not in (None, text.digest) and not job.replace:
-            told.append(Told.refused(given, _other_content(given.name, job.url)))
+            outcomes.append(Outcome.refused(given, _other_content(given.name, job.url)))
         else:
             texts.append((given, text))
     if not texts:
-        return Done(told)
+        return Done(outcomes)
     reader = _reader(job.model, job.compute)
     with _scratch() as path, _memory(job, reader, path) as memory:
         for given, text in texts:
-            told.append(_ingest(job, reader, memory, given, text))
+            outcomes.append(_ingest(job, reader, memory, given, text))
         documents = memory.ready()
         if not documents:
-            return Done(told)
+            return Done(outcomes)
         objects = open_object_store(job.url, make=True)
         options = PublishOptions(keep=job.keep, replace=True)  # what is refused is refused above
-        return Done(told, memory.stage(objects, job.key(batch), options))
+        return Done(outcomes, memory.stage(objects, job.key(batch), options))
 
 
 def _text(given: Given) -> Text:
@@ -78,15 +77,15 @@ def _text(given: Given) -> Text:
     return text
 
 
-def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Told:
+def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Outcome:
     try:
         document = reader.ingest(text, memory, **dict(job.lookup))
     except (InvalidInput, DocumentExists) as error:
         if memory.has(given.name):  # what was read of it
             memory.forget(given.name)
-        return Told.refused(given, error)
+        return Outcome.refused(given, error)
     size = len(given.data)
-    return Told(given.name, "read", size, text.digest, document.blocks, document.tokens)
+    return Outcome(given.name, "read", size, text.digest, document.blocks, document.tokens)
 
 
 def _other_content(name: str, url: str) -> DocumentExists:
@@ -98,7 +97,7 @@ def _other_content(name: str, url: str) -> DocumentExists:
 
 @cache
 def _reader(model: str, compute: Compute) -> ModelAPI:
-    """One for all batches of a process."""
+    """One model for all batches of a process."""
     return reader_named(model, compute=compute, own_process=True)
 
 
@@ -114,7 +113,7 @@ def _memory(job: Job, reader: ModelAPI, path: Path) -> MemoryStore:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A directory until the block ends. What readers that were killed left is removed."""
+    """A directory until the block ends. Directories of killed workers are removed."""
     parent = Path(tempfile.gettempdir())
     for left in parent.glob(f"{_PREFIX}*"):
         with suppress(ValueError, OSError):
@@ -123,5 +122,6 @@ def _scratch() -> Iterator[Path]:
                 os.kill(process, 0)
             except ProcessLookupError:
                 shutil.rmtree(left, ignore_errors=True)
-    with temporary_directory(f"{_PREFIX}{os.getpid()}-") as path:
-        yield path
+    prefix = f"{_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
+        yield Path(path)

@@ -22,6 +22,7 @@ from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress,
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import AskSession, OnRead
 from memstore.model.texts.source_text import Text
+from memstore.openmp import warn_of_spinning
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
@@ -56,6 +57,7 @@ class ModelAPI(ModelAdapter):
         not where it is there already. lookup: LookupSettings that shall differ. Raises StorageFull
         for a document that finds no room, before it is read.
         """
+        self._warn_of_spinning()
         steps = self.ingesting(source, store, name=name, mode=mode, expect=expect, **lookup)
         return finish(steps, progress)
 
@@ -176,6 +178,7 @@ class ModelAPI(ModelAdapter):
         self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
     ) -> Iterator[Chat]:
         """A session that stays warm over several questions."""
+        self._warn_of_spinning()
         collector = Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
             yield Chat(self, session, collector, documents)
@@ -232,6 +235,7 @@ class ModelAPI(ModelAdapter):
         top_k: int,
         shortlist: int,
     ) -> tuple[dict[int, Document], Ranking, list[str]]:
+        self._warn_of_spinning()
         check_phrase("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if not isinstance(value, Integral) or value < 1:
@@ -241,6 +245,10 @@ class ModelAPI(ModelAdapter):
         absent = [document.name for document in wanted if document.id not in searched]
         scope = [(document.id, document.blocks) for document in searched.values()]
         return searched, self.ranked(phrase, store, scope, max(shortlist, top_k)), absent
+
+    def _warn_of_spinning(self) -> None:
+        if self.device.type == "cpu":
+            warn_of_spinning()
 
     def _source(self, store: MemoryStore, searched: dict[int, Document], block: Found) -> Source:
         document = searched[block.document]

@@ -1,1 +1,1 @@
-"""A server of one memory: OpenAI's endpoints, the inspector, MCP and metrics."""
+"""A server of one memory: OpenAI's chat endpoint, documents, the inspector, MCP and metrics."""

@@ -1,6 +1,5 @@
 """API keys, and their scopes: who may read and write which documents."""
 
-import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +8,20 @@ from pathlib import Path
 
 from memstore.errors import InvalidInput
 
-_LEAST = 16  # characters of a key: fewer can be guessed
+_LEAST = 16  # characters of a key; fewer could be guessed
 
 
 @dataclass(frozen=True)
 class Access:
-    """What one asker may do. name: whose conversations and turns in the queue are his; only: the
-    documents that he sees (fnmatch patterns; none = every one).
+    """What a client may do. only: patterns (fnmatch) of the names of documents that it may see;
+    none for all.
     """
 
-    name: str = "local"
     write: bool = True
     only: tuple[str, ...] = ()
 
     def sees(self, document: str) -> bool:
-        """May he read, and with `write` change, a document of this name?"""
+        """May it read, and with `write` change, a document of this name?"""
         return not self.only or any(fnmatchcase(document, pattern) for pattern in self.only)
 
 
@@ -46,20 +44,13 @@ class Keys:
             if words:
                 known.append((words[0], _scope(words, f"{file}:{number}")))
         if not known:
-            raise InvalidInput(f"{file} holds no key; write one a line")
+            raise InvalidInput(f"{file} holds no key; write one on each line")
         if len({key for key, _ in known}) < len(known):
-            raise InvalidInput(f"{file} holds a key twice; leave one of them out")
+            raise InvalidInput(f"{file} holds a key twice; remove one of them")
         return cls(tuple(known))
 
-    @property
-    def count(self) -> int:
-        """How many may ask, each for itself: without keys all are one."""
-        return max(1, len(self.known))
-
     def access(self, key: str | None) -> Access | None:
-        """What a key may do; None for one that is not known. Every key is compared, in constant
-        time.
-        """
+        """What a key may do; None for an unknown one. Every key is compared, in constant time."""
         granted = None
         given = (key or "").encode()
         for known, access in self.known:
@@ -71,7 +62,7 @@ class Keys:
 def _scope(words: Sequence[str], line: str) -> Access:
     key, *scopes = words
     if len(key) < _LEAST:
-        raise InvalidInput(f"{line}: a key needs {_LEAST} characters at least")
+        raise InvalidInput(f"{line}: a key needs at least {_LEAST} characters")
     write, only = False, []
     for scope in scopes:
         if scope.startswith("only="):
@@ -79,7 +70,5 @@ def _scope(words: Sequence[str], line: str) -> Access:
         elif scope in ("read", "write"):
             write = scope == "write"
         else:
-            raise InvalidInput(f"{line}: {scope!r} is no scope; write read, write or only=PATTERN")
-    # not by its line: what is stored for a key stays its own where the file is edited
-    digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-    return Access(f"key-{digest}", write, tuple(only))
+            raise InvalidInput(f"{line}: {scope!r} is no scope; use read, write or only=PATTERN")
+    return Access(write, tuple(only))

@@ -1,9 +1,10 @@
-"""A Prometheus endpoint for the tiers of the memory that a long-running command has open.
+"""Prometheus metrics: the tiers of an open memory, and what a server answers. No text of a question
+or an answer is in them.
 
 Needs the optional package prometheus-client, which is imported where it is used.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from memstore.errors import InvalidInput, install_extra
 from memstore.tiers.stats import COUNTS
 
 if TYPE_CHECKING:
+    from memstore.serve.answering.answers import Outcome
     from memstore.store.memory_store import MemoryStore
 
 ADDRESS = "127.0.0.1"
@@ -24,12 +26,18 @@ _HELP = {
     "late": "First lookups of a unit that waited for its prefetch.",
     "unused": "Prefetched units dropped before anything looked them up.",
 }
+_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKENS = tuple(4**power for power in range(14))  # as the gen_ai conventions advise
+_LOAD = {
+    "active": "Questions that are being answered.",
+    "waiting": "Questions that wait for their turn.",
+    "jobs": "Documents that are being ingested or wait for it.",
+    "documents": "Documents of the memory.",
+}
 
 
 def new_registry() -> Any:
-    """A registry of prometheus_client with nothing in it. Raises InvalidInput where that package is
-    missing.
-    """
+    """An empty registry of prometheus_client. Raises InvalidInput where that package is missing."""
     try:
         from prometheus_client import CollectorRegistry
     except ImportError:
@@ -39,36 +47,25 @@ def new_registry() -> Any:
     return CollectorRegistry(auto_describe=False)
 
 
-class Metrics:
-    """What an endpoint shows: the counts of `store`, read when they are asked for; nothing without
-    a store.
+class TierMetrics:
+    """The tiers' counters of a store since it was opened, read at each scrape."""
 
-    The counts are those of one opening: with another store they begin again, as after a restart.
-    """
-
-    def __init__(self) -> None:
-        self.store: MemoryStore | None = None
-        self.port = 0  # the one that is served
+    def __init__(self, store: "MemoryStore") -> None:
+        self._store = store
 
     def collect(self) -> Iterable[Any]:
-        """The metrics, as prometheus_client's custom collectors give them.
-
-        Counters memstore_tier_{hits, misses, bytes, seconds, ...}_total by tier and layer; gauges
-        memstore_tier_held_bytes and memstore_tier_budget_bytes by tier.
+        """The metrics, as prometheus_client's custom collectors give them: counters
+        memstore_tier_{hits, misses, bytes, seconds, ...}_total and gauges
+        memstore_tier_{held, budget}_bytes, by tier.
         """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        store = self.store
-        layers = {} if store is None else store.tiers.layers()
+        tiers = self._store.tier_stats()
         for count in COUNTS:
-            counter = CounterMetricFamily(
-                f"memstore_tier_{count}", _HELP[count], labels=["tier", "layer"]
-            )
-            for tier, by_layer in layers.items():
-                for layer, stats in by_layer.items():
-                    counter.add_metric([tier, str(layer)], stats.to_dict()[count])
+            counter = CounterMetricFamily(f"memstore_tier_{count}", _HELP[count], labels=["tier"])
+            for tier, counts in tiers.items():
+                counter.add_metric([tier], counts[count])
             yield counter
-        tiers = {} if store is None else store.tier_stats()
         for name, text in (
             ("held", "Bytes of units that are held."),
             ("budget", "Bytes that may be held."),
@@ -80,25 +77,62 @@ class Metrics:
             yield gauge
 
 
-@contextmanager
-def serve(port: int | None) -> Iterator[Metrics]:
-    """Serve metrics at http://127.0.0.1:PORT/metrics until the block ends; set `store` of what is
-    yielded.
+class ServerMetrics:
+    """What a server counts of its answers, and how much it has to do.
 
-    port: 0 takes any that is free; with None nothing is served. Raises as `served` does.
+    registry: of prometheus_client, with the tiers in it too.
     """
-    metrics = Metrics()
-    if port is None:
-        yield metrics
-        return
-    with served(metrics, port) as metrics.port:
-        yield metrics
+
+    def __init__(self, store: "MemoryStore", load: Callable[[], Mapping[str, int]]) -> None:
+        """load: gives the numbers of questions that are "active" and "waiting", and of "jobs".
+        Raises InvalidInput where prometheus_client is missing.
+        """
+        self.registry = new_registry()
+        from prometheus_client import Gauge, Histogram
+
+        self._duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "Seconds from a question's turn to the end of its answer.",
+            ["error_type"],
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self._first = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "Seconds from a question's turn to the first token of its answer.",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self._usage = Histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of prompts and answers.",
+            ["gen_ai_token_type"],
+            registry=self.registry,
+            buckets=_TOKENS,
+        )
+
+        def number_of(name: str) -> Callable[[], float]:
+            return lambda: len(store.documents()) if name == "documents" else load()[name]
+
+        for name, text in _LOAD.items():
+            gauge = Gauge(f"memstore_{name}", text, registry=self.registry)
+            gauge.set_function(number_of(name))
+        self.registry.register(TierMetrics(store))
+
+    def ended(self, outcome: "Outcome", error: BaseException | None) -> None:
+        """An answer has ended; error: None unless it failed, or its client went away."""
+        failed = "" if error is None else type(error).__name__
+        self._duration.labels(failed).observe(outcome.seconds)
+        if outcome.first_token_seconds:
+            self._first.observe(outcome.first_token_seconds)
+        self._usage.labels("input").observe(outcome.prompt_tokens)
+        self._usage.labels("output").observe(len(outcome.tokens))
 
 
 @contextmanager
 def served(collector: Any, port: int) -> Iterator[int]:
-    """Serve what a custom collector of prometheus_client tells until the block ends; yields the
-    port. Raises InvalidInput for a missing prometheus-client and for a port that cannot be had.
+    """Serve a custom collector of prometheus_client until the block ends; yields the port. Raises
+    InvalidInput for a missing prometheus-client, and for a port that is not free.
     """
     registry = new_registry()
     registry.register(collector)

@@ -1,4 +1,4 @@
-"""What can be chosen about a published memory when it is opened; checked before anything is."""
+"""Options of opening a publication, checked before anything is opened."""
 
 import re
 from pathlib import Path
@@ -14,27 +14,27 @@ _LONGEST = 1e9  # seconds that every clock can wait for
 
 
 class ShareOptions(TypedDict, total=False):
-    """Settings of the tiers below the host tier of a published memory; each has a default."""
+    """Settings of the tiers below the host tier of a publication; each has a default."""
 
-    local_cache: Path | str | None  # a directory that keeps what was read, over restarts
-    local_budget: int  # bytes that it may hold (default 8 GiB)
+    local_cache: Path | str | None  # a directory that caches what was read, over restarts
+    local_budget: int  # bytes of that directory (default 8 GiB)
     valkey: str | None  # URL of a Valkey or Redis server, or cluster: a cache that readers share
-    valkey_ttl: float | None  # seconds after which it may forget a record; None: when it likes
-    # seconds after which a read of up to 32 MB that is not there is an error (default 20)
+    valkey_ttl: float | None  # seconds after which it may forget a record
+    # seconds after which a read of up to 32 MB that has not arrived is an error (default 20)
     deadline: float
-    refresh: float  # seconds after which a newer manifest is looked for, while it is read (5)
-    at_least: int | None  # number of a manifest: an older one is StaleMemory
-    # leave out documents that cannot be read, and say which, instead of raising StoreUnavailable
+    refresh: float  # seconds after which a newer manifest is looked for (5)
+    at_least: int | None  # number of a manifest; an older one raises StaleMemory
+    # leave out documents that cannot be read, and name them, instead of raising StoreUnavailable
     allow_partial: bool
 
 
 def is_url(path: object) -> bool:
-    """Is this the URL of a published memory, and not a directory?"""
+    """Is this the URL of a publication, and not a directory?"""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
 def take_share_options(options: Any) -> ShareOptions:
-    """Those of the options that are ShareOptions, taken out of them. Raises InvalidConfig."""
+    """Take the ShareOptions out of some options. Raises InvalidConfig."""
     names = [name for name in ShareOptions.__annotations__ if name in options]
     taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
     for name in ("deadline", "valkey_ttl", "local_budget", "refresh", "at_least"):

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Version
@@ -92,7 +91,6 @@ class Committed:
         self._changes: Changes | None = None  # of rows, that were followed
         self._retrieval: Retrieval | None = None
         self._following = threading.RLock()
-        self._watching: WeakSet[threading.Event] = WeakSet()
 
     def refresh(self) -> None:
         """See what was committed since; nearly free where nothing was. Raises CorruptMemory."""
@@ -104,13 +102,6 @@ class Committed:
         with self._following:
             self.follow(retrieval)
             self._retrieval = retrieval
-
-    def watch(self, changed: threading.Event) -> None:
-        """Have an event be set, for as long as somebody holds it, whenever documents are seen that
-        were finished or are gone since.
-        """
-        with self._following:
-            self._watching.add(changed)
 
     def reopened(self, catalog: Catalog) -> None:
         """The memory was opened anew, and may hold other rows without telling of a change."""
@@ -152,9 +143,6 @@ class Committed:
             self.leaving = leaving  # first: who reads one finds it here or there
             self.rows.change(changed)
             self._version, self._changes = version, changes
-            if any(row is None or row.state == "ready" for row in changed.values()):
-                for event in self._watching:
-                    event.set()
 
     def _changed(
         self, txn: Transaction, changes: Changes, leaving: Collection[int]

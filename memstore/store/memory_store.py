@@ -17,7 +17,7 @@ from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
-from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
+from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Keep, Passage
@@ -230,13 +230,6 @@ class MemoryStore(Closing):
         """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
         self._writable().catalog.set_quota(quota)
 
-    def watch(self, changed: threading.Event) -> None:
-        """Set an event, for as long as a caller holds it, whenever this store sees that documents
-        were finished, in whatever process, or are gone.
-        """
-        if self._committed is not None:
-            self._committed.watch(changed)
-
     def stats(self) -> dict[str, Any]:
         """What the memory holds and what was looked up since it was opened, as plain values: see
         memstore.store.statistics.
@@ -325,18 +318,13 @@ class MemoryStore(Closing):
         return listed if self._committed is None else {**self._committed.leaving, **listed}
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
-        """The named documents, or every one that is read to its end, oldest first; none that holds
-        what did not fit into a prompt, unless it is named.
+        """The named documents, or every one that is read to its end, oldest first.
 
         to: what they are wanted for, where none at all is an error. Raises InvalidInput for a named
         one that is not read to its end, DocumentNotFound.
         """
         if names is None:
-            found = [
-                document
-                for document in self.documents()
-                if document.state == "ready" and not is_of_prompt(document.name)
-            ]
+            found = [document for document in self.documents() if document.state == "ready"]
             if to is not None and not found:
                 raise InvalidInput(
                     f"the memory holds no finished document to {to}; run ingest first"

@@ -6,10 +6,47 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from memstore.block import BlockKey
+from memstore.errors import InvalidInput
+from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.policy import make_policy
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The lookups of a trace, and aligned with them what was predicted since the lookup before.
+
+    Blocks of sessions' own are left out: they are pinned, so no policy decides about them.
+    """
+
+    requests: list[list[BlockKey]]
+    predicted: list[list[BlockKey]]
+
+    @classmethod
+    def load(cls, trace: Path) -> "Recorded":
+        """Raises InvalidInput for a file that is no trace or holds no lookup."""
+        requests: list[list[BlockKey]] = []
+        predicted: list[list[BlockKey]] = []
+        ahead: list[BlockKey] = []
+        for entry in read_trace(trace):
+            units = [unit for unit in entry.units if unit.document >= 0]
+            if not entry.is_lookup:
+                ahead += units
+            elif units:
+                requests.append(units)
+                predicted.append(ahead)
+                ahead = []
+        if not requests:
+            raise InvalidInput(f"{trace} holds no lookup of stored blocks")
+        return cls(requests, predicted)
+
+    @property
+    def units(self) -> int:
+        """Distinct units that were looked up."""
+        return len({unit for request in self.requests for unit in request})
 
 
 @dataclass(frozen=True)
@@ -53,19 +90,6 @@ def replay(
     return cache.result()
 
 
-def replay_tiers(
-    requests: Iterable[Sequence[Hashable]], capacities: Sequence[int], policy: str
-) -> list[ReplayResult]:
-    """The same for tiers above each other, the top one first: each is asked for what the one above
-    missed.
-    """
-    caches = [_Cache(capacity, policy) for capacity in capacities]
-    for request in requests:
-        for cache in caches:
-            request = cache.lookup(request)
-    return [cache.result() for cache in caches]
-
-
 class _Cache:
     """A tier without data."""
 
@@ -75,9 +99,9 @@ class _Cache:
         self._untouched: set[Any] = set()  # brought by a prediction, not asked for yet
         self._hits = self._misses = self._evictions = self._prefetched = self._unused = 0
 
-    def lookup(self, request: Sequence[Hashable]) -> list[Any]:
-        """One lookup; the units that were missing."""
-        cache, absent = self._cache, []
+    def lookup(self, request: Sequence[Hashable]) -> None:
+        """Look the units of one request up, and cache those that were missing."""
+        cache = self._cache
         for units in _groups([request], self._capacity):
             missing = [unit for unit in units if unit not in cache]
             if len(missing) < len(units):
@@ -92,8 +116,6 @@ class _Cache:
                 self._insert(missing, frozenset(units).__contains__)
             self._hits += len(units) - len(missing)
             self._misses += len(missing)
-            absent += missing
-        return absent
 
     def expect(self, units: Sequence[Hashable]) -> None:
         """One prediction: units that are there are passed over, and what does not fit as well."""

@@ -5,21 +5,65 @@ several such windows with questions from fresh chunks, and the loss weight of ev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from memstore.training.batch_types import MemoryBatch, QuestionBatch, WindowBatch
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
-from memstore.training.recipes import facts as language
-from memstore.training.recipes.fact_pools import Pools, pool_words
-from memstore.training.recipes.page_source import Source
-from memstore.training.recipes.recall_config import RecallConfig
-from memstore.training.recipes.recall_pages import Known, Page, StatedFact, forms
-from memstore.training.recipes.sentence_forms import Split
+from memstore.training.curriculum import RecallConfig
+from memstore.training.facts import Pools, draw_pass_key
+from memstore.training.pages import Known, Page, Source, StatedFact, forms
 
 _VISIBLE = 2  # windows that a chunk may read
+
+
+Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
+
+
+@dataclass(frozen=True)
+class WindowBatch:
+    """Windows with landmarks inserted: T = blocks * (block_size + 1), a landmark at every
+    (block_size + 1)-th place.
+    """
+
+    ids: torch.Tensor  # int64 [B, T]
+    weights: torch.Tensor  # float32 [B, T]: loss weight of each id as a target; 0 for landmarks
+
+
+@dataclass(frozen=True)
+class MemoryBatch:
+    """Windows to remember, and what they state."""
+
+    ids: torch.Tensor  # int64 [W, T], as in WindowBatch
+    weights: torch.Tensor  # float32 [W, T]
+    facts: list[list[StatedFact]]  # of each window, whole statements only
+    text_windows: dict[int, int]  # plain windows, each with the corpus offset of the text after it
+    # of a memory of plain text only: its windows, those of one place together; else empty
+    runs: list[list[int]]
+    pass_key_window: int | None
+    contents: list[list[int]] = field(repr=False)  # content ids of each window, without landmarks
+    pools: Pools = field(repr=False)
+
+
+@dataclass(frozen=True)
+class QuestionBatch:
+    """Chunks that read a memory."""
+
+    ids: torch.Tensor  # int64 [B, T], as in WindowBatch
+    weights: torch.Tensor  # float32 [B, T]
+    # int64 [B, V]: windows whose content the chunk may read; oldest first, but see `continues`
+    visible: torch.Tensor
+    continues: torch.Tensor  # bool [B]: the chunk directly follows the end of window visible[:, 0]
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The same batch, its tensors on a device."""
+    tensors: dict[str, Any] = {
+        n: x.to(device) for n, x in vars(batch).items() if isinstance(x, torch.Tensor)
+    }
+    return replace(batch, **tensors)
 
 
 class RecallData:
@@ -35,9 +79,7 @@ class RecallData:
         self._landmark_id = tokenizer.landmark_id
         self._rng = Random(seed)
         self._source = Source(tokenizer, corpus, self._rng)
-        known = set(pool_words("train"))  # a noun of training is no held-out word
-        held_out = tuple(word for word in corpus.held_out_words if word not in known)
-        self._words: dict[Split, tuple[str, ...]] = {"train": corpus.words, "held_out": held_out}
+        self._words = corpus.words
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to continue with the next batch; tensors and numbers."""
@@ -46,8 +88,7 @@ class RecallData:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue exactly as the source whose `state()` this is."""
-        numbers = torch.as_tensor(state["numbers"]).tolist()  # older runs kept a list
-        self._rng.setstate((state["version"], tuple(numbers), state["gauss"]))
+        self._rng.setstate((state["version"], tuple(state["numbers"].tolist()), state["gauss"]))
 
     def windows(self, batch: int, blocks: int, *, gap: float) -> WindowBatch:
         """`batch` windows of `blocks` blocks of facts, questions for them, and about `gap` tokens
@@ -101,11 +142,7 @@ class RecallData:
             elif u < config.plain + config.copies + config.own_questions:
                 page.asked_facts(config.own_gap, self._pools(0.0), False, known.taken)
             else:
-                key = (
-                    language.draw_pass_key(rng, config.repeats)
-                    if window == pass_key_window
-                    else None
-                )
+                key = draw_pass_key(rng, config.repeats) if window == pass_key_window else None
                 facts[window] = page.stated_facts(window, gap, pools, statements, key, known)
             pages.append(page)
         ids, weights = self._with_landmarks(pages, blocks)
@@ -125,16 +162,9 @@ class RecallData:
             pages.append(page)
         ids, weights = self._with_landmarks(pages, blocks)
         contents = [page.ids for page in pages]
-        return MemoryBatch(
-            ids,
-            weights,
-            [[] for _ in windows],
-            text_windows,
-            runs,
-            None,
-            contents,
-            self._pools(0.0),
-        )
+        facts: list[list[StatedFact]] = [[] for _ in windows]
+        pools = self._pools(0.0)
+        return MemoryBatch(ids, weights, facts, text_windows, runs, None, contents, pools)
 
     def questions(
         self, memory: MemoryBatch, num_chunks: int, blocks: int, recents: int = 4
@@ -238,12 +268,8 @@ class RecallData:
 
     def _pools(self, hard: float) -> Pools:
         config, rng = self.config, self._rng
-        pools = Pools.of(
-            config.split,
-            self._words[config.split],
-            simple=rng.random() < config.simple,
-            repeats=config.repeats,
-        )
+        simple = rng.random() < config.simple
+        pools = Pools.of("train", self._words, simple=simple, repeats=config.repeats)
         return pools.narrowed(rng) if rng.random() < hard else pools
 
     def _page(self, blocks: int) -> Page:

@@ -127,13 +127,12 @@ class TokenCorpus:
     """All documents of some files as one array of token ids, and words that occur in them.
 
     `tokens` is uint16 [n], of a large vocabulary uint32 (a memory map), documents one after the
-    other. `words` and `held_out_words` are lower-case words of 4-10 letters to name things with;
-    the second are kept for evaluation.
+    other. `words` are lower-case words of 4-10 letters to name things with, without those that are
+    held out for evaluation.
     """
 
     tokens: np.ndarray
     words: tuple[str, ...] = field(repr=False)
-    held_out_words: tuple[str, ...] = field(repr=False)
 
     @classmethod
     def build(
@@ -154,12 +153,10 @@ class TokenCorpus:
         ids_file, words_file = cache / f"{key}.tokens", cache / f"{key}.json"
         if not words_file.exists():  # written last: its presence says that both are whole
             counts = _write_tokens(files, tokenizer, ids_file)
-            words, held_out = _entity_words(counts)
             with replacement(words_file, mode=0o644) as file:
-                file.write(json.dumps({"words": words, "held_out_words": held_out}).encode())
-        stored = json.loads(words_file.read_text())
+                file.write(json.dumps(_entity_words(counts)).encode())
         tokens = np.memmap(ids_file, dtype=_dtype(tokenizer), mode="r")
-        return cls(tokens, tuple(stored["words"]), tuple(stored["held_out_words"]))
+        return cls(tokens, tuple(json.loads(words_file.read_text())))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -204,15 +201,13 @@ def _write_tokens(paths: Sequence[Path], tokenizer: CorpusTokenizer, target: Pat
     return counts
 
 
-def _entity_words(counts: Counter[str]) -> tuple[list[str], list[str]]:
-    """The words to name things with, and those held out: frequent to middling ones, without the
-    commonest.
+def _entity_words(counts: Counter[str]) -> list[str]:
+    """The words to name things with: frequent to middling ones, without the commonest and those
+    held out.
     """
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     first = min(_COMMONEST_SKIPPED, len(ranked) // 10)
-    chosen = ranked[first : first + ENTITY_WORDS]
-    held_out = {word for word in chosen if is_held_out(word)}
-    return [word for word in chosen if word not in held_out], sorted(held_out)
+    return [word for word in ranked[first : first + ENTITY_WORDS] if not is_held_out(word)]
 
 
 def is_held_out(word: str) -> bool:

@@ -1,4 +1,10 @@
-"""What training computes: whole windows by landmark attention, and the loss of predictions."""
+"""What training computes: whole windows by landmark attention, fresh chunks that read windows as a
+memory, and the loss of predictions.
+
+Chunks take the forward pass of inference, made differentiable (docs/appendix/method.md sections 4
+and 7): old blocks are at one fixed distance, every block of a visible window is attended to instead
+of the top k, and landmarks of all other windows are negatives with values.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.kernels.api import grouped_softmax_attention
+from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
+from memstore.kernels.products import accumulate, scores, weighted
+from memstore.kernels.types import LocalAttention
 from memstore.model.adapter import Attend, Shape
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
@@ -120,6 +128,180 @@ def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
         )
         for layer in memory
     ]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Chunks that read a memory of windows.
+
+    ids: [C, T], T a multiple of block_size + 1. visible: [C, V] the windows whose blocks a chunk
+    may read. continues: [C] bool, chunks that directly follow the end of window visible[:, 0]: its
+    last top_k blocks, as the model looks them up, stand at their true positions before the chunk,
+    the rest and all other windows at the fixed distance.
+    """
+
+    ids: Tensor
+    visible: Tensor
+    continues: Tensor
+
+
+@dataclass(frozen=True)
+class Against:
+    """Landmark keys that compete without being visible, per layer, their scores raised by `bias`
+    (0 or less).
+    """
+
+    negatives: Sequence[Negatives]
+    bias: float = 0.0
+
+
+def read_memory(
+    model: Trainee,
+    chunks: Chunks,
+    memory: Sequence[WindowMemory],
+    against: Against | None = None,
+    *,
+    cmt: bool = True,
+    top_k: int | None = None,
+) -> Tensor:
+    """Chunks that see themselves, the content of some windows as memory, and negatives.
+
+    top_k: of visible blocks and negatives together every (token, head) sees only its best, as
+    inference does; None = all. All tensors are on the model's device. Returns hidden states
+    [C, T, hidden].
+    """
+    reading = _Reading(model, chunks, memory, against, model.cmt_keys() if cmt else None, top_k)
+    return model.hidden(chunks.ids, reading.attend)
+
+
+class _Reading:
+    """One forward pass; N is the number of blocks that a chunk may read."""
+
+    def __init__(
+        self,
+        model: Trainee,
+        chunks: Chunks,
+        memory: Sequence[WindowMemory],
+        against: Against | None,
+        cmt_keys: Sequence[Tensor] | None,
+        top_k: int | None,
+    ) -> None:
+        shape, rope, device = model.shape, model.rope, chunks.ids.device
+        self.shape, self.rope, self.chunks, self.memory = shape, rope, chunks, memory
+        self.against, self.cmt_keys, self.top_k = against, cmt_keys, top_k
+        b, distance = shape.stride, shape.old_block_distance
+        if distance is None:  # slots: the middle ones stand for all
+            distance = 5 * b
+        length = chunks.ids.shape[1]
+        self.num_windows, self.num_blocks = memory[0].keys.shape[0], memory[0].keys.shape[2]
+        self.count = chunks.visible.shape[1] * self.num_blocks
+        self.recent = recent = min(model.lookup.top_k, self.num_blocks)
+        steps = torch.arange(length, device=device)
+        positions = (steps + chunks.continues[:, None] * (recent * b))[:, None]  # (C, 1, T)
+        like = torch.empty(0, dtype=model.dtype, device=device)
+        self.in_chunk = rope.angles_at(positions, like)
+        self.old = rope.angles(distance, distance + 1, like)
+        self.from_recent = [
+            rope.angles((recent - r) * b, (recent - r) * b + length, like) for r in range(recent)
+        ]
+        self.following = chunks.continues.nonzero().flatten()
+        self.columns = torch.arange(self.num_blocks - recent, self.num_blocks, device=device)
+        is_recent = torch.zeros(self.count, dtype=torch.bool, device=device)
+        is_recent[self.columns] = True
+        self.recent_only = chunks.continues[:, None] & is_recent  # (C, N)
+        self.scale = shape.head_dim**-0.5
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As Attend: the chunk's own tokens, and what it reads through the gate."""
+        q, size = q * self.scale, self.shape.block_size
+        k_cmt = None if self.cmt_keys is None else self.cmt_keys[layer]
+        rotate = self.rope.rotate
+        local = local_attention(
+            rotate(q, *self.in_chunk), rotate(k, *self.in_chunk), v, size, k_cmt=k_cmt
+        )
+        searched = layer in self.shape.memory_layers
+        if not searched and not len(self.following):
+            return local.output
+        window, visible = self.memory[layer], self.chunks.visible
+        values = window.values[visible].transpose(1, 2)
+        values = values.reshape(len(visible), values.shape[1], self.count * size, -1)
+        far = rotate(q, *self.old)
+        s = self._scores(window, q, far)
+        landmark = s[..., size]
+        if not searched:
+            landmark = landmark.masked_fill(~self.recent_only[:, None, None], NEG)
+        negatives = None
+        if self.against is not None and searched:
+            negatives = self.against.negatives[layer]
+        competing = self._competing(landmark, far, negatives)
+        share = competing.softmax(-1)
+        weights = s[..., :size].softmax(-1) * share[..., : self.count, None]
+        output = weighted(weights.flatten(-2), values)
+        if negatives is not None:
+            output = output + _shared(share[..., self.count :].to(output.dtype), negatives.values)
+        gate, base = _gate(local, competing, by_cmt=k_cmt is not None)
+        if not searched:
+            gate = gate * self.chunks.continues[:, None, None]
+        return base + (output * gate[..., None]).to(base.dtype)
+
+    def _scores(self, window: WindowMemory, q: Tensor, far: Tensor) -> Tensor:
+        """[C, H, T, N, b] of queries and every token of every visible block, landmarks last; far:
+        the queries at the fixed distance.
+        """
+        visible, heads, b = self.chunks.visible, window.keys.shape[1], self.shape.stride
+        keys = window.keys[visible].transpose(1, 2).reshape(len(visible), heads, self.count * b, -1)
+        s = accumulate(scores(far, keys)).unflatten(-1, (self.count, b))
+        following = self.following
+        if len(following):
+            near = torch.stack(
+                [self.rope.rotate(q[following], *angles) for angles in self.from_recent], 2
+            )
+            group = q.shape[1] // heads
+            first = self.num_blocks - self.recent
+            own = window.keys[visible[following, 0], :, first:].repeat_interleave(group, 1)
+            close = accumulate(near @ own.transpose(-1, -2)).transpose(2, 3)  # (F, H, T, R, b)
+            s[following[:, None], :, :, self.columns[None]] = close.permute(0, 3, 1, 2, 4)
+        return s
+
+    def _competing(self, landmark: Tensor, far: Tensor, negatives: Negatives | None) -> Tensor:
+        """[C, H, T, N and negatives]: scores of landmarks that share a row's attention."""
+        competing = landmark
+        if negatives is not None and self.against is not None:
+            wrong = accumulate(_shared(far, negatives.keys.transpose(-1, -2)))
+            if self.against.bias:
+                wrong = wrong + self.against.bias
+            own = self._own(wrong.shape[-1])[:, None, None]
+            competing = torch.cat([landmark, wrong.masked_fill_(own, NEG)], -1)
+        if self.top_k is not None and self.top_k < competing.shape[-1]:
+            best = competing.detach().topk(self.top_k, dim=-1, sorted=False).values
+            competing = competing.masked_fill(competing < best.amin(-1, keepdim=True), NEG)
+        return competing
+
+    def _own(self, total: int) -> Tensor:
+        """[C, total] bool: negatives that are blocks of a chunk's own visible windows."""
+        visible = self.chunks.visible
+        mine = torch.zeros(
+            len(visible), self.num_windows, dtype=torch.bool, device=visible.device
+        ).scatter_(1, visible, True)
+        padding = (0, total - self.num_windows * self.num_blocks)
+        return F.pad(mine.repeat_interleave(self.num_blocks, 1), padding)
+
+
+def _gate(local: LocalAttention, competing: Tensor, *, by_cmt: bool) -> tuple[Tensor, Tensor]:
+    """How much of what was read is taken, [C, H, T], and what it is added to."""
+    if by_cmt:
+        return local.gate, local.output
+    gate = (competing.logsumexp(-1) - local.lse).sigmoid()
+    return gate, local.output * (1 - gate)[..., None].to(local.output.dtype)
+
+
+def _shared(x: Tensor, shared: Tensor) -> Tensor:
+    """x [C, H, T, n] times a matrix every chunk shares, [Hkv, n, m] -> [C, H, T, m]: one product
+    per KV head.
+    """
+    chunks, heads, rows, n = x.shape
+    flat = x.transpose(0, 1).reshape(shared.shape[0], -1, n) @ shared
+    return flat.view(heads, chunks, rows, -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)

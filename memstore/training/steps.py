@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.training.batch_types import MemoryBatch, QuestionBatch, WindowBatch
-from memstore.training.batches import RecallData
+from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch, moved
 from memstore.training.curriculum import Stage
-from memstore.training.memory_objective import Against, Chunks, read_memory
 from memstore.training.objectives import (
+    Against,
+    Chunks,
     Loss,
     Negatives,
     Trainee,
     encode_windows,
     negatives_of,
     next_token_loss,
+    read_memory,
 )
 
 
@@ -48,9 +49,8 @@ class Steps:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on as the steps whose `state()` this is."""
         self._data.restore(state["data"])
-        self.tokens = state.get("tokens", 0)  # which older runs did not count
-        # older runs kept a list
-        self._rng.setstate((3, tuple(torch.as_tensor(state["rng"]).tolist()), None))
+        self.tokens = state["tokens"]
+        self._rng.setstate((3, tuple(state["rng"].tolist()), None))
         self._generator.set_state(state["generator"])
         self._queue = [
             [Negatives(keys.to(self._device), values.to(self._device)) for keys, values in entry]
@@ -87,17 +87,17 @@ class Steps:
     def _drawn_windows(self, stage: Stage, share: float) -> WindowBatch:
         first, last = stage.gap
         gap = first + (last - first) * min(1.0, share * 1.5)
-        return self._data.windows(stage.batch, stage.blocks, gap=gap).to(self._device)
+        return moved(self._data.windows(stage.batch, stage.blocks, gap=gap), self._device)
 
     def _drawn_memory(self, stage: Stage) -> tuple[MemoryBatch, QuestionBatch]:
         """Windows to remember, and chunks that read them."""
-        memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(self._device)
+        memory = self._data.memory(stage.memory_windows, stage.memory_blocks)
         chunks, blocks = stage.batch, stage.chunk_blocks
         if self._rng.random() < stage.long_chunks:
             chunks, blocks = chunks // 2, blocks * 2
         recents = self._model.lookup.top_k
         questions = self._data.questions(memory, chunks, blocks, recents=recents)
-        return memory, questions.to(self._device)
+        return moved(memory, self._device), moved(questions, self._device)
 
     def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
         batch = self._drawn_windows(stage, share)

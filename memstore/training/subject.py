@@ -11,11 +11,11 @@ from memstore.errors import InvalidConfig
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import load_checkpoint, read_configuration, save_checkpoint
 from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage
 from memstore.training.finetune import HuggingFaceModel
-from memstore.training.new_model import new_model
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
 from memstore.training.steps import Steps
@@ -107,6 +107,25 @@ class OwnModel:
     def save(self, directory: Path) -> None:
         """A checkpoint: see memstore.model.landmark.checkpoint."""
         save_checkpoint(self.model, self.tokenizer, directory)
+
+
+def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
+    """The decoder of a configuration.
+
+    init: a checkpoint of this architecture. Raises InvalidConfig for another, InvalidWeights.
+    """
+    model = Transformer(config)
+    if init is None:
+        model.initialise(torch.Generator().manual_seed(seed))
+        return model
+    first, _ = load_checkpoint(init)
+    first.cmt_values = None  # measured of these weights, not of those that come of them
+    if first.config.architecture() != config.architecture():
+        raise InvalidConfig(
+            f"{init} is a model of another architecture; leave --preset out, or train from nothing"
+        )
+    model.load_state_dict(first.state_dict())
+    return model
 
 
 def by_landmarks(

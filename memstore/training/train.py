@@ -1,12 +1,18 @@
-"""The training loop: stages of a curriculum, resumable at every checkpoint, with a metrics file
-beside the weights.
+"""The training loop: stages of a curriculum, resumable at every checkpoint, with a file of metrics
+next to the weights.
 """
 
+import json
 import pickle
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, get_args
 
 import torch
@@ -20,12 +26,14 @@ from memstore.freed_memory import keep_freed_memory
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage
-from memstore.training.interrupts import put_off
-from memstore.training.run_metrics import Metrics, Report
+from memstore.training.objectives import Loss
 from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
 from memstore.training.train_config import Precision, TrainConfig
 
 _CLIP = 1.0
+
+Report = Callable[[dict[str, Any]], None]
+"""Called with every line of metrics."""
 
 
 @dataclass
@@ -75,13 +83,13 @@ def train(
     state = _read_state(state_path) if resume else None
     trained = (subject or by_landmarks)(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
-    precision, reason = _precision(config.precision, device, state)
+    precision = _precision(config.precision, device, state)
     run = _Run(config, trained, corpus, device, precision, report or (lambda line: None))
     if state is not None:
         run.restore(state)
     else:
         (config.out / "metrics.jsonl").unlink(missing_ok=True)
-    run.metrics.write({"precision": precision, "because": reason})
+    run.metrics.write({"precision": precision})
     try:
         run.go()
     except KeyboardInterrupt:
@@ -101,19 +109,13 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _precision(
-    asked: Precision, device: torch.device, state: dict[str, Any] | None
-) -> tuple[str, str]:
-    """The precision of a run and why; `state` is that of the run that is resumed."""
+def _precision(asked: Precision, device: torch.device, state: dict[str, Any] | None) -> str:
+    """What is asked for, or what the run that is resumed began with, or what is faster here."""
     if asked != "auto":
-        return asked, "it was asked for"
-    if state is not None:  # all runs were in bfloat16 before there was a choice
-        return state.get("precision", "bfloat16"), "the run began with it"
-    name = str(devices.fast_dtype(device)).removeprefix("torch.")
-    if device.type == "cuda":
-        return name, "a GPU is faster at it"
-    gain = devices.bfloat16_gain()
-    return name, f"this CPU multiplies bfloat16 at {gain:.2g} times float32's speed"
+        return asked
+    if state is not None:
+        return str(state["precision"])
+    return str(devices.fast_dtype(device)).removeprefix("torch.")
 
 
 def update(model: TrainedModule, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
@@ -160,7 +162,7 @@ class _Run:
         return self.config.stages[min(self.progress.stage, len(self.config.stages) - 1)]
 
     def go(self) -> None:
-        with put_off() as check:
+        with _interrupts_put_off() as check:
             while self.progress.stage < len(self.config.stages):
                 check()
                 share = self._share_done()
@@ -251,10 +253,10 @@ class _Run:
             raise InvalidConfig(
                 f"{self.config.out} was trained with other stages: {', '.join(state['stages'])}"
             )
-        if state.get("identity", {}) != self.subject.identity:
+        if state["identity"] != self.subject.identity:
             raise InvalidConfig(
                 f"{self.config.out} was begun with another model, or other settings of it: "
-                f"{state.get('identity') or 'a landmark model'}"
+                f"{state['identity'] or 'a landmark model'}"
             )
         self.progress = Progress(**state["progress"])
         self._start_stage()
@@ -262,3 +264,78 @@ class _Run:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.steps.restore(state)
+
+
+class Metrics:
+    """Means over some steps, written as lines of JSON to a file and to whoever listens."""
+
+    def __init__(self, path: Path, report: Report) -> None:
+        self._path, self._report = path, report
+        self._steps, self._loss = 0, 0.0
+        self._right: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()
+
+    def add(self, loss: float, window: Loss, chunk: Loss | None) -> None:
+        """Count a step: its loss, and what was right of its windows and chunks."""
+        self._steps, self._loss = self._steps + 1, self._loss + loss
+        for kind, part in (("window", window), ("chunk", chunk)):
+            if part is not None:
+                self._right[f"{kind}_accuracy"] += int(part.correct)
+                self._asked[f"{kind}_accuracy"] += part.answers
+                self._right[f"{kind}_lookup_accuracy"] += int(part.lookups_correct)
+                self._asked[f"{kind}_lookup_accuracy"] += part.lookups
+
+    def log(self, **line: Any) -> None:
+        """Write a line that ends with the mean loss and the accuracies since the last one."""
+        line["loss"] = round(self._loss / self._steps, 4)
+        line |= {n: round(self._right[n] / asked, 4) for n, asked in self._asked.items() if asked}
+        self._steps, self._loss = 0, 0.0
+        self._right.clear()
+        self._asked.clear()
+        self.write(line)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Write one line. Raises OSError."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+        self._report(line)
+
+
+@contextmanager
+def _interrupts_put_off() -> Iterator[Callable[[], None]]:
+    """Delay the KeyboardInterrupt of a signal until the yielded function is called, or until the
+    block ends; a second one is raised at once. Signals reach the main thread alone.
+    """
+    asked = False
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        try:
+            handlers[number](number, frame)
+        except KeyboardInterrupt:
+            if asked:
+                raise
+            asked = True
+
+    def check() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for asking in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(asking)
+            if callable(handler):
+                handlers[asking] = handler
+    try:
+        for number in handlers:
+            signal.signal(number, put_off)
+        yield check
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    check()

@@ -44,9 +44,7 @@ def told(out: Path) -> dict[str, Any]:
     return content
 
 
-def test_every_part_runs_on_a_cpu_and_a_second_call_goes_on_where_the_first_was_killed(
-    tmp_path: Path,
-) -> None:
+def test_every_part_runs_on_a_cpu_and_a_killed_call_is_continued(tmp_path: Path) -> None:
     with begun(tmp_path, fresh=True) as first:
         while not (tmp_path / "gpu.json").exists() or "correct" not in told(tmp_path)["parts"]:
             assert first.poll() is None
@@ -71,13 +69,13 @@ def test_every_part_runs_on_a_cpu_and_a_second_call_goes_on_where_the_first_was_
     )
 
 
-def test_passages_are_read_on_a_device_as_on_the_cpu() -> None:
+def test_passages_on_a_device_match_the_cpu() -> None:
     with FakeDevice():
         rows = list(passages(Setting("cuda", tiny=True), 16))
     assert len(rows) == 2 and all(row.right for row in rows), rows
 
 
-def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(
+def test_failing_hanging_and_dying_cases_are_recorded_and_stop_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = {
@@ -101,13 +99,13 @@ def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(
     assert report.count("**failed**") == 4 and report.count("**WRONG**") == 1
 
 
-def test_a_file_of_other_options_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_results_of_other_options_are_not_continued(tmp_path: Path) -> None:
     State(tmp_path, {"device": "cpu"}).save()
     with pytest.raises(ValueError, match="another --out"):
         State(tmp_path, {"device": "cuda"})
 
 
-def test_what_a_machine_with_torch_lacks_is_what_the_package_names() -> None:
+def test_wheels_are_the_dependencies_that_a_machine_with_torch_lacks() -> None:
     names = [line.split(">")[0] for line in wheels.wanted(wheels.PRESENT)]
     assert names == ["lmdb", "msgpack", "msgspec", "zstandard", "faiss-cpu"]
     if not (ROOT / ".git").exists():

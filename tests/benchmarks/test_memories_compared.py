@@ -9,12 +9,11 @@ import torch
 from benchmarks.baselines.config import MEMORIES
 from benchmarks.baselines.reading import load_baseline, save_baseline
 from benchmarks.baselines.transformer import BaselineTransformer
-from benchmarks.common.distinct import distinct_blocks
-from benchmarks.common.needle_memory import reply
+from benchmarks.common.needle_memory import ask_streamed, reply
 from benchmarks.common.needles import Plan, Question
 from benchmarks.common.reading import LONGEST_CHUNK, score_whole
 from benchmarks.common.sessions import Texts
-from benchmarks.common.streamed import ask_streamed
+from benchmarks.paper.figure5 import distinct_blocks
 from memstore.training.objectives import encode_windows
 from support.tiny_model import text, tiny_model
 

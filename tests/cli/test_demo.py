@@ -1,19 +1,38 @@
-"""The demonstration with a real book: what is asked, and the whole of it with a small decoder."""
+"""The demonstration with a real book, run with a tiny decoder."""
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from memstore.cli.demo import real_book
-from memstore.cli.demo.real_book import chapters, print_real_book, questions
+from memstore.__main__ import main as command_line
+from memstore.cli import demo
+from memstore.cli.demo import book_questions, chapters, choose_questions, print_book
 from support.commands import refused, run
-from support.forked_questions import forked_questions
+from support.forked import forked
 
 
-def test_every_question_is_answered_by_one_passage_of_the_book() -> None:
+@pytest.fixture
+def forked_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that asks is a fork of this one, which has imported everything."""
+
+    def run(
+        command: Sequence[str], *, input: str, check: bool, **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        words = command[command.index("memstore") :]
+        process = forked(command_line, words, stdin=subprocess.PIPE, **options)
+        out, _ = process.communicate(input)
+        return subprocess.CompletedProcess(command, process.returncode, out)
+
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
+
+
+def test_one_passage_of_the_book_answers_each_question() -> None:
     texts = dict(chapters())
-    asked = questions()
+    asked = book_questions()
     assert len(asked) == 30 == len({one.question for one in asked})
     for one in asked:
         assert "".join(texts.values()).count(one.passage) == 1
@@ -21,41 +40,41 @@ def test_every_question_is_answered_by_one_passage_of_the_book() -> None:
         assert not one.is_right(one.question)
 
 
-def test_chapters_are_read_and_a_new_process_answers_beside_the_rival(
+@pytest.mark.usefixtures("forked_questions")
+def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = [(name, text[:1500]) for name, text in chapters()]
-    monkeypatch.setattr(real_book, "chapters", lambda: short)
-    monkeypatch.setattr(real_book, "SECONDS", 0.0)  # so that one chapter is read
-    few = [one for one in questions() if one.chapter in ("CHAPTER I", "CHAPTER V")][::4]
-    monkeypatch.setattr(real_book, "questions", lambda: few)
+    monkeypatch.setattr(demo, "chapters", lambda: short)
+    monkeypatch.setattr(demo, "MOST_SECONDS", 0.0)  # so that one chapter is read
+    few = [one for one in book_questions() if one.chapter in ("CHAPTER I", "CHAPTER V")][::4]
+    monkeypatch.setattr(demo, "book_questions", lambda: few)
     store = tmp_path / "memory"
-    with forked_questions():
-        result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
+    result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
     assert result["chapters"] == 1 and result["of"] == sum(q.chapter == "CHAPTER I" for q in few)
     for row in result["questions"]:
-        assert row["seconds"] >= 0 and row["rival"]["seconds"] > 0 and row["rival"]["answer"]
-    print_real_book(result)
+        assert row["seconds"] >= 0 and row["bm25"]["seconds"] > 0 and row["bm25"]["answer"]
+    print_book(result)
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"right: {result['right']} of {result['of']}"
     refused(run("demo", "--model", tiny, "--store", store), "is not empty")
 
 
-def test_a_text_of_ones_own_is_read_and_asked_line_by_line(tiny: Path, tmp_path: Path) -> None:
+def test_a_users_text_is_read_and_asked_line_by_line(tiny: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("The keeper of the mill is called Anna. " * 12)
-    demo = ("demo", "--model", tiny, "--text", own)
-    result = run(*demo, "--json", stdin="Who keeps the mill?\n\nWhere?\n").json
+    words = ("demo", "--model", tiny, "--text", own)
+    result = run(*words, "--json", stdin="Who keeps the mill?\n\nWhere?\n").json
     assert [row["question"] for row in result["answers"]] == ["Who keeps the mill?", "Where?"]
     refused(run("demo", "--model", tiny, "--text", tmp_path / "none.txt"), "none.txt")
 
 
-def test_a_landmark_model_is_shown_by_planted_facts_only() -> None:
-    assert "memstore demo --landmarks" in run("demo", "--model", "books-1m").err
-    assert run("demo", "--seed", "1").status == 2
+def test_a_landmark_model_is_refused() -> None:
+    refused_of = run("demo", "--model", "books-1m")
+    assert refused_of.status == 1 and "takes a language model" in refused_of.err
 
 
-def test_as_many_questions_are_asked_of_each_chapter() -> None:
-    some = real_book._some(["CHAPTER I", "CHAPTER V"], 5)
+def test_questions_are_spread_over_the_chapters() -> None:
+    some = choose_questions(["CHAPTER I", "CHAPTER V"], 5)
     assert [one.chapter for one in some] == ["CHAPTER I"] * 3 + ["CHAPTER V"] * 2
-    assert real_book._some([name for name, _ in chapters()], 30) == questions()
+    assert choose_questions([name for name, _ in chapters()], 30) == book_questions()

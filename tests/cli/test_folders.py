@@ -1,5 +1,5 @@
-"""Folders, patterns and standard input: what changed is replaced, what did not is passed over, what
-is gone is forgotten when that was asked for, and one bad file costs nothing but its line.
+"""Folders, patterns and standard input: changed files replace their documents, unchanged ones are
+skipped, --sync forgets deleted ones, and a bad file does not stop the others.
 """
 
 import os
@@ -73,7 +73,9 @@ def lines(result: Result) -> list[str]:
     return [line for line in result.err.splitlines() if line.startswith("error: ")]
 
 
-def test_documents_of_a_folder_are_called_by_their_paths_in_it(notes: Path, tmp_path: Path) -> None:
+def test_documents_of_a_folder_are_named_by_their_relative_paths(
+    notes: Path, tmp_path: Path
+) -> None:
     write(notes / ".hidden.txt", "no")
     write(notes / ".git" / "x.txt", "no")
     (notes / "link.txt").symlink_to(notes / "a.txt")
@@ -92,7 +94,7 @@ def test_documents_of_a_folder_are_called_by_their_paths_in_it(notes: Path, tmp_
     assert list(prefixed) == ["work/a.txt", "work/deep/c.txt"]
 
 
-def test_what_changed_is_replaced_and_what_did_not_is_not_read_again(
+def test_only_changed_files_are_read_again(
     tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages, store = tmp_path / "pages", tmp_path / "m"
@@ -123,9 +125,7 @@ def test_what_changed_is_replaced_and_what_did_not_is_not_read_again(
     assert set(read_in(store, pages, "-r", "--replace").values()) == {"already read"}
 
 
-def test_a_change_of_the_same_size_and_time_is_seen_where_the_file_was_young(
-    tmp_path: Path,
-) -> None:
+def test_a_change_that_keeps_size_and_time_is_noticed_in_a_recent_file(tmp_path: Path) -> None:
     notes, store = tmp_path / "notes", tmp_path / "m"
     notes.mkdir()
     (notes / "a.txt").write_text("one and one")
@@ -136,9 +136,7 @@ def test_a_change_of_the_same_size_and_time_is_seen_where_the_file_was_young(
     assert read_in(store, notes, "-r") == {"a.txt": "replaced"}
 
 
-def test_sync_forgets_what_is_gone_and_came_from_that_folder_alone(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: Path) -> None:
     store, other, plain = tmp_path / "m", tmp_path / "other", tmp_path / "z.txt"
     write(other / "o.txt", "Of another folder. " * 3)
     write(plain, "By itself. " * 3)
@@ -165,7 +163,7 @@ def test_sync_forgets_what_is_gone_and_came_from_that_folder_alone(
     refused(run("ingest", notes / "a.txt", "--sync", "--store", store), "folders", status=2)
 
 
-def test_what_is_no_file_any_more_is_lost(notes: Path, tmp_path: Path) -> None:
+def test_files_replaced_by_folders_or_links_count_as_deleted(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     read_in(store, notes, "-r")
     (notes / "a.txt").unlink()
@@ -177,9 +175,7 @@ def test_what_is_no_file_any_more_is_lost(notes: Path, tmp_path: Path) -> None:
     intact(store, "a.txt/inner.txt", "sub/a.txt", "sub/deep/c.txt")
 
 
-def test_a_pattern_without_a_match_loses_nothing_and_says_what_is_true(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_a_pattern_without_a_match_forgets_nothing(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     read_in(store, notes, "-r")
     (notes / "a.txt").unlink()
@@ -189,9 +185,7 @@ def test_a_pattern_without_a_match_loses_nothing_and_says_what_is_true(
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
 
 
-def test_an_empty_folder_or_one_that_is_not_there_loses_nothing(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     read_in(store, notes, "-r")
     away = notes.rename(tmp_path / "away")
@@ -211,9 +205,7 @@ def test_an_empty_folder_or_one_that_is_not_there_loses_nothing(
         intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
 
 
-def test_a_file_that_cannot_be_read_stops_no_other_and_keeps_its_document(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_an_unreadable_file_does_not_stop_the_others(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     write(notes / "aa.png", PNG)
     write(notes / "latin.txt", "Mühle".encode("latin-1"))
@@ -232,7 +224,7 @@ def test_a_file_that_cannot_be_read_stops_no_other_and_keeps_its_document(
     assert nothing.status == 1 and not (tmp_path / "new").exists()
 
 
-def test_names_that_collide_are_said(notes: Path, tmp_path: Path) -> None:
+def test_colliding_names_are_reported(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     write(tmp_path / "more" / "a.txt", "Another a. " * 3)
     both = run("ingest", notes, tmp_path / "more", "-r", "--store", store)
@@ -247,7 +239,7 @@ def test_names_that_collide_are_said(notes: Path, tmp_path: Path) -> None:
     assert len(same.json["documents"]) == 1
 
 
-def test_a_document_that_was_appended_to_is_no_more_a_file_of_its_folder(
+def test_a_document_with_an_append_no_longer_belongs_to_its_folder(
     notes: Path, tmp_path: Path
 ) -> None:
     store, more = tmp_path / "m", tmp_path / "more.txt"
@@ -316,7 +308,7 @@ def test_a_pattern_matches_what_glob_matches(
     assert [file.path for file in find([pattern], recursive=False).files] == wanted
 
 
-def test_names_of_any_bytes_are_read_and_never_lost(tmp_path: Path) -> None:
+def test_file_names_of_any_bytes_work(tmp_path: Path) -> None:
     notes, store = tmp_path / "notes", tmp_path / "m"
     notes.mkdir()
     odd = os.path.join(os.fsencode(notes), b"b\xff\x1b[31m.txt")
@@ -351,7 +343,7 @@ def test_ctrl_c_in_a_folder_is_resumed_by_the_same_command(tmp_path: Path) -> No
     intact(store, "0.txt", "1.txt", "2.txt")
 
 
-def test_a_source_of_another_form_is_none(notes: Path, tmp_path: Path) -> None:
+def test_a_malformed_source_is_ignored(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     read_in(store, notes / "sub", "-r")
     with MemoryStore.open(store) as memory:
@@ -362,7 +354,7 @@ def test_a_source_of_another_form_is_none(notes: Path, tmp_path: Path) -> None:
     assert not Folder.at(notes / "sub").has_lost(elsewhere)  # it is of another folder
 
 
-def test_files_that_vanish_while_a_folder_is_read_are_said(notes: Path) -> None:
+def test_a_file_that_vanishes_during_an_ingest_is_reported(notes: Path) -> None:
     files = find([str(notes)], recursive=True).files
     files[0].path.unlink()
     with pytest.raises(InvalidInput, match=r"a\.txt"):

@@ -1,8 +1,7 @@
-"""No room, under every command that writes: one line that says so, what was there is whole, and the
-same command goes on once there is room.
+"""A full disk under every command that writes: one line reports it, the memory stays whole, and the
+same command works once there is room.
 
-A limit on the size of files, which needs no permission, and a small file system where one may be
-mounted.
+Simulated by a limit on file sizes, and by a small file system where mounting is allowed.
 """
 
 import re
@@ -71,7 +70,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_without_room_says_so_and_goes_on_when_there_is_some(
+def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     disk: Limited, origin: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMSTORE_MODEL", str(origin / "model"))
@@ -112,7 +111,7 @@ def listed(memory: Path) -> list[dict[str, object]]:
     return documents
 
 
-def test_training_without_room_says_so_and_leaves_nothing_half_written(
+def test_training_reports_a_full_disk_and_leaves_no_partial_file(
     disk: Limited, tmp_path: Path
 ) -> None:
     from pydoc_data.topics import topics
@@ -132,7 +131,7 @@ def test_training_without_room_says_so_and_leaves_nothing_half_written(
     assert len(seen) == 2, seen
 
 
-def test_the_lock_file_holds_its_room_before_it_is_mapped(tmp_path: Path, origin: Path) -> None:
+def test_the_lock_file_is_allocated_before_it_is_mapped(tmp_path: Path, origin: Path) -> None:
     shutil.copytree(origin / "memory", tmp_path / "memory")
     lock = tmp_path / "memory" / "lock.mdb"
     for sparse in (False, True):

@@ -23,7 +23,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ask", "--help"], []])
-def test_help_imports_neither_torch_nor_what_stores(arguments: list[str]) -> None:
+def test_help_imports_neither_torch_nor_lmdb(arguments: list[str]) -> None:
     assert imported(command(*arguments), (*HEAVY, "numpy", "lmdb")) == []
 
 
@@ -49,7 +49,7 @@ def test_the_children_of_a_verification_import_no_torch(memory: Path) -> None:
     assert imported(code) == []
 
 
-def test_the_names_of_the_package_import_nothing_until_they_are_used() -> None:
+def test_importing_memstore_imports_nothing_heavy() -> None:
     assert imported("import memstore", (*HEAVY, "numpy", "lmdb")) == []
     assert imported("from memstore import MemoryStore") == []
 
@@ -62,7 +62,7 @@ def test_documents_are_converted_by_another_process() -> None:
     assert imported(code, (*HEAVY, *converters, "numpy", "lmdb")) == []
 
 
-def test_what_is_listed_and_moved_imports_no_torch(memory: Path, tmp_path: Path) -> None:
+def test_a_store_without_a_model_imports_no_torch(memory: Path, tmp_path: Path) -> None:
     code = f"""
 from memstore import MemoryStore
 with MemoryStore.open({str(memory)!r}, policy="lru", prefetch="speculative") as store:

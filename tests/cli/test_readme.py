@@ -33,7 +33,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_nothing_says_to_install_the_package_of_that_name_which_is_somebody_elses() -> None:
+def test_nothing_says_to_install_the_foreign_package_of_our_name() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("not a checkout")
@@ -84,7 +84,7 @@ def test_the_python_example_prints_what_the_readme_shows(reader: Path) -> None:
     assert alike(said) == alike(shown)
 
 
-def test_a_result_whose_commit_is_not_known_says_so() -> None:
+def test_results_without_a_commit_have_a_note() -> None:
     for file in sorted((ROOT / "docs/results").glob("*.json")):
         text = file.read_text(encoding="utf-8")
         assert '"commit": null' not in text or "note" in json.loads(text), file.name

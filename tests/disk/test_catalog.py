@@ -1,13 +1,10 @@
 """The tables beside the blocks: signature, documents and their states, tokens, landmark keys."""
 
-import re
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import pytest
 import torch
@@ -19,9 +16,7 @@ from memstore.disk.format.document import Document, IngestSettings, Write
 from memstore.disk.format.keys import run_key, tokens_key
 from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
-from memstore.disk.lmdb import environment
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.transaction import TABLES
 from memstore.disk.tables import catalog as catalog_module
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
@@ -148,13 +143,6 @@ def test_what_is_no_quota_is_refused_before_anything_is_written(path, catalog, q
         reopened.set_quota((1 << 62) - 1)
 
 
-@pytest.mark.parametrize("quota", [0, 1, 4096])
-def test_a_quota_that_no_memory_fits_into_makes_none(path, quota):
-    with pytest.raises(StorageFull, match="quota"):
-        Catalog.create(path / "new", SIGNATURE, quota=quota)
-    Catalog.create(path / "new", SIGNATURE).close()
-
-
 def test_a_quota_is_changed_for_good(path, catalog):
     catalog.set_quota(1_000_000)
     with pytest.raises(StorageFull, match="quota"):
@@ -182,15 +170,6 @@ def test_another_format_is_refused_in_one_line(path, monkeypatch, by, error, wor
     assert "\n" not in str(caught.value)
 
 
-def test_an_older_format_with_fewer_tables_is_refused_as_such(path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(catalog_module, "FORMAT", catalog_module.FORMAT - 1)
-        patch.setattr(environment, "TABLES", tuple(t for t in TABLES if t != "digests"))
-        Catalog.create(path, SIGNATURE).close()
-    with pytest.raises(OlderFormat, match="read the documents in again"):
-        Catalog.open(path)
-
-
 def test_a_signature_survives_and_says_what_differs():
     assert Signature.from_dict(SIGNATURE.to_dict()) == SIGNATURE
     assert SIGNATURE.difference(SIGNATURE) == []
@@ -207,13 +186,6 @@ def test_a_signature_survives_and_says_what_differs():
     ):
         assert part in words
     assert "tokenizer" not in words and "memory_layers" not in words
-
-
-def test_an_impossible_signature_is_refused():
-    with pytest.raises(InvalidConfig, match="int3"):
-        replace(SIGNATURE, kv_dtype="int3")
-    with pytest.raises(InvalidConfig, match="head_dim"):
-        replace(SIGNATURE, head_dim=0)
 
 
 # Documents
@@ -237,13 +209,6 @@ def test_documents_are_found_by_name_and_id(catalog):
         for wrong in ("three", 3, 0, -1):
             with pytest.raises(DocumentNotFound, match=f"{wrong!r}.*'one', 'two'"):
                 catalog.document(txn, wrong)
-
-
-def test_a_memory_without_documents_says_so(catalog):
-    with catalog.database.read() as txn:
-        assert catalog.documents(txn) == []
-        with pytest.raises(DocumentNotFound, match="holds no documents"):
-            catalog.document(txn, "one")
 
 
 def test_ids_are_never_given_out_twice(path, catalog):
@@ -347,19 +312,6 @@ def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
 # Landmark keys
 
 
-def test_landmark_keys_come_back_in_order_bit_for_bit(catalog):
-    numbers = [make_document(catalog, name).id for name in "ab"]
-    with catalog.database.read() as txn:
-        runs = {number: list(catalog.runs.runs(txn, number)) for number in numbers}
-    for of_document in runs.values():  # after the transaction: copies
-        assert [(layer, run.first_block) for layer, run in of_document] == [
-            (layer, first) for layer in (1, 2) for first in (0, 4, 8)
-        ]
-        for layer, run in of_document:
-            expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + layer)
-            assert torch.equal(from_raw(run.keys, "bfloat16"), expected)
-
-
 def test_damaged_rows_are_refused_by_name(catalog):
     make_document(catalog, "a")
 
@@ -391,79 +343,4 @@ def test_damaged_rows_are_refused_by_name(catalog):
 # What tables say of themselves
 
 
-def test_landmark_keys_are_cut_and_deleted(catalog):
-    keys = raw_view(landmark_keys(4))
-    catalog.database.write(lambda txn: catalog.runs.put(txn, 1, 2, KeyRun(8, keys)))
-    with catalog.database.read() as txn:
-        ((_, run),) = catalog.runs.runs(txn, 1)
-    assert (run.first_block, run.end_block) == (8, 12) and np.array_equal(run.keys, keys)
-    catalog.database.write(lambda txn: catalog.truncate_document(txn, 1, blocks=10, tokens=0))
-    with catalog.database.read() as txn:
-        ((_, run),) = catalog.runs.runs(txn, 1)
-    assert run.end_block == 10 and np.array_equal(run.keys, keys[:2])
-    catalog.database.write(lambda txn: catalog.runs.delete_run(txn, 1, 2, 8))
-    with catalog.database.read() as txn:
-        assert list(catalog.runs.runs(txn, 1)) == []
-
-
-@pytest.mark.parametrize(
-    "change", [{"kind": "words"}, {"dtype": "float16"}, {"shape": [2, 7]}, {"per_block": 1}]
-)
-def test_a_table_that_is_no_landmark_keys_of_this_memory_is_refused_by_name(catalog, change):
-    header = {"kind": "landmark", "dtype": "bfloat16", "shape": [2, 6], **change}
-    value = msgpack.packb(header) + bytes(24)
-    catalog.database.write(
-        lambda txn: txn.put_checked("landmarks", run_key(3, 1, 0, of_selector=False), value)
-    )
-    told = next(iter(change.values()))
-    with (
-        catalog.database.read() as txn,
-        pytest.raises(CorruptMemory, match=rf"document 3, layer 1.*{re.escape(repr(told))}"),
-    ):
-        list(catalog.runs.runs(txn, 3))
-
-
 # Writes and commits
-
-
-def test_an_append_is_a_write_of_its_own_and_takes_the_place_of_later_ones():
-    document = Document(1, "a", "ready").begin_write(0)
-    assert [write.first for write in document.writes] == [0]
-    (first,) = document.writes
-    grown = document.begin_write(8).begin_write(12)
-    assert grown.write_of(7) == first.id != grown.write_of(8) != grown.write_of(12)
-    assert grown.write_of(2**32 - 1) == grown.writes[2].id
-    cut = grown.begin_write(8)
-    assert [write.first for write in cut.writes] == [0, 8] and cut.writes[1] not in grown.writes
-    with pytest.raises(CorruptMemory, match="block 3"):
-        Document(1, "a", "ready").begin_write(4).write_of(3)
-
-
-def test_every_commit_says_when_it_was_made(catalog):
-    before = catalog.database.last_commit()
-    make_document(catalog, "a")
-    after = catalog.database.last_commit()
-    assert after.transaction == catalog.database.version.transaction == before.transaction + 1
-    assert before.time <= after.time <= time.time()
-
-    def damage(txn: Transaction) -> None:
-        raise KeyError("undone")
-
-    with pytest.raises(KeyError):
-        catalog.database.write(damage)
-    assert catalog.database.last_commit() == after
-    catalog.database.write(lambda txn: catalog.delete_document(txn, 1), beyond_limit=True)
-    last = catalog.database.last_commit()
-    assert last.transaction == catalog.database.version.transaction > after.transaction
-
-
-def test_signatures_without_a_difference_have_one_digest():
-    alike = replace(SIGNATURE, architecture={"block_size": 4.0, "rope_theta": 10000, "cmt": None})
-    assert SIGNATURE.difference(alike) == [] and alike.digest == SIGNATURE.digest
-    others = [
-        replace(SIGNATURE, weights="ff" * 32),
-        replace(SIGNATURE, memory_layers=(1,)),
-        replace(SIGNATURE, architecture={"rope_theta": 5e5, "block_size": 4}),
-    ]
-    digests = {other.digest for other in [SIGNATURE, *others]}
-    assert len(digests) == 4 and {len(digest) for digest in digests} == {16}

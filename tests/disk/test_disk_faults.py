@@ -23,11 +23,8 @@ from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, MemoryClosed
 from memstore.tiers.disk_tier import DiskTier
-from memstore.tiers.host_tier import HostTier
-from memstore.tiers.slots import UnitShape
 from support.disk_records import (
     BLOCKS,
-    DIM,
     HEADS,
     LAYERS,
     ROWS,
@@ -39,7 +36,6 @@ from support.disk_records import (
     uncached,
     write,
 )
-from support.faulty_source import FailingSource, SlowSource
 from support.other_process import hear, other_process, say
 
 UNITS = [
@@ -89,7 +85,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, change: Callable[..., int]) -> None
     monkeypatch.setattr(os, "preadv", lambda *arguments: change(true, *arguments))
 
 
-def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
+def test_io_error_names_the_record(memory, cold, monkeypatch):
     _, disk = memory
     with monkeypatch.context() as patched:
 
@@ -108,54 +104,14 @@ def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
     check_right(disk)
 
 
-def test_a_read_that_comes_in_parts_is_put_together(memory, cold, monkeypatch):
-    _, disk = memory
-
-    def part(true, file, buffers, offset, *flags):
-        return true(file, [buffers[0][: max(1, len(buffers[0]) // 3)]], offset)
-
-    reading(monkeypatch, part)
-    check_right(disk)
-
-
-def test_a_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch):
+def test_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch):
     _, disk = memory
     reading(monkeypatch, lambda true, file, buffers, offset, *flags: 0)
     with pytest.raises(CorruptBlock, match=r"cannot be read .*the file ends before it"):
         check_right(disk)
 
 
-def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, monkeypatch):
-    catalog, _ = memory
-    disk = DiskTier(catalog, threads=4)
-    units = [
-        BlockKey(1, layer, block, head)
-        for layer in (0, 1)
-        for block in range(8)
-        for head in range(HEADS)
-    ]
-    units += [
-        BlockKey(2, layer, block, head)
-        for layer in (0, 1)
-        for block in range(8)
-        for head in range(HEADS)
-    ]
-
-    in_flight, together = threading.Condition(), 0
-
-    def late(true, file, buffers, offset, *flags):
-        nonlocal together
-        with in_flight:  # nothing comes before four reads were asked for
-            together += 1
-            in_flight.notify_all()
-            assert in_flight.wait_for(lambda: together >= 4, timeout=60)
-        return true(file, buffers, offset)
-
-    reading(monkeypatch, late)
-    check_right(disk, units)
-
-
-def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatch):
+def test_stale_extent_still_reads_the_right_record(memory, cold, monkeypatch):
     _, disk = memory
     true = Transaction.extents_of
 
@@ -172,9 +128,7 @@ def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatc
 
 
 @pytest.mark.parametrize("way", [None, share, uncached, mapped])
-def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
-    memory, monkeypatch, way
-):
+def test_bad_checksum_is_refused_and_other_heads_are_read(memory, monkeypatch, way):
     catalog, disk = memory
     spoil(catalog, RecordKey(1, 4, 1))
     if way is not None:
@@ -190,7 +144,7 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
     check_right(disk, [unit for unit in UNITS if unit != BlockKey(1, 1, 4, HEADS - 1)])
 
 
-def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
+def test_stuck_reader_only_makes_the_file_grow(memory):
     catalog, disk = memory
     database = catalog.database
     want_k, want_v = keys_and_values(1, 0, 0)
@@ -227,7 +181,7 @@ def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
     assert rewrite(3) == freed
 
 
-def test_the_map_that_another_process_grows_is_taken_over_while_this_one_reads(tmp_path, cold):
+def test_map_growth_of_another_process_is_adopted_while_reading(tmp_path, cold):
     code = """
         database = Database.open(sys.argv[1])
         say("open"); hear()
@@ -272,7 +226,7 @@ def in_shared_child(tier: DiskTier, path: Path, results: "multiprocessing.Queue[
     results.put("right")
 
 
-def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monkeypatch):
+def test_child_forked_during_reads_has_its_own_threads(tmp_path, monkeypatch):
     share(monkeypatch)
     catalog, disk = make(tmp_path / "memory")
     true, reading, forked = Batch.fill, threading.Event(), threading.Event()
@@ -300,7 +254,7 @@ def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monk
     catalog.close()
 
 
-def test_an_interrupt_leaves_no_thread_that_fills_slots(tmp_path, monkeypatch):
+def test_interrupt_stops_every_reading_thread(tmp_path, monkeypatch):
     share(monkeypatch)
     catalog, disk = make(tmp_path / "memory")
     true, helped = Batch.fill, threading.Event()
@@ -325,76 +279,4 @@ def test_an_interrupt_leaves_no_thread_that_fills_slots(tmp_path, monkeypatch):
     catalog.close()
 
 
-def test_a_closed_memory_has_no_threads_and_says_that_it_is_closed(tmp_path, monkeypatch):
-    share(monkeypatch)
-    others = set(threading.enumerate())  # threads of earlier tests may still be ending
-    catalog, disk = make(tmp_path / "memory")
-    check_right(disk)
-    assert set(threading.enumerate()) - others
-    disk.close()
-    assert set(threading.enumerate()) <= others
-    check_right(disk)  # by this thread alone
-    catalog.close()
-    with pytest.raises(MemoryClosed):
-        check_right(disk)
-
-
-def test_of_several_damaged_records_the_first_is_named(tmp_path, monkeypatch):
-    share(monkeypatch)
-    for number, way in enumerate((share, uncached)):
-        way(monkeypatch)
-        catalog, disk = make(tmp_path / str(number))
-        for block in (9, 4, 6):
-            spoil(catalog, RecordKey(1, block, 1))
-        for _ in range(20):  # whichever thread meets it
-            with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1 is damaged"):
-                check_right(disk)
-        catalog.close()
-
-
-def test_a_forked_child_cannot_read_through_its_parents_tier(memory, cold):
-    _, disk = memory
-    check_right(disk)  # its threads run by now
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    child = context.Process(target=in_child, args=(disk, results))
-    child.start()
-    assert f"opened by process {os.getpid()}" in results.get(timeout=60)
-    child.join()
-    check_right(disk)
-
-
 # What stands above
-
-
-def host_over(source: SlowSource | FailingSource, slots: int) -> HostTier:
-    return HostTier(source, slots * 2 * ROWS * DIM * 2, UnitShape(ROWS, DIM, torch.float16))
-
-
-def test_a_host_tier_waits_for_a_slow_source_and_has_the_right_units(memory):
-    _, disk = memory
-    host = host_over(SlowSource(disk, 0.1), len(UNITS))
-    began = time.perf_counter()
-    with host.lease(UNITS[:6]) as lease:
-        assert time.perf_counter() - began >= 0.3  # three records
-        for slot, unit in zip(lease.slots.tolist(), UNITS):
-            assert torch.equal(
-                lease.k[slot], keys_and_values(unit.document, unit.layer, unit.block)[0][unit.head]
-            )
-
-
-def test_a_host_tier_keeps_nothing_of_a_call_that_failed(memory):
-    _, disk = memory
-    source = FailingSource(disk, lambda: CorruptBlock("made up"), lambda call, units: call == 1)
-    host = host_over(source, len(UNITS))
-    with host.lease(UNITS[:4]):
-        pass
-    held = host.bytes
-    with pytest.raises(CorruptBlock, match="made up"):
-        host.lease(UNITS[2:12])
-    assert host.bytes == held and not any(host.holds(unit) for unit in UNITS[4:12])
-    with host.lease(UNITS) as lease:
-        for slot, unit in zip(lease.slots.tolist(), UNITS):
-            assert torch.equal(
-                lease.v[slot], keys_and_values(unit.document, unit.layer, unit.block)[1][unit.head]
-            )

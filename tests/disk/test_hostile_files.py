@@ -5,30 +5,21 @@ run, and nothing outside the memory is written, removed or shown.
 import fcntl
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import asdict
+import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
-import msgpack
+import numpy as np
 import pytest
+import zstandard
 
 from memstore.child import python_command
 from memstore.disk.files import replacement
-from memstore.disk.lmdb.database import Database
-from memstore.errors import (
-    CorruptMemory,
-    InvalidInput,
-    InvalidWeights,
-    MemoryNotFound,
-    MemstoreError,
-)
-from memstore.hf.models_by_name import reader_named
-from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.disk.format.codec import get_codec
+from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.damaged_tree import BUDGET, damage_tree
@@ -46,7 +37,7 @@ def memory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("verified_apart")
-def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
+def test_children_import_nothing_from_the_working_directory(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, named = tmp_path / "here", tmp_path / "named"
@@ -69,7 +60,7 @@ def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
 
 
 @pytest.mark.usefixtures("verified_apart")
-def test_a_child_that_cannot_start_is_not_called_damage(
+def test_child_that_cannot_start_is_no_damage(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "python"
@@ -82,7 +73,7 @@ def test_a_child_that_cannot_start_is_not_called_damage(
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "writer.lock"])
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "directory"])
-def test_files_of_a_memory_that_are_links_or_no_files_are_refused(
+def test_links_and_special_files_in_a_memory_are_refused(
     memory: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -106,9 +97,7 @@ def test_files_of_a_memory_that_are_links_or_no_files_are_refused(
     assert (outside.read_bytes() if outside.exists() else None) == before
 
 
-def test_compacting_exporting_and_repairing_write_nothing_of_a_name_that_was_laid_out(
-    memory: Path, tmp_path: Path
-) -> None:
+def test_compact_export_and_repair_follow_no_prepared_links(memory: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"mine")
     (memory / "data.mdb.compact").symlink_to(outside)
@@ -147,54 +136,21 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
     assert not list(outside.iterdir())
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
-def test_files_of_a_model_are_regular_and_of_bounded_size(
-    tmp_path: Path, name: str, kind: str
-) -> None:
-    shutil.copytree(SHIPPED, tmp_path / "model")
-    file = tmp_path / "model" / name
-    file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        file.touch()
-        os.truncate(file, 1 << 42)
-    with pytest.raises(InvalidWeights, match=name.partition(".")[0]):
-        reader_named(tmp_path / "model")
-
-
-def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(memory: Path) -> None:
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        ingest(store, "b", text=2, tokens=100)
-        store.forget("a")
-        before = [asdict(document) for document in store.documents()]
-    whole = (memory / "data.mdb").read_bytes()
-    outcomes: Counter[str] = Counter()
-    # of what LMDB writes there: header, constants, two tables, last page and transaction
-    with (memory / "data.mdb").open("r+b", buffering=0) as file:
-        for at in [*range(152), *range(4096, 4096 + 152)]:
-            for bit in range(8):
-                os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << bit]), at)
-                try:
-                    with Database.open(memory, read_only=True) as database, database.read() as txn:
-                        rows = [value for _, value in txn.scan_checked("documents")]
-                except MemstoreError:
-                    outcomes["named"] += 1
-                else:
-                    assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
-                    outcomes["right"] += 1
-            os.pwrite(file.fileno(), whole[at : at + 1], at)
-    assert (memory / "data.mdb").read_bytes() == whole
-    assert before and outcomes["named"] > 500, outcomes
+def test_decompression_bomb_is_refused_before_allocation() -> None:
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 26))
+    assert len(bomb) < 1 << 13
+    k, v = np.zeros((2, 16, 8), np.int32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"{1 << 26} bytes are declared, of {2 * k.nbytes}"):
+            get_codec("zstd").decode(bomb, k, v, "float32", 16)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("change", ["back by two", "back by one", "swapped", "older twice"])
-def test_a_transaction_that_was_undone_in_the_meta_pages_is_named(
-    memory: Path, change: str
-) -> None:
+def test_rolled_back_meta_pages_are_detected(memory: Path, change: str) -> None:
     data = bytearray((memory / "data.mdb").read_bytes())
     places = [144, 4096 + 144]
     numbers = [struct.unpack_from("<Q", data, place)[0] for place in places]
@@ -214,25 +170,8 @@ def test_a_transaction_that_was_undone_in_the_meta_pages_is_named(
     assert not verify_memory(memory).clean
 
 
-def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(memory: Path) -> None:
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        store.compact()
-    assert verify_memory(memory).clean
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        ingest(store, "b", text=2, tokens=100)
-        store.compact()
-        store.compact()
-    damage_tree(memory)
-    verify_memory(memory, repair=True)
-    with Database.open(memory) as database:
-        last = database.last_commit()
-        assert last is not None and last.transaction == database.version.transaction
-        database.write(lambda txn: None)
-    assert verify_memory(memory).clean
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_a_new_memory_and_an_export_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+def test_new_memory_and_export_are_private_to_the_owner(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         path = tmp_path / "memory"
@@ -249,9 +188,7 @@ def test_a_new_memory_and_an_export_are_their_owners_alone(tmp_path: Path, umask
 
 @pytest.mark.usefixtures("verified_apart")
 @pytest.mark.parametrize("wanted", [0o600, 0o640, 0o664])
-def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
-    memory: Path, tmp_path: Path, wanted: int
-) -> None:
+def test_rewritten_files_preserve_permissions(memory: Path, tmp_path: Path, wanted: int) -> None:
     pytest.importorskip("faiss")
     (memory / "data.mdb").chmod(wanted)
     for name in ("lock.mdb", "writer.lock"):
@@ -294,8 +231,8 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_commands_with_closed_streams_end_as_they_would(
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_commands_with_closed_streams_return_their_status(
     memory: Path, tmp_path: Path, closed: tuple[int, ...]
 ) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
@@ -334,7 +271,7 @@ Path(told).write_text(json.dumps(statuses))
 """
 
 
-def test_no_file_of_a_memory_is_opened_as_a_standard_stream(memory: Path, tmp_path: Path) -> None:
+def test_memory_files_never_become_standard_streams(memory: Path, tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
@@ -349,9 +286,7 @@ with MemoryStore.open(sys.argv[1]) as store:
     assert there.read_text().split() == ["/dev/null"] * 3
 
 
-def test_what_a_killed_export_left_goes_with_the_next_one_to_that_place(
-    memory: Path, tmp_path: Path
-) -> None:
+def test_next_export_sweeps_a_killed_one(memory: Path, tmp_path: Path) -> None:
     place = tmp_path / "exports"
     place.mkdir()
     subprocess.run([sys.executable, "-c", KILLED, str(place / "b.memory")], check=False)
@@ -368,7 +303,7 @@ def test_what_a_killed_export_left_goes_with_the_next_one_to_that_place(
 
 
 @pytest.mark.parametrize("call", ["flock", "fchmod", "fsync"])
-def test_an_interrupt_between_any_two_steps_of_a_replacement_leaves_nothing(
+def test_interrupted_replacement_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     of = fcntl if call == "flock" else os
@@ -389,7 +324,7 @@ with replacement(Path(sys.argv[1])) as file:
 """
 
 
-def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_else(
+def test_next_writer_sweeps_only_partial_files_of_killed_processes(
     memory: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("faiss")

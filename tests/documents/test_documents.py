@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.citations import (
-    MOST,
     PAGE,
     Place,
     Places,
@@ -119,42 +118,6 @@ def test_html_is_read_as_it_is_seen() -> None:
     assert [place.name for place in converted(page.encode(), "a.html").places] == ["One two three"]
 
 
-def test_cells_of_a_table_stay_in_their_columns() -> None:
-    page = """Before<table><tr><td></td><th>Name<th>Mid<th>Age
-    <tr><td></td><td> </td><td>X</td><td><p>31</p></td></tr><tr><td>1<td>Bob<td><br><td>32<td></tr>
-    <tr><td></td><td></td></tr><tr><td>a<td><table><tr><td><td>in</table><td>b</table>After
-    <table><tr><td>left</td></tr></table>"""
-    assert text_of(page.encode(), "a.html") == (
-        "Before\n\n| Name | Mid | Age\n| | X | 31\n1 | Bob | | 32\na\n\n| in | b\n\nAfter\n\nleft"
-    )
-
-
-def test_headings_lists_and_verbatim_text_in_cells_are_what_they_are_elsewhere() -> None:
-    page = """<table><tr><td>12 May</td><td><h2>The mill</h2><p>It stood.</td><td>a</td><td>b</td>
-    </tr><tr><td></td><td><ul><li>one<li>two</ul></td></tr><tr><td></td><td><pre>  x</pre></td>
-    </tr><tr><td></td><td>c</td></tr></table>"""
-    document = converted(page.encode(), "a.html")
-    assert document.text.strip() == (
-        "12 May\n\nThe mill\n\nIt stood. | a | b\n\n- one\n- two\n  x\n| c"
-    )
-    assert [place.name for place in document.places] == ["The mill"]
-
-
-def test_items_of_a_list_have_the_numbers_that_are_seen() -> None:
-    page = (
-        "<ol start=5><li>five<li>six<li value=9>nine<li>ten</ol><ol start=x><li value=''>one</ol>"
-        "<ol start=-1><li>below<li>zero<li>one</ol><ul><li value=7>none</ul>"
-    )
-    assert text_of(page.encode(), "a.html") == (
-        "5. five\n6. six\n9. nine\n10. ten\n1. one\n-1. below\n0. zero\n1. one\n- none"
-    )
-
-
-def test_a_page_without_headings_stands_under_its_title() -> None:
-    document = converted(b"<html><title>The \n Mill</title><p>At the river.", "a.html")
-    assert document.places == (Place(0, 1, "The Mill"),)
-
-
 @pytest.mark.parametrize(
     ("head", "encoding"),
     [
@@ -202,25 +165,6 @@ def test_docx_has_lists_tables_notes_and_what_stands_in_controls_and_insertions(
     assert converted(data, "a.docx").places == (Place(0, 1, "Own level"),)
 
 
-def test_what_a_paragraph_was_before_a_tracked_change_is_not_what_it_is() -> None:
-    run = "<w:r><w:t>{}</w:t></w:r>".format
-    was = "<w:pPrChange w:id='1'><w:pPr>{}</w:pPr></w:pPrChange>".format
-    style, outline = "<w:pStyle w:val='Own1'/>", "<w:outlineLvl w:val='0'/>"
-    item = "<w:numPr><w:ilvl w:val='0'/></w:numPr>"
-    body = (
-        f"<w:p><w:pPr>{style}{was('')}</w:pPr>{run('Now a heading')}</w:p>"
-        f"<w:p><w:pPr>{was(style)}</w:pPr>{run('Once a heading')}</w:p>"
-        f"<w:p><w:pPr>{was(item)}</w:pPr>{run('Once an item')}</w:p>"
-        f"<w:p><w:pPr>{item}{was('')}</w:pPr>{run('Now an item')}</w:p>"
-        f"<w:p><w:pPr>{was(outline)}</w:pPr>{run('End')}</w:p>"
-    )
-    document = converted(made.docx_of(body), "a.docx")
-    assert document.text.strip() == (
-        "Now a heading\n\nOnce a heading\n\nOnce an item\n\n- Now an item\n\nEnd"
-    )
-    assert document.places == (Place(0, 1, "Now a heading"),)
-
-
 # EPUB
 
 
@@ -233,88 +177,6 @@ def test_chapters_without_headings_have_their_title_of_the_table_of_contents() -
         ("It bega", "The Mill"),
         ("It went", "The Inn"),
     ]
-
-
-def test_titles_of_the_table_of_contents_end_with_their_files() -> None:
-    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}</body></html>'.format
-    cover, plain = chapter('<img src="x"/>'), "<p>{} of it.</p>".format
-    parts = [
-        cover,
-        chapter(plain("Preface")),
-        chapter(plain("More")),
-        cover,
-        chapter("<h2>Chapter One</h2>" + plain("One")),
-        chapter("<h1>Part</h1>" + plain("Part")),
-        chapter("<h2>Chapter Two</h2>" + plain("Two")),
-        chapter(plain("End")),
-    ]
-    titles = ["Cover", "Preface", "", "Plate", "Chapter One", "Part", "Chapter Two", "Afterword"]
-    document = converted(made.epub_of(parts, titles), "a.epub")
-    places = Places(document.places)
-    assert {
-        word: places.headings(document.text.index(f"{word} of it"))
-        for word in ("Preface", "More", "One", "Part", "Two", "End")
-    } == {
-        "Preface": ("Preface",),
-        "More": ("Preface",),  # which the table of contents does not name
-        "One": ("Chapter One",),
-        "Part": ("Part",),
-        "Two": ("Part", "Chapter Two"),
-        "End": ("Afterword",),
-    }
-    assert [place.name for place in document.places] == [
-        "Preface", "", "Chapter One", "Part", "Chapter Two", "Afterword"
-    ]  # fmt: skip
-
-
-def test_titles_hold_for_what_is_below_them_in_the_table_of_contents() -> None:
-    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}<p>{} it.</body></html>'.format
-    files = [
-        chapter("", "Preface of"),
-        chapter("<h1>Own</h1>", "Own of"),
-        chapter("", "Part of"),
-        chapter("<h2>One</h2>", "One of"),
-        chapter("<h2>End</h2>", "End of"),
-    ]
-    nested = (
-        '<li><a href="text/c%200.xhtml">Preface</a></li>'
-        '<li><a href="text/c%202.xhtml">Part</a>'
-        '<ol><li><a href="text/c%203.xhtml">Chapter</a></li></ol></li>'
-        '<li><a href="text/c%204.xhtml">Last</a></li>'
-    )
-    nav = f"<html><body><nav><ol>{nested}</ol></nav></body></html>"
-    document = converted(made.epub_of(files, **{"OEBPS/nav.xhtml": nav}), "a.epub")
-    places = Places(document.places)
-    assert {
-        word: places.headings(document.text.index(f"{word} of it"))
-        for word in ("Preface", "Own", "Part", "One", "End")
-    } == {
-        "Preface": ("Preface",),
-        "Own": ("Own",),  # which the table of contents does not name
-        "Part": ("Part",),
-        "One": ("Part", "One"),
-        "End": ("End",),
-    }
-
-
-def test_chapters_that_are_no_xml_are_read_as_html_and_named_characters_are_known() -> None:
-    ill = '<html><head><title/><script src="x"/></head><body><p>One &mdash; two<p>Three</body>'
-    well = (
-        '<?xml version="1.0"?><!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "xhtml11.dtd">'
-        '<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head>'
-        "<body><p>caf&eacute; &amp; bar</p></body></html>"
-    )
-    document = converted(made.epub_of([ill, well]), "a.epub")
-    assert document.text.strip() == "One — two\n\nThree\n\ncafé & bar"
-
-
-def test_hidden_fonts_make_no_book_a_protected_one() -> None:
-    fonts = (
-        '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container" '
-        'xmlns:enc="http://www.w3.org/2001/04/xmlenc#"><enc:EncryptedData><enc:EncryptionMethod '
-        'Algorithm="http://www.idpf.org/2008/embedding"/></enc:EncryptedData></encryption>'
-    )
-    assert converted(made.epub(BOOK, **{"META-INF/encryption.xml": fonts}), "a.epub").places
 
 
 # Markdown
@@ -335,16 +197,6 @@ def test_code_and_what_describes_the_text_are_no_headings() -> None:
     for place, line in zip(document.places, ("# One", "Set", "> ##")):
         assert text[place.start :].startswith(line)
         assert place.start == 0 or text[place.start - 1] == "\n"
-
-
-def test_a_rule_above_an_empty_line_describes_no_text() -> None:
-    for blank in ("\n", " \n", "\r\n"):
-        text = f"---{blank}{blank}# One\n\nText\n\n---\n\n# Two\n"
-        assert [place.name for place in converted(text.encode(), "a.md").places] == ["One", "Two"]
-    yaml = converted(b"---\n\ntitle: x\nauthor: y\n---\n# One\n", "a.md")
-    assert [place.name for place in yaml.places] == ["One"]
-    empty = converted(b"---\n---\n# One\n", "a.md")
-    assert [place.name for place in empty.places] == ["One"]
 
 
 # Places
@@ -400,28 +252,6 @@ def test_places_are_stored_as_they_are_and_appended_behind(
         alone, behind = Places(second), Places(joined)
         assert behind.page(characters + one.start) == alone.page(one.start)
         assert behind.headings(characters + one.start) == alone.headings(one.start)
-
-
-def test_of_too_many_places_the_deepest_headings_go_first() -> None:
-    many = [Place(n, PAGE if n % 100 == 0 else 1 + n % 2, str(n)) for n in range(2 * MOST)]
-    kept = unpack_places(pack_places(many))
-    assert kept == many[::2]  # every other heading is of level 2
-
-
-def test_of_too_many_highest_headings_the_first_are_kept_and_none_stands_for_the_others() -> None:
-    for name, level in (("{}", 1), ("{}" + " and more" * 12, 1), ("{}", 2)):
-        many = [Place(n, level, name.format(n)) for n in range(25_000)]
-        packed = pack_places([*many, Place(25_000, level + 1, "deeper")])
-        kept = unpack_places(packed)
-        assert 5_000 < len(kept) <= MOST and len(packed["places"]) < 1 << 20
-        assert kept[:-1] == many[: len(kept) - 1]
-        places = Places(kept)
-        assert places.headings(len(kept) - 2) and not places.headings(len(kept) - 1)
-    pages = [Place(n, PAGE, str(n)) for n in range(15_000)]
-    both = [place for pair in zip(pages, many) for place in pair]
-    kept = unpack_places(pack_places(both))
-    assert [place for place in kept if place.level == PAGE] == pages
-    assert 3_000 < len(kept) - len(pages) <= 5_000
 
 
 WORDS = ["mill", "fähre", "水車", "😀 smile", "e\u0301tude", "1,234", "O'Hara"]
@@ -553,16 +383,6 @@ def test_appending_keeps_the_places_of_both_parts(model, tmp_path: Path) -> None
         assert replaced.metadata == {}
 
 
-def test_a_document_that_was_read_without_places_gets_them(model, tmp_path: Path) -> None:
-    text = made.markdown(BOOK).decode()
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        assert model.ingest(Text(text, "a"), store).places.at(0, 9) is None
-        again = model.ingest(Text(converted(text.encode(), "a.md"), "a"), store)
-        assert again.places.at(0, 9) == "The Mill" and again.id == 1
-        model.ingest(Text(text, "a"), store)
-        assert store.document("a").places.at(0, 9) == "The Mill"
-
-
 def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
@@ -582,14 +402,6 @@ def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: P
         done = model.ingest(tmp_path / "a.html", store, progress=states.append, chunk_blocks=1)
         assert done.state == "ready" and states[0].resumed_tokens > 0
         assert len(unpack_places(done.metadata)) == 3
-
-
-def test_what_needs_a_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(UnreadableDocument, match=r"pypdf.*pip install '\.\[documents\]'"):
-        convert(made.pdf([["x"]]), "pdf")
 
 
 def test_a_path_and_its_bytes_are_read_alike_and_errors_name_the_file(tmp_path: Path) -> None:

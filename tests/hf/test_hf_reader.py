@@ -11,6 +11,7 @@ from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
 from support.paths import ROOT
+from support.rounding import rounding
 from support.tiny_decoder import decoder, learned_selector, saved, tokenizer, word_reader
 
 pytest.importorskip("transformers")
@@ -76,7 +77,7 @@ def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
 
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("codec", ["zstd", "int8"])
-def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, codec):
+def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path, chunks, codec):
     made = [
         MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)
         for name in ("whole", "resumed")
@@ -104,9 +105,13 @@ def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, c
     assert resumed_at[0] == sum(len(passage.ids) for passage in read)
     whole, resumed = (stored(memory, reader, "inventory") for memory in made)
     assert whole.keys() == resumed.keys() and len(whole) > 20
+    # Other passages are computed together. Where that moves a number across a boundary, it is a
+    # float16 or a step of int8 away.
+    most = rounding(torch.float16) if codec == "zstd" else 1.1 / 127
     for place, halves in whole.items():
         for one, other in zip(halves, resumed[place]):
-            assert torch.equal(one, other), place
+            atol = most * float(one.abs().max())
+            torch.testing.assert_close(other, one, rtol=0, atol=atol, msg=f"{place}")
     words = dict.fromkeys([1], 1.0)
     scope = [(1, 0, made[0].document("inventory").blocks)]
     assert torch.equal(
@@ -400,7 +405,7 @@ def test_the_pipeline_on_the_models_page_works(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("directory")
-def test_index_and_reindex_commands_of_a_passage_model(tmp_path):
+def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 
-from memstore.cli.demo import real_book
-from memstore.cli.demo.planted_text import python_text
+from memstore.cli import demo
 from memstore.cli.main import main
 from memstore.hf.load import load_reader
 from memstore.store.memory_store import MemoryStore
@@ -48,9 +47,11 @@ def reader(cache):
 @pytest.fixture(scope="module")
 def text():
     """Some 3,400 tokens of prose, a fact after every 3,000 characters."""
+    from pydoc_data.topics import topics
+
     paragraphs, length = [], 0
     facts = [statement for statement, _ in FACTS.values()]
-    for paragraph in next(iter(python_text())).split("\n\n"):
+    for paragraph in "\n".join(topics.values()).split("\n\n"):
         paragraphs.append(paragraph)
         length += len(paragraph)
         if facts and length > 3_000 * (len(FACTS) - len(facts) + 1):
@@ -114,10 +115,10 @@ def test_what_is_stored_serves_the_model_in_every_precision(reader, text, tmp_pa
 def test_the_demonstration_reads_a_chapter_and_is_asked_by_a_new_process(
     cache, monkeypatch, capsys
 ):
-    monkeypatch.setattr(real_book, "SECONDS", 0.0)  # one chapter
+    monkeypatch.setattr(demo, "MOST_SECONDS", 0.0)  # one chapter
     monkeypatch.setattr(sys, "argv", ["memstore", "demo", "--model", "smollm2", "--json"])
     with pytest.raises(SystemExit) as ended:
         main()
     told = json.loads(capsys.readouterr().out)
     assert ended.value.code in (0, None) and told["chapters"] == 1 and told["of"] == 5
-    assert told["tokens"] > 2_500 and told["right"] >= 1 and told["rival"]["seconds_per_question"]
+    assert told["tokens"] > 2_500 and told["right"] >= 1 and told["bm25"]["seconds_per_question"]

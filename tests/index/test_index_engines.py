@@ -7,32 +7,76 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from xxhash import xxh3_64_digest
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index import INDEX_KINDS, FaissIndex, Hits, PackedIndex, Scope, make_index
-from memstore.index.faiss import faiss_candidates, faiss_files, faiss_index
+from memstore.index.faiss import faiss_candidates, faiss_format, faiss_index
 from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
-from support.index_engines import (
-    DIM,
-    DOCUMENTS,
-    EACH,
-    KV_HEADS,
-    TOP_K,
-    build,
-    filled,
-    keys,
-    queries,
-    samples,
-)
+from support.crafted import WRONG, changed, fuzzed, places
+from support.rounding import assert_same_to_rounding
 
 FAISS = "faiss-ivf-sq8"
 KINDS = [kind for kind in INDEX_KINDS if kind != "packed"]
+KV_HEADS, DIM, TOP_K, EACH = 2, 16, 4, 250
+DOCUMENTS = 6
+
+
+def directions(seed: int) -> Tensor:
+    """Where queries and keys of every head spread: far in a few directions, little in the
+    others.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(KV_HEADS, DIM, DIM, generator=generator) * torch.linspace(1, 0.05, DIM)[:, None]
+    )
+
+
+def keys(n: int, seed: int = 0) -> Tensor:
+    """[n, Hkv, D]: around 20 centres, which lie around a mean far from zero, as landmark keys
+    do.
+    """
+    centres = torch.randn(20, KV_HEADS, DIM, generator=torch.Generator().manual_seed(1234))
+    generator = torch.Generator().manual_seed(seed)
+    chosen = centres[torch.randint(20, (n,), generator=generator)]
+    return 5 + chosen + 0.4 * torch.randn(n, KV_HEADS, DIM, generator=generator)
+
+
+def queries(rows: int, seed: int = 99) -> Tensor:
+    """[H, rows, D] for 2 query heads a KV head, distributed alike whatever the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(KV_HEADS, 2 * rows, DIM, generator=generator) @ directions(5)).reshape(
+        2 * KV_HEADS, rows, DIM
+    )
+
+
+def samples() -> dict[tuple[int, int], np.ndarray]:
+    """What engines of layer 0 are trained and calibrated with."""
+    return {
+        (0, head): queries(200, 7).view(KV_HEADS, -1, DIM)[head].numpy() for head in range(KV_HEADS)
+    }
+
+
+def filled(kind: str, documents: int = DOCUMENTS) -> tuple[PackedIndex, Scope]:
+    index = make_index(kind, KV_HEADS, DIM)
+    for document in range(1, documents + 1):
+        index.add(document, 0, 0, keys(EACH, document))
+    return index, [(document, 0, EACH) for document in range(1, documents + 1)]
+
+
+def build(index: PackedIndex) -> None:
+    if isinstance(index, FaissIndex):
+        index.queries.kept = samples()
+        index.build(0, TOP_K)
 
 
 @pytest.fixture(params=KINDS)
@@ -179,38 +223,6 @@ def test_keys_added_later_are_found_exactly_and_join_the_engine(
         assert index.built[0].rows.span(6) == (0, EACH + 50)
 
 
-def test_scopes_that_differ_every_time_take_no_memory(any_scope: None) -> None:
-    index, _ = filled(FAISS, 2)
-    build(index)
-    assert isinstance(index, FaissIndex)
-    for end in range(1, 200):
-        index.search(0, queries(1), [(1, 0, end)], 1)
-    assert len(index.built[0].scopes) <= 64
-
-
-def test_many_new_keys_join_an_engine_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 64)
-    index, _ = filled(FAISS, 2)
-    build(index)
-    assert isinstance(index, FaissIndex)
-    for document in range(3, 9):
-        index.add(document, 0, 0, keys(40, document))
-    assert 2 * EACH + 120 < index.built[0].rows.end < 2 * EACH + 240  # at more than a quarter
-
-
-def test_an_engine_whose_keys_are_mostly_gone_is_stale_until_it_is_built_again() -> None:
-    index, scope = filled(FAISS)
-    build(index)
-    assert isinstance(index, FaissIndex) and not index.built[0].stale
-    for document in (1, 2, 3, 4):
-        index.remove(document)
-    assert index.built[0].stale
-    q = queries(20)
-    assert_sound(index, q, scope[4:], index.search(0, q, scope[4:], TOP_K))
-    build(index)
-    assert not index.built[0].stale and index.built[0].rows.end == 2 * EACH
-
-
 def test_a_denominator_is_exact(memory: tuple[PackedIndex, Scope]) -> None:
     index, scope = memory
     q = queries(10)
@@ -247,29 +259,7 @@ def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[PackedIndex,
     assert (some.candidates[2:] == -1).all() and (some.scores[2:] == NEG).all()
 
 
-def test_fewer_candidates_than_top_k_are_padded(
-    memory: tuple[PackedIndex, Scope], any_scope: None
-) -> None:
-    index, _ = memory
-    q = queries(4)
-    hits = index.search(0, q, [(3, 0, 2), (4, 248, EACH)], 6)
-    assert_sound(index, q, [(3, 0, 2), (4, 248, EACH)], hits)
-    assert (hits.candidates[..., 4:] == -1).all() and (hits.scores[..., 4:] == NEG).all()
-    for scope in ([], [(3, 5, 5)]):
-        hits = index.search(0, q, scope, 3)
-        assert (hits.candidates == -1).all() and (hits.scores == NEG).all()
-
-
-def test_what_does_not_fit_is_refused(memory: tuple[PackedIndex, Scope]) -> None:
-    index, scope = memory
-    for q in (queries(2)[..., :8], queries(2)[:3], queries(2)[0]):
-        with pytest.raises(InvalidInput, match="queries of shape"):
-            index.search(0, q, scope, TOP_K)
-    with pytest.raises(InvalidInput, match="top_k"):
-        index.search(0, queries(2), scope, 0)
-
-
-def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
+def test_auto_uses_its_engine_only_where_it_is_cheaper() -> None:
     index, scope = filled("auto")
     q = queries(64)
     assert isinstance(index, FaissIndex)
@@ -285,7 +275,7 @@ def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
     assert index.asked == 1
 
 
-def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 200)
     index, scope = filled(FAISS)
     build(index)
@@ -319,24 +309,23 @@ def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch
 # Files
 
 
-def test_engines_from_a_file_find_the_same(tmp_path: Path) -> None:
+def test_stored_engine_finds_the_same(tmp_path: Path) -> None:
     index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
-    faiss_files.write_engines(tmp_path, index, 0)
+    faiss_format.write(tmp_path, index, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["layer-0.idx"]
     q = queries(30)
     before = index.search(0, q, scope, TOP_K)
     for reader in (FAISS, "auto"):
         opened, _ = filled(reader)
         assert isinstance(opened, FaissIndex)
-        opened.install(0, faiss_files.read_engines(tmp_path, opened, 0))
+        opened.install(0, faiss_format.read(tmp_path, opened, 0))
         opened.auto = False  # so that the engine is asked
         after = opened.search(0, q, scope, TOP_K)
         assert opened.asked == 1
-        assert torch.equal(after.candidates, before.candidates) and torch.equal(
-            after.scores, before.scores
-        )
+        assert torch.equal(after.candidates, before.candidates)
+        assert_same_to_rounding(after.scores, before.scores)
         assert opened.describe()["engines"] == index.describe()["engines"]
 
 
@@ -347,54 +336,29 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     build(index)
     assert isinstance(index, FaissIndex)
     directory = tmp_path_factory.mktemp("index")
-    faiss_files.write_engines(directory, index, 0)
-    return faiss_files.file_of(directory, 0).read_bytes()
+    faiss_format.write(directory, index, 0)
+    return faiss_format.file_of(directory, 0).read_bytes()
 
 
-def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path) -> None:
-    index, _ = filled(FAISS)
-    assert isinstance(index, FaissIndex)
-    path = faiss_files.file_of(tmp_path, 0)
-    places = [*range(60), *range(60, len(file), len(file) // 60), len(file) - 1]
-    for place in places:
-        path.write_bytes(file[:place] + bytes([file[place] ^ 0x10]) + file[place + 1 :])
-        with pytest.raises(Unusable, match=r"layer-0.idx is damaged"):
-            faiss_files.read_engines(tmp_path, index, 0)
-    for length in (0, 5, 17, 32, 33, 200, len(file) // 2, len(file) - 1):
-        path.write_bytes(file[:length])
-        with pytest.raises(Unusable):
-            faiss_files.read_engines(tmp_path, index, 0)
-    path.write_bytes(file + b"x")
-    with pytest.raises(Unusable):
-        faiss_files.read_engines(tmp_path, index, 0)
-    path.unlink()
-    with pytest.raises(FileNotFoundError):
-        faiss_files.read_engines(tmp_path, index, 0)
-
-
-def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
-    file: bytes, tmp_path: Path
-) -> None:
-    faiss_files.file_of(tmp_path, 0).write_bytes(file)
+def test_stale_index_file_is_not_used(file: bytes, tmp_path: Path) -> None:
+    faiss_format.file_of(tmp_path, 0).write_bytes(file)
     asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
     with pytest.raises(Unusable, match=r"recall of 0\.95"):
-        faiss_files.read_engines(tmp_path, asked_more, 0)
+        faiss_format.read(tmp_path, asked_more, 0)
     index, _ = filled(FAISS, 2)
     assert isinstance(index, FaissIndex)
     with pytest.raises(Unusable, match="stale"):
-        faiss_files.read_engines(tmp_path, index, 0)
+        faiss_format.read(tmp_path, index, 0)
 
 
-def test_a_document_whose_keys_changed_is_not_served_from_a_file(
-    file: bytes, tmp_path: Path
-) -> None:
-    faiss_files.file_of(tmp_path, 0).write_bytes(file)
+def test_changed_document_is_not_served_from_a_file(file: bytes, tmp_path: Path) -> None:
+    faiss_format.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
-    built = faiss_files.read_engines(tmp_path, index, 0)
+    built = faiss_format.read(tmp_path, index, 0)
     assert built.rows.documents() == {1, 3, 4, 5, 6}
     index.install(0, built)
     q = queries(50)
@@ -408,15 +372,54 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(
     )
 
 
+@fuzzed
+@given(data=st.data())
+def test_crafted_or_damaged_file_is_unusable_or_harmless(
+    file: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    path = faiss_format.file_of(tmp_path, 0)
+    index, scope = filled(FAISS)
+    assert isinstance(index, FaissIndex)
+    how = data.draw(st.sampled_from(["flip", "cut", "append", "header", "payload"]))
+    at = data.draw(st.integers(0, len(file) - 1))
+    if how in ("flip", "cut", "append"):
+        flipped = file[:at] + bytes([file[at] ^ 0x10]) + file[at + 1 :]
+        path.write_bytes({"flip": flipped, "cut": file[:at], "append": file + b"x"}[how])
+        with pytest.raises(Unusable):
+            faiss_format.read(tmp_path, index, 0)
+        return
+    magic, rest = file[: file.index(b"\n") + 1], file[file.index(b"\n") + 1 :]
+    end = 16 + int.from_bytes(rest[:8], "little")
+    header, payload = msgpack.unpackb(rest[16:end]), rest[end:]
+    if how == "header":
+        way = data.draw(st.sampled_from(list(places(header))))
+        header = changed(header, way, data.draw(st.sampled_from(WRONG)))
+    else:  # the number of the last row, or the whole payload
+        last = payload[:-8] + b"\xff\xff\xff\x7f" + b"\0" * 4
+        payload = data.draw(st.sampled_from([last, b"", payload[:4], b"ilod" + payload[4:]]))
+    if isinstance(header, dict) and "payload" in header:
+        header = {**header, "payload": xxh3_64_digest(payload)}
+    packed = msgpack.packb(header)
+    size = len(packed).to_bytes(8, "little")
+    path.write_bytes(magic + size + xxh3_64_digest(packed) + packed + payload)
+    try:
+        index.install(0, faiss_format.read(tmp_path, index, 0))
+    except Unusable:
+        return
+    assert how == "header"
+    found = index.search(0, queries(3), scope, 4)
+    assert ((found.candidates >= -1) & (found.candidates < DOCUMENTS * EACH)).all()
+
+
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
+def test_damaged_file_is_rebuilt_unless_read_only(
     read_only: bool, file: bytes, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    path = faiss_files.file_of(tmp_path, 0)
+    path = faiss_format.file_of(tmp_path, 0)
     path.write_bytes(file[:-100])
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
-    faiss_files.write_samples(tmp_path, samples())
+    faiss_format.write_samples(tmp_path, samples())
     engines = FaissFiles(index, [0], tmp_path, read_only=read_only)
     engines.open(0)
     assert "damaged; building it again" in warnings.text
@@ -426,24 +429,16 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     if read_only:
         assert path.read_bytes() == file[:-100]
     else:
-        assert faiss_files.read_engines(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
+        assert faiss_format.read(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
     warnings.clear()
     engines.open(0)
     assert not warnings.text
 
 
-def test_samples_survive_their_file(tmp_path: Path) -> None:
-    faiss_files.write_samples(tmp_path, samples())
-    read = faiss_files.read_samples(tmp_path)
-    assert set(read) == set(samples())
-    for key, some in samples().items():
-        assert np.array_equal(read[key], some)
-
-
 # Without FAISS
 
 
-def test_without_faiss_only_what_needs_it_is_refused(
+def test_without_faiss_search_is_exact(
     file: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
@@ -456,33 +451,10 @@ def test_without_faiss_only_what_needs_it_is_refused(
     assert isinstance(index, FaissIndex)
     with pytest.raises(InvalidInput, match=r"pip install '\.\[cpu\]'"):
         index.build(0)
-    faiss_files.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
+    faiss_format.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
     FaissFiles(index, [0], tmp_path, read_only=False).open(0)
     assert "searching exactly" in warnings.text
     assert torch.equal(
         index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates
     )
-    assert faiss_files.file_of(tmp_path, 0).read_bytes() == file
-
-
-def test_a_head_without_sampled_queries_looks_at_everything() -> None:
-    index, scope = filled(FAISS)
-    assert isinstance(index, FaissIndex)
-    with index.queries.sampled():  # the gates of the second KV head never open
-        for seed in range(20):
-            q = queries(8, seed)
-            opened = torch.zeros(q.shape[:2], dtype=torch.bool)
-            opened[: len(q) // KV_HEADS] = True
-            index.search(0, q, scope, TOP_K, open_rows=opened)
-    assert set(index.queries.kept) == {(0, 0)}
-    index.build(0, TOP_K)
-    q = queries(60)
-    hits, best = index.search(0, q, scope, TOP_K), exact(index, q, scope)
-    found = (
-        (hits.candidates[..., :, None] == best.candidates[..., None, :])
-        .any(-2)
-        .float()
-        .mean((1, 2))
-    )
-    assert found[: len(q) // KV_HEADS].mean() >= 0.9
-    assert found[len(q) // KV_HEADS :].min() > 0.99
+    assert faiss_format.file_of(tmp_path, 0).read_bytes() == file

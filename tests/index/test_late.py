@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from memstore.disk.format.text_parts import equal_lengths
-from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.errors import DocumentNotFound
 from memstore.index.late_interaction import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
 
 HEADS, WIDTH, BLOCK = 2, 16, 16
@@ -45,7 +45,7 @@ def index(dtype: torch.dtype = torch.float32) -> TokenIndex:
 
 
 @pytest.mark.parametrize("dtype", LANDMARK_DTYPES.values())
-@pytest.mark.parametrize("tokens", [1, BLOCK, 100 * BLOCK + 3, 5000 * BLOCK])
+@pytest.mark.parametrize("tokens", [1, 5000 * BLOCK + 3])
 def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) -> None:
     held, q, found = landmarks(tokens, dtype=dtype), queries(), index(dtype)
     add(found, 3, 0, held)
@@ -54,15 +54,6 @@ def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) 
         maxima = found.maxima(q, head, [(3, 0, blocks)])
         assert maxima.dtype == torch.float32
         torch.testing.assert_close(maxima.double(), direct(q, held, head), atol=1e-5, rtol=1e-5)
-
-
-def test_a_short_block_is_judged_by_its_own_tokens() -> None:
-    found, q = index(), queries()
-    held = -landmarks(BLOCK + 1).abs()  # what is missing would count as zero, and win
-    add(found, 1, 0, held)
-    maxima = found.maxima(q.abs(), 0, [(1, 0, 2)])
-    torch.testing.assert_close(maxima.double(), direct(q.abs(), held, 0), atol=1e-6, rtol=1e-5)
-    assert (maxima < 0).all()
 
 
 @settings(max_examples=30)
@@ -90,18 +81,6 @@ def test_blocks_of_any_lengths_are_judged_by_their_own_tokens(
         torch.testing.assert_close(best, (q @ own[:, 1].T).amax(-1), atol=1e-5, rtol=1e-5)
 
 
-def test_scopes_choose_runs_and_keep_their_order() -> None:
-    found, q = index(), queries()
-    one, two = landmarks(20 * BLOCK, 1), landmarks(9 * BLOCK + 2, 2)
-    add(found, 1, 0, one[: 8 * BLOCK])
-    add(found, 2, 0, two)
-    add(found, 1, 8, one[8 * BLOCK :])
-    expected = torch.cat([direct(q, two, 1)[:, 5:10], direct(q, one, 1)[:, 3:17]], dim=1)
-    maxima = found.maxima(q, 1, [(2, 5, 10), (1, 3, 17), (1, 4, 4)])
-    torch.testing.assert_close(maxima.double(), expected, atol=1e-5, rtol=1e-5)
-    assert found.maxima(q, 0, []).shape == (len(q), 0)
-
-
 def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
     found, q = index(), queries()
     for document in range(1, 30):
@@ -120,20 +99,6 @@ def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
         found.maxima(q, 0, [(1, 0, 5)]).double(), expected, atol=1e-5, rtol=1e-5
     )
     assert found.bytes < 29 * 4 * BLOCK * HEADS * WIDTH * 4, "what is gone takes room for ever"
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    found = index(torch.int8)
-    with pytest.raises(InvalidInput):
-        add(found, 1, 0, landmarks(BLOCK))  # float32
-    with pytest.raises(InvalidInput):
-        add(found, 1, 0, landmarks(BLOCK, dtype=torch.int8)[:, :1])
-    add(found, 1, 0, landmarks(BLOCK, dtype=torch.int8))
-    with pytest.raises(InvalidInput):
-        add(found, 1, 5, landmarks(BLOCK, dtype=torch.int8))
-    for q, head in ((torch.zeros(2, WIDTH + 1), 0), (torch.zeros(2, WIDTH), HEADS)):
-        with pytest.raises(InvalidInput):
-            found.maxima(q, head, [(1, 0, 1)])
 
 
 def test_threads_search_while_documents_come_and_go() -> None:

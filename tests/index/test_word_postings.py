@@ -74,22 +74,6 @@ def test_a_damaged_piece_is_told_and_the_others_are_used(monkeypatch: pytest.Mon
         assert len(there.find(int(held.keys[0] >> np.uint64(32)))[0]) > 3
 
 
-def test_pieces_that_were_asked_for_long_ago_are_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(word_index, "PIECE", 8)
-    monkeypatch.setattr(word_index, "_MOST_HELD", 8)
-    held = postings(0, 20, 200)
-    there, reader = stored(held)
-    hashes = np.unique(held.keys >> np.uint64(32)).tolist()
-    for word in [*hashes, *hashes]:
-        assert all(map(np.array_equal, there.find(word), held.find(word)))
-    reader.content[:] = 0
-    assert len(there.find(hashes[-1])[0])  # held
-    with pytest.raises(CorruptMemory):
-        there.find(hashes[0])
-
-
 def test_an_index_that_began_with_a_file_goes_on_as_any_other() -> None:
     def words(document: int, n: int) -> BlockWords:
         return BlockWords.of([[(5, 1 + at % 3), (100 + document, 1)] for at in range(n)])
@@ -148,10 +132,3 @@ def test_an_index_that_began_with_a_file_goes_on_as_any_other() -> None:
     assert index.untake() == {3}
     check([(4, 0, 64), (1, 0, 33)])
     assert index.untake() == set()
-
-
-def test_passages_without_words_are_stored_as_no_pieces() -> None:
-    index = WordIndex()
-    nothing = HeldPostings(np.zeros(0, np.uint64), np.zeros(0, np.uint16))
-    assert index.take([(1, 4, True)], np.zeros(4, np.float32), stored(nothing)[0]) == set()
-    assert index.scores({5: 1.0}, [(1, 0, 4)]).tolist() == [0.0] * 4

@@ -23,13 +23,12 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from memstore.kernels import (
-    launch,
     reference_landmark_topk,
     reference_memory_attention,
     triton_landmark_topk,
     triton_memory_attention,
 )
-from memstore.kernels.slab_copy import by_kernel, load_units, run_ends
+from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import NEG, LocalAttention, TopK
 from support import triton_interpreter  # noqa: F401 (before anything imports Triton)
 from support.paths import ROOT, TESTS
@@ -219,25 +218,6 @@ def test_memory_attention_equals_the_reference(
     step.check(gated=gated)
 
 
-@pytest.mark.parametrize(
-    ("size", "shared", "gated"),
-    [(32, True, False), (50, False, True), (63, True, True), (63, False, False)],
-)
-def test_memory_attention_in_half_precision_over_many_units(
-    size: int, shared: bool, gated: bool
-) -> None:
-    step = Step.draw(
-        size, torch.float16, rows=3, size=size, dim=40, chosen=4, turns=3, shared=shared
-    )
-    step.check(gated=gated)
-    # Under models of other dtypes, whose landmark scores are float32:
-    for dtype in (torch.float32, torch.bfloat16):
-        local = LocalAttention(step.local.output.to(dtype), step.local.gate, step.local.lse)
-        replace(step, q=step.q.to(dtype), scores=step.scores.float(), local=local).check(
-            gated=gated
-        )
-
-
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(
@@ -253,40 +233,6 @@ def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(
     assert torch.equal(output[:, 0], step.local.output[:, 0]) and (mass[:, 0] == 0).all()
     if gated:
         assert torch.equal(output[:, 1], step.local.output[:, 1]) and (mass[:, 1] == 0).all()
-
-
-def test_splitting_the_units_among_programs_changes_nothing_but_the_order_of_a_sum(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    step = Step.draw(5, torch.float32, chosen=7, heads=1)
-    found = []
-    for processors in (1, 2, 64):  # 7, 4 and 1 units a program
-        monkeypatch.setattr(
-            triton_memory_attention, "multiprocessors", lambda device, n=processors: n
-        )
-        found.append(step.check(gated=False)[0])
-    again = step.attend(triton_memory_attention, gated=False)[0]
-    assert torch.equal(found[-1], again)  # the same bits
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("rows,shared", [(2, True), (1, False)])
-def test_a_selection_of_no_units_is_the_local_output(rows: int, shared: bool) -> None:
-    step = Step.draw(7, torch.float16, rows=rows, chosen=0, shared=shared)
-    output, mass = step.attend(triton_memory_attention, gated=True)
-    assert torch.equal(output, step.local.output) and mass.shape == (1, 2, rows, 0)
-
-
-def test_a_selection_may_be_one_tensor_seen_under_several_heads() -> None:
-    step = Step.draw(6, torch.float16, heads=3, rows=2, shared=True)
-    one, turn = step.slots[:, :1].expand(-1, 3, -1, -1), step.rotations[:, :1].expand(-1, 3, -1, -1)
-    replace(
-        step,
-        slots=one,
-        rotations=turn,
-        scores=step.scores.transpose(1, 2).contiguous().transpose(1, 2),
-    ).check(gated=True)
 
 
 # Search
@@ -374,14 +320,6 @@ def test_landmark_topk_equals_the_reference(
         )
 
 
-def test_landmark_topk_finds_64_among_equals_from_several_programs() -> None:
-    keys = torch.ones(1, 150, 8, device=DEVICE)
-    keys[0, 40] = 2
-    q = torch.ones(1, 1, 8, device=DEVICE)
-    found = check_search(q, keys, [(100, 150), (0, 90)], 64)
-    assert found.rows[0, 0].tolist() == [40, *(row for row in range(89, 25, -1) if row != 40)]
-
-
 @pytest.mark.parametrize("wanted", [[1], [0, 2]])
 def test_landmark_topk_of_some_heads_finds_nothing_for_the_rest(wanted: list[int]) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -392,33 +330,6 @@ def test_landmark_topk_of_some_heads_finds_nothing_for_the_rest(wanted: list[int
             assert torch.equal(some.rows[head], every.rows[head])
         else:
             assert (some.rows[head] == -1).all() and (some.scores[head] == NEG).all()
-
-
-@pytest.mark.parametrize("ranges,kv", [([], None), ([(5, 5)], None), ([(0, 9)], [])])
-def test_landmark_topk_of_nothing_finds_nothing(
-    ranges: list[tuple[int, int]], kv: list[int] | None
-) -> None:
-    q, keys = torch.ones(2, 3, 8, device=DEVICE), torch.ones(2, 9, 8, device=DEVICE)
-    found = triton_landmark_topk.landmark_topk(q, keys, ranges, 4, return_lse=True, kv_heads=kv)
-    assert (found.rows == -1).all() and (found.scores == NEG).all()
-    assert found.lse is not None and (found.lse == NEG).all()
-
-
-def test_landmark_topk_of_a_slice_of_keys_in_another_dtype() -> None:
-    generator = torch.Generator().manual_seed(8)
-    room = torch.randn(2, 90, 24, generator=generator).to(DEVICE)
-    check_search(
-        torch.randn(4, 1, 24, generator=generator).to(DEVICE, torch.float16),
-        room[:, :70],
-        [(2, 69)],
-        4,
-    )
-    check_search(
-        torch.randn(1, 4, 24, generator=generator).to(DEVICE).transpose(0, 1),
-        room[:, :70],
-        [(2, 69)],
-        4,
-    )
 
 
 # Moving units
@@ -469,20 +380,6 @@ def test_units_arrive_in_their_slots_and_no_other_slot_changes(
         check_load(host, taken, given_to, triton)
 
 
-@pytest.mark.parametrize("skipped", [1, 2, 4, 8])
-def test_units_of_slabs_that_begin_anywhere_arrive(skipped: int) -> None:
-    """Of a view into a slab whose address fewer bytes divide than its slots' size."""
-    bits = torch.randint(0, 256, (16 + 2 * 64 * SLOTS,), dtype=torch.uint8)
-    bits = bits.pin_memory() if CUDA else bits
-    host = bits[skipped : skipped + 64 * SLOTS].view(SLOTS, 64)
-    slab = torch.zeros(skipped + 64 * SLOTS, dtype=torch.uint8, device=DEVICE)[skipped:]
-    slab = slab.view(SLOTS, 64)
-    taken = [8, 6, 4, 2, 0, 1, 3]
-    load_units(host, slab, taken, taken, triton=True).finish()
-    expected = torch.zeros_like(host).index_copy_(0, torch.tensor(taken), host[taken])
-    assert torch.equal(slab.cpu(), expected)
-
-
 @pytest.mark.skipif(CUDA, reason="takes 4 GB that are page-locked")
 def test_slots_past_what_32_bits_count_are_found() -> None:
     slots, size = 1 << 18, 16401  # bytes, and so are the words
@@ -491,15 +388,6 @@ def test_slots_past_what_32_bits_count_are_found() -> None:
     host[slots - 1, -3:] = torch.tensor([1, 2, 3])
     load_units(host, slab, [slots - 1], [slots - 2], triton=True).finish()
     assert torch.equal(slab[slots - 2], host[slots - 1]) and not slab[slots - 1].any()
-
-
-def test_a_kernel_copies_many_short_runs_and_the_copy_engine_the_others() -> None:
-    unit = 2 * 63 * 128 * 2
-    assert run_ends(np.array([[3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]])) == [3, 4]
-    assert run_ends(np.array([[7], [0]])) == []
-    assert by_kernel(8192, 8192 * unit) and by_kernel(32, 32 * unit)
-    assert not by_kernel(1, 8192 * unit) and not by_kernel(3, 3 * unit)
-    assert not by_kernel(16, 16 * 64 * unit)
 
 
 # Which implementation runs
@@ -584,7 +472,3 @@ def test_kernels_at_real_sizes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
         keys = torch.randn(8, n, 128, generator=generator).to(DEVICE, dtype)
         q = torch.randn(32, rows, 128, generator=generator).to(DEVICE, dtype)
         check_search(q, keys, [(n // 2, n), (17, n // 3)], k)
-
-
-def test_next_power() -> None:
-    assert [launch.next_power(n) for n in (1, 2, 3, 4, 5, 64, 65)] == [1, 2, 4, 4, 8, 64, 128]

@@ -1,8 +1,9 @@
-"""A library read in by many: what is published is what one process publishes, whoever of them is
-ended, and whenever; nothing is read twice, and nothing left out without a reason.
+"""A library that several workers ingest is published as one process publishes it, whichever of them
+ends, and whenever; nothing is ingested twice, and nothing is left out without a reason.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ from memstore.library.library_ingest import index_library
 from memstore.share.format.document_pages import PAGES
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
-from memstore.share.format.staged import STAGED
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish import staging
 from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.manifest_commit import STAGED
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
 from memstore.store.retrieve import first_stage
@@ -47,10 +48,13 @@ def document(url: str, name: str) -> Document:
 
 
 @pytest.mark.parametrize("keep", ["kv", "text"])
-def test_what_is_published_is_what_one_process_publishes(tmp_path: Path, keep: str) -> None:
+def test_workers_publish_what_one_process_publishes(
+    keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, url = folder(tmp_path / "library", 9), f"file://{tmp_path}/many"
     settings = (("keep", keep),) if keep == "text" else ()
-    progress, number, told = ingest(path, job(url, keep=keep, lookup=settings))
+    library = job(url, keep=keep, lookup=settings)
+    progress, number, told = ingest(path, library)
     assert number == 1 and {one.status for one in told.values()} == {"read"}
     assert progress.documents.total() == progress.files == len(told) == 9
     assert progress.done == progress.bytes and progress.passages and progress.tokens
@@ -58,13 +62,8 @@ def test_what_is_published_is_what_one_process_publishes(tmp_path: Path, keep: s
     one_process(path, tmp_path / "memory", alone, **({"keep": keep} if settings else {}))
     assert content(url, tmp_path) == content(alone, tmp_path)
     clean(url)
-
-
-def test_the_same_again_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, url = folder(tmp_path / "library", 5), f"file://{tmp_path}/many"
-    ingest(path, job(url))
-    place = watched(monkeypatch, url)
-    progress, number, told = ingest(path, job(url))
+    place = watched(monkeypatch, url)  # the same again sends nothing
+    progress, number, told = ingest(path, library)
     assert number == 1 and place.sent == 0 and progress.tokens == 0
     assert {one.status for one in told.values()} == {"there"}
     assert not any(call in ("put", "create", "delete") and what for call, what in place.calls)
@@ -87,9 +86,7 @@ def test_other_content_is_refused_or_replaces(tmp_path: Path) -> None:
     clean(url)
 
 
-def test_published_whole_the_same_is_kept_as_text_without_being_told_to_replace(
-    tmp_path: Path,
-) -> None:
+def test_published_documents_become_text_alone_without_replace(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
     ingest(path, job(url))
     as_text = job(url, keep="text", lookup=(("keep", "text"),))
@@ -101,7 +98,7 @@ def test_published_whole_the_same_is_kept_as_text_without_being_told_to_replace(
     clean(url)
 
 
-def test_bad_documents_are_told_and_the_others_read(tmp_path: Path) -> None:
+def test_bad_documents_are_reported_and_the_others_ingested(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
     (path / "binary.txt").write_bytes(b"a\0b")
     (path / "empty.txt").write_text(" \n")
@@ -117,7 +114,7 @@ def test_bad_documents_are_told_and_the_others_read(tmp_path: Path) -> None:
     assert names == ["000.txt", "001.txt", "002.txt"]
 
 
-def test_nothing_to_read_publishes_nothing(tmp_path: Path) -> None:
+def test_nothing_to_ingest_publishes_nothing(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 0), f"file://{tmp_path}/many"
     (path / "empty.txt").write_text("")
     progress, number, _ = ingest(path, job(url))
@@ -144,7 +141,7 @@ def test_a_large_library_is_searched_in_two_stages(
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_ended_at_any_request_the_same_goes_on(
+def test_an_ingest_killed_at_any_call_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     monkeypatch.setattr(library_ingest, "_LEAST", 1)  # each a batch
@@ -174,10 +171,10 @@ def test_ended_at_any_request_the_same_goes_on(
         read.add(sum(one.status == "read" for one in told.values()))
         assert content(url, tmp_path) == expected, f"ended at {calls[end]}"
         clean(url)
-    assert {0, 5} <= read and len(read) > 3  # of all that was staged, and of nothing
+    assert {0, 5} <= read and len(read) > 3  # all was staged, and nothing
 
 
-def test_what_is_staged_outlasts_a_pruning_while_somebody_stages(
+def test_pruning_keeps_what_is_staged_while_a_process_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
@@ -207,7 +204,7 @@ def test_what_is_staged_outlasts_a_pruning_while_somebody_stages(
 
 
 @pytest.mark.parametrize("replacing", [False, True])
-def test_what_was_pruned_is_read_again(tmp_path: Path, replacing: bool) -> None:
+def test_what_was_pruned_is_ingested_again(tmp_path: Path, replacing: bool) -> None:
     path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
     objects, engine = open_object_store(url, make=True), Here()
     ingest(folder(tmp_path / "other", 1), job(url))  # a manifest, without which nothing is pruned
@@ -222,7 +219,7 @@ def test_what_was_pruned_is_read_again(tmp_path: Path, replacing: bool) -> None:
     clean(url)
 
 
-def test_what_nobody_goes_on_with_is_pruned_where_nothing_was_published(
+def test_an_abandoned_ingest_is_pruned_where_nothing_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
@@ -233,64 +230,59 @@ def test_what_nobody_goes_on_with_is_pruned_where_nothing_was_published(
     with pytest.raises(Killed):
         ingest(path, job(url))
     there = [found.name for kind in (FOLDER, PAGES, STAGED) for found in objects.names(kind)]
-    assert prune(objects, grace=3600.0).objects == 0  # somebody may go on
+    assert prune(objects, grace=3600.0).objects == 0  # a process may continue
     assert prune(objects, grace=0.0).objects == len(there) > 3
     assert not any([*objects.names(kind)] for kind in (FOLDER, PAGES, STAGED))
 
 
-def test_two_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
-    other = folder(tmp_path / "other", 8)
-    engine = Here()
-
-    def again(batch: int) -> None:
-        if batch == 1:  # one reads the same, and another what has the same names in part
-            ingest(path, job(url))
-            ingest(other, job(url))
-
-    engine.before = again
-    _, _, told = ingest(path, job(url), engine)
-    assert {one.status for one in told.values()} <= {"read", "there"}
-    newest = Published.open(open_object_store(url))
-    assert [entry.row.name for entry in newest.documents()] == [f"{n:03}.txt" for n in range(8)]
-    clean(url)
+# Others at the same time
 
 
-def test_what_others_push_remove_and_merge_meanwhile_is_done(tmp_path: Path) -> None:
-    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
-    pushed = folder(tmp_path / "pushed", 2)
+def ingest_others(url: str, path: Path) -> list[str]:
+    """Two ingests: of the same documents, and of others, some of them of the same names."""
+    ingest(path / "library", job(url))
+    ingest(folder(path / "other", 8), job(url))
+    return [f"{number:03}.txt" for number in range(8)]
+
+
+def push_remove_and_merge(url: str, path: Path) -> list[str]:
+    pushed = folder(path / "pushed", 2)
     for number in range(2):
         (pushed / f"{number:03}.txt").rename(pushed / f"pushed-{number}.txt")
-    engine = Here()
-
-    def others(batch: int) -> None:
-        if batch == 1:
-            one_process(pushed, tmp_path / "memory", url)
-            unpublish(open_object_store(url), ["pushed-0.txt"])
-            merge(open_object_store(url))
-
-    engine.before = others
-    progress, number, _ = ingest(path, job(url), engine)
-    assert progress.documents == {"read": 6} and number >= 3
-    names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
-    assert names == [*(f"{n:03}.txt" for n in range(6)), "pushed-1.txt"]
-    clean(url)
+    one_process(pushed, path / "memory", url)
+    unpublish(open_object_store(url), ["pushed-0.txt"])
+    merge(open_object_store(url))
+    return [*(f"{number:03}.txt" for number in range(6)), "pushed-1.txt"]
 
 
-def test_other_content_that_others_publish_meanwhile_stays(tmp_path: Path) -> None:
-    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
-    other = folder(tmp_path / "other", 1)
+def take_a_name(url: str, path: Path) -> list[str]:
+    other = folder(path / "other", 1)
     (other / "000.txt").write_text("What others say of it.\n")
-    engine = Here()
-    engine.before = lambda batch: ingest(other, job(url)) if batch == 1 else None
+    ingest(other, job(url))
+    return [f"{number:03}.txt" for number in range(6)]
+
+
+@pytest.mark.parametrize("others", [ingest_others, push_remove_and_merge, take_a_name])
+def test_what_others_publish_at_the_same_time_stays(
+    others: Callable[[str, Path], list[str]], tmp_path: Path
+) -> None:
+    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
+    engine, names = Here(), list[str]()
+    engine.before = lambda batch: names.extend(others(url, tmp_path)) if batch == 1 else None
     progress, _, told = ingest(path, job(url), engine)
-    assert told["000.txt"].status == "refused" and "by others" in told["000.txt"].error[1]
-    assert progress.documents == {"read": 3, "refused": 1}
-    assert document(url, "000.txt").tokens < document(url, "002.txt").tokens
+    found = Published.open(open_object_store(url)).documents()
+    assert [entry.row.name for entry in found] == names
+    assert {one.status for one in told.values()} <= {"read", "there", "refused"}
+    if others is take_a_name:  # another text of that name: it stays
+        assert told["000.txt"].status == "refused" and "by another" in told["000.txt"].error[1]
+        assert progress.documents == {"read": 5, "refused": 1}
+        assert document(url, "000.txt").tokens < document(url, "002.txt").tokens
+    else:
+        assert progress.documents["refused"] == 0
     clean(url)
 
 
-def test_what_another_model_staged_is_not_taken(
+def test_what_another_model_staged_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
@@ -314,7 +306,7 @@ def dead(*arguments: object, **more: object) -> None:
     raise Killed
 
 
-def test_directories_of_readers_that_were_killed_are_removed(
+def test_directories_of_killed_workers_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading.tempfile, "gettempdir", lambda: str(tmp_path))

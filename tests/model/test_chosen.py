@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -47,13 +48,43 @@ def test_passages_that_score_nearly_as_high_are_read_in_the_order_of_the_text() 
     assert places(candidates(None).meant(LookupSettings(score_range=0.0), parts=True)) == [(7, 1)]
 
 
-def test_one_text_is_a_candidate_once_at_its_last_place_and_names_all() -> None:
-    scores = torch.tensor([0.5, 0.1, 0.5, 0.2, 0.5, 0.5, 0.4, 0.3])
-    text = {(7, 0): "same", (7, 2): "same", (9, 2): "another"}
-    found = Candidates(scores, SCOPE, 4, lambda asked: None, lambda *at: text.get(at, at))
-    meant = found.meant(LookupSettings(score_range=None), parts=False)
+COPIES = torch.tensor([0.5, 0.1, 0.5, 0.2, 0.5, 0.5, 0.4, 0.3])
+TEXTS = {(7, 0): "same", (7, 2): "same", (9, 2): "another"}
+
+
+def chosen(scores: Tensor) -> list[Any]:
+    """Those meant of passages (7, 0) and (7, 2), one text, and others."""
+    found = Candidates(scores, SCOPE, 4, lambda asked: None, lambda *at: TEXTS.get(at, at))
+    return found.meant(LookupSettings(score_range=None), parts=False)
+
+
+def test_copies_of_a_text_are_one_candidate_at_the_last_place_which_names_the_others() -> None:
+    meant = chosen(COPIES)
     assert places(meant) == [(7, 2), (7, 4), (7, 5), (9, 2)]
     assert [one.same for one in meant] == [((7, 0),), (), (), ()]
+
+
+@pytest.mark.parametrize("steps", [1, -1, 1000, -1000])
+def test_copies_whose_scores_differ_in_the_last_bits_are_one_candidate(steps: int) -> None:
+    scores = COPIES.clone()
+    scores[2] *= 1 + steps * torch.finfo(torch.float32).eps
+    assert scores[2] != scores[0]
+    meant = chosen(scores)
+    assert places(meant) == [(7, 2), (7, 4), (7, 5), (9, 2)]
+    assert [one.same for one in meant] == [((7, 0),), (), (), ()]
+
+
+def test_a_copy_that_ranks_behind_another_passage_is_no_candidate_of_its_own() -> None:
+    scores = torch.tensor([0.5, 0.1, 0.4999, 0.2, 0.49995, 0.1, 0.4, 0.3])  # (7, 4) between copies
+    meant = chosen(scores)
+    assert places(meant) == [(7, 2), (7, 4), (9, 2), (9, 3)]
+    assert meant[0].same == ((7, 0),) and meant[0].score == 0.5
+
+
+def test_where_all_scores_are_alike_copies_are_still_found() -> None:
+    scores = torch.tensor([0.5, 0.5, 0.5 + 6e-8, 0.5, 0.5, 0.5, 0.5 - 3e-8, 0.5])
+    found = Candidates(scores, SCOPE, 4, lambda asked: None, lambda *at: "same")
+    assert places(found.meant(LookupSettings(score_range=None), parts=False)) == [(9, 3)]
 
 
 def test_four_that_each_say_a_part_open_the_gate_together() -> None:

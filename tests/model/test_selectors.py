@@ -38,6 +38,7 @@ from memstore.model.passages.selector import (
 from memstore.store.retrieve import first_stage
 from memstore.training.selectors.measure import Haystack
 from support.many_passages import SPEC, add, create, everything, question
+from support.rounding import assert_same_to_rounding
 
 HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
 MADE_FOR = MadeFor(HIDDEN, 3, 4, 2, 6, VOCABULARY)
@@ -119,7 +120,8 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     scores = selector.scores(asked, "", held, scope)
     torch.testing.assert_close(adds.sum(1), scores)  # a block's score is what its rows add
     both = covered(adds)
-    assert both[0] == adds[0].sum() and both[1] >= max(scores[:2])
+    torch.testing.assert_close(both[0], adds[0].sum())
+    assert both[1] >= max(scores[:2]) - 1e-5
     torch.testing.assert_close(both[-1], adds.amax(0).sum())
     with_words = Selector(selector.learned, 0.5).adds(asked, held, scope)
     assert with_words is not None and torch.equal(with_words, adds)
@@ -133,7 +135,7 @@ def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_
     scaled = replace(shown, states={2: shown.states[2] * 7})
     assert (selector.landmarks(scaled) - whole).abs().max() <= 1
     part = Captured(shown.ids[4:], {2: shown.states[2][4:]})
-    assert torch.equal(selector.landmarks(part), whole[4:])
+    assert_same_to_rounding(selector.landmarks(part), whole[4:])
 
 
 def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_then() -> None:
@@ -212,7 +214,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     assert replace(loaded, selector=made.selector) == made
     held, _ = haystack(loaded.selector)
     question = captured(4, seed=5)
-    assert torch.equal(
+    assert_same_to_rounding(
         loaded.selector.scores(question, "apple10", held, held.scope),
         made.selector.scores(question, "apple10", held, held.scope),
     )

@@ -18,6 +18,7 @@ from memstore.model.session import draw
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
+from support.rounding import TINY_MODEL, assert_same_to_rounding, rounding
 from support.synthetic_documents import stored
 from support.tiny_model import save_tiny_model, text, tiny_model
 
@@ -241,8 +242,10 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
             model.session(store) as session,
         ):
             logits[codec] = session.logits(session.feed(question))
-        assert torch.equal(warm, logits[codec])
-    assert not torch.equal(logits["int8"], logits["zstd"])
+        assert_same_to_rounding(warm, logits[codec], products=TINY_MODEL)
+    # An answer from unrounded keys and values would be told from one from int8.
+    lost, largest = logits["int8"] - logits["zstd"], logits["zstd"].max()
+    assert lost.abs().max() > 4 * rounding(torch.float32, TINY_MODEL) * largest
 
 
 def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) -> None:
@@ -426,8 +429,11 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
 
         for documents in (["a"], []):
             by_setting = scores(model, documents, recency=1e6)
-            np.testing.assert_array_equal(scores(fading, documents), by_setting)
-            assert np.abs(by_setting - scores(model, documents)).max() > 1e-3
+            plain = scores(model, documents)
+            assert np.abs(by_setting - plain).max() > 1e-3
+            # In the mean, since a block that the last bits decide on moves single scores.
+            apart = np.abs(scores(fading, documents) - by_setting).mean()
+            assert apart < 0.01 * np.abs(by_setting - plain).mean()
         # What has faded altogether has no weight beside the latest blocks, which alone are read
         # without a search.
         np.testing.assert_allclose(
@@ -435,8 +441,8 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
         )
         with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
             first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
-            np.testing.assert_array_equal(
-                model.score(one, ids[:first]), model.score(other, ids[:first])
+            np.testing.assert_allclose(
+                model.score(one, ids[:first]), model.score(other, ids[:first]), rtol=1e-5
             )
 
 
@@ -482,7 +488,7 @@ def test_a_session_remembers_so_many_of_its_latest_blocks_and_no_more(tmp_path: 
             session.attention.retrieve = True
             states[bound] = session.feed(ids[-32:])
             held[bound] = store.stats()["tiers"]["host"]["held"]
-    assert torch.equal(states[None], states[9])
+    assert_same_to_rounding(states[None], states[9], products=TINY_MODEL)
     assert held[9] < held[None] / 2
     with MemoryStore.create(tmp_path / "memory", model.signature) as store:
         with pytest.raises(InvalidInput, match="own_blocks must be at least top_k"):

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint: what a scrape shows is what the store counted."""
+"""The Prometheus endpoint: a scrape shows the counts of the store."""
 
 import socket
 import sys
@@ -9,11 +9,11 @@ import pytest
 
 from memstore import MemoryStore
 from memstore.errors import InvalidInput
-from memstore.serve.metrics import serve
+from memstore.serve.metrics import TierMetrics, served
 from memstore.tiers.stats import COUNTS
 from support import tiny_model
 
-Samples = dict[tuple[str, str, str], float]
+Samples = dict[tuple[str, str], float]
 
 
 @pytest.fixture(scope="module")
@@ -29,57 +29,48 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
 
 
 def scrape(port: int) -> Samples:
-    """{(name, tier, layer): value} of what the endpoint answers."""
+    """{(name, tier): value} of what the endpoint answers."""
     parser = pytest.importorskip("prometheus_client.parser")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         families = list(parser.text_string_to_metric_families(answer.read().decode()))
     return {
-        (sample.name, sample.labels["tier"], sample.labels.get("layer", "")): sample.value
+        (sample.name, sample.labels["tier"]): sample.value
         for family in families
         for sample in family.samples
     }
 
 
-def test_a_scrape_shows_what_each_layer_of_each_tier_counted(memory: MemoryStore) -> None:
+def test_a_scrape_shows_the_counts_of_every_tier(memory: MemoryStore) -> None:
     pytest.importorskip("prometheus_client")
-    with serve(0) as metrics:
-        assert scrape(metrics.port) == {}  # no memory is open yet
-        metrics.store = memory
-        found = scrape(metrics.port)
+    with served(TierMetrics(memory), 0) as port:
+        found = scrape(port)
+    tiers = memory.tier_stats()
     expected: Samples = {
-        (f"memstore_tier_{count}_total", tier, str(layer)): stats.to_dict()[count]
-        for tier, layers in memory.tiers.layers().items()
-        for layer, stats in layers.items()
+        (f"memstore_tier_{count}_total", tier): counts[count]
+        for tier, counts in tiers.items()
         for count in COUNTS
     }
-    host = memory.tier_stats()["host"]
-    expected["memstore_tier_held_bytes", "host", ""] = host["held"]
-    expected["memstore_tier_budget_bytes", "host", ""] = host["budget"]
+    expected["memstore_tier_held_bytes", "host"] = tiers["host"]["held"]
+    expected["memstore_tier_budget_bytes", "host"] = tiers["host"]["budget"]
     assert found == pytest.approx(expected)
-    assert found["memstore_tier_bytes_total", "host", "1"] > 0
+    assert found["memstore_tier_bytes_total", "host"] > 0
 
 
-def test_the_endpoint_is_on_this_machine_alone_and_goes_with_its_block() -> None:
+def test_the_endpoint_listens_on_loopback_until_its_block_ends(memory: MemoryStore) -> None:
     pytest.importorskip("prometheus_client")
-    with serve(0) as metrics:
-        with (
-            pytest.raises(InvalidInput, match=f"{metrics.port}.*another port"),
-            serve(metrics.port),
-        ):
+    metrics = TierMetrics(memory)
+    with served(metrics, 0) as port:
+        with pytest.raises(InvalidInput, match=f"{port}.*another port"), served(metrics, port):
             pass
         with socket.socket() as other:
             # free, as it would not be if every address were taken
-            other.bind(("127.0.0.2", metrics.port))
-    with serve(metrics.port):
+            other.bind(("127.0.0.2", port))
+    with served(metrics, port):
         pass
 
 
-def test_without_a_port_nothing_is_served() -> None:
-    with serve(None) as metrics:
-        assert metrics.port == 0
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), serve(0):
+    metrics = TierMetrics(memory)
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), served(metrics, 0):
         pass

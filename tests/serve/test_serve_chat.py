@@ -1,48 +1,155 @@
-"""Chat completions as the official client asks for them."""
+"""Chat completions through the official OpenAI client: answers, streams, sources, and which
+parameters are accepted, ignored or refused.
+"""
 
-from support.diary import ANSWER, QUESTION
+from typing import Any
+
+import openai
+import pytest
+
+from support.diary import ANSWER, DIARY, QUESTION
 from support.serving import Served
 
+MARE = "What is the price of the brown mare?"
 
-def test_the_model_is_listed(served: Served) -> None:
+
+def test_models_lists_the_served_model(served: Served) -> None:
     (model,) = served.openai().models.list().data
     assert model.id == "memstore"
+    assert served.openai().models.retrieve("memstore").id == "memstore"
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-5'"):
+        served.openai().models.retrieve("gpt-5")
 
 
-def test_a_chat_is_answered_from_the_memory(served: Served) -> None:
-    said = served.openai().chat.completions.create(
-        model="memstore", messages=[{"role": "user", "content": QUESTION}]
-    )
-    assert said.choices[0].message.content == ANSWER
-    assert said.choices[0].finish_reason == "stop"
-    assert said.usage.prompt_tokens > 5
-    assert said.usage.prompt_tokens_details.cached_tokens == 0
+def test_chat_answers_from_the_memory_with_its_sources(served: Served) -> None:
+    answer = served.chat(QUESTION, extra_body={"memstore": {"max_sources": 2}})
+    assert answer.choices[0].message.content == ANSWER
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens > 5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    report = answer.model_extra["memstore"]
+    assert report["answered"] and report["absent"] == []
+    best = report["sources"][0]
+    assert best["document"] == "diary" and DIARY[slice(*best["span"])] == best["text"]
+    assert "The combination of the lime barn is 4467." in best["text"]
 
 
-def test_a_streamed_chat_says_the_same(served: Served) -> None:
-    chunks = list(
-        served.openai().chat.completions.create(
-            model="memstore",
-            messages=[{"role": "user", "content": QUESTION}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert said == ANSWER
+def test_streamed_chat_sends_the_same_text_usage_and_sources(served: Served) -> None:
+    options = {"include_usage": True}
+    chunks = list(served.chat(QUESTION, stream=True, stream_options=options))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == ANSWER
     assert chunks[-1].usage.completion_tokens > 0
+    (sources,) = [chunk.model_extra["memstore"] for chunk in chunks if "memstore" in
+                  chunk.model_extra]  # fmt: skip
+    assert sources["sources"][0]["document"] == "diary"
 
 
-def test_a_history_that_was_said_before_is_not_read_again(served: Served) -> None:
-    client = served.openai()
-    said = [{"role": "user", "content": QUESTION}]
-    first = client.chat.completions.create(model="memstore", messages=said)
-    said += [
-        {"role": "assistant", "content": first.choices[0].message.content},
-        {"role": "user", "content": "What is the price of the brown mare?"},
-    ]
-    second = client.chat.completions.create(model="memstore", messages=said)
+def test_earlier_messages_are_read_before_the_question(served: Served) -> None:
+    first = served.chat(QUESTION)
+    second = served.chat(QUESTION, ANSWER, MARE)
     assert second.choices[0].message.content.endswith("310")
-    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
-    other = client.chat.completions.create(model="memstore", messages=[said[0], *said[:1], said[2]])
-    assert other.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens + 5
+
+
+def test_stop_texts_and_lengths_end_an_answer(served: Served) -> None:
+    stopped = served.chat(QUESTION, stop=["67"])
+    assert stopped.choices[0].message.content == "44"
+    cut = served.chat(QUESTION, max_completion_tokens=1)
+    assert cut.choices[0].finish_reason == "length" and cut.usage.completion_tokens == 1
+
+
+HARMLESS: dict[str, Any] = {
+    "store": True,
+    "metadata": {"team": "barn"},
+    "prompt_cache_key": "key",
+    "verbosity": "low",
+    "reasoning_effort": "minimal",
+    "safety_identifier": "somebody",
+    "service_tier": "flex",
+    "user": "somebody",
+    "parallel_tool_calls": True,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.5,
+    "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "logprobs": False,
+    "n": 1,
+}
+OPTIONAL = (
+    "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
+    "max_completion_tokens", "max_tokens", "metadata", "modalities", "n", "parallel_tool_calls",
+    "prediction", "presence_penalty", "prompt_cache_key", "reasoning_effort", "response_format",
+    "safety_identifier", "seed", "service_tier", "stop", "store", "stream_options", "stream",
+    "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
+    "web_search_options",
+)  # fmt: skip
+
+
+def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
+    answer = served.chat(QUESTION, **HARMLESS, extra_body={"colour": "red", "best_of": 3})
+    assert answer.choices[0].message.content == ANSWER
+
+
+def test_null_is_accepted_for_every_optional_parameter(served: Served) -> None:
+    nulls = dict.fromkeys((*OPTIONAL, "memstore"))
+    assert served.chat(QUESTION, extra_body=nulls).choices[0].message.content == ANSWER
+    message = {"role": "user", "content": QUESTION, "name": None, "tool_calls": None}
+    options = {"documents": None, "trace": None, "max_sources": None, "from_memory": None}
+    answer = served.openai().chat.completions.create(
+        model="memstore", messages=[message], extra_body={"memstore": options}
+    )
+    assert answer.choices[0].message.content == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"n": 2}, "n must be 1"),
+        ({"tool_choice": "required"}, "tool_choice asks for a tool"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"function_call": {"name": "look"}}, "function_call"),
+        ({"response_format": {"type": "json_object"}}, "response_format must be text"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "must be"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"logprobs": True}, "logprobs is not supported"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"memstore": {"documnets": ["diary"]}}, "memstore.documnets"),
+        ({"memstore": {"documents": ["dairy"]}}, "no document 'dairy'"),
+        ({"messages": [{"role": "user", "content": " "}]}, "the last message must be"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "the last message must be"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, "upload long texts"),
+        ({"messages": []}, "messages"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_would_change_the_answer_and_is_not_supported_is_refused_in_one_line(
+    served: Served, given: dict[str, Any], named: str
+) -> None:
+    body = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}], **given}
+    with served.client() as client:
+        refused = client.post("/v1/chat/completions", json=body)
+    error = refused.json()["error"]
+    assert refused.status_code in (400, 404) and named in error["message"]
+    assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_parts_that_are_no_text_are_refused(served: Served, kind: str) -> None:
+    parts = [{"type": "text", "text": QUESTION}, {"type": kind, kind: {"url": "data:,"}}]
+    with pytest.raises(openai.BadRequestError, match=f"'{kind}'; this server reads text only"):
+        served.openai().chat.completions.create(
+            model="memstore", messages=[{"role": "user", "content": parts}]
+        )
+    del parts[1]
+    answer = served.openai().chat.completions.create(
+        model="memstore", messages=[{"role": "user", "content": parts}]
+    )
+    assert answer.choices[0].message.content == ANSWER

@@ -1,5 +1,5 @@
-"""The official MCP client lists and calls every tool, over stdio and over HTTP; keys keep their
-scopes, files of the server are refused, errors are one line.
+"""MCP through the official client, over stdio and HTTP: every tool and resource, the scopes of
+keys, files of the server, and errors of one line.
 """
 
 import json
@@ -27,9 +27,9 @@ from support.serving import Served, serving
 
 KEYS = Keys(
     (
-        ("writes-everything", Access("all")),
-        ("reads-everything-", Access("reads", write=False)),
-        ("writes-only-notes", Access("notes", only=("note*",))),
+        ("writes-everything", Access()),
+        ("reads-everything-", Access(write=False)),
+        ("writes-only-notes", Access(only=("note*",))),
     )
 )
 
@@ -48,7 +48,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, reader: LandmarkModel) -> An
 
 @asynccontextmanager
 async def over_http(server: Served, key: str = "none", mode: str = "auto") -> AsyncIterator[Client]:
-    """The official client, of a server."""
+    """The official client of a server."""
     headers = {"Authorization": f"Bearer {key}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http,
@@ -58,7 +58,7 @@ async def over_http(server: Served, key: str = "none", mode: str = "auto") -> As
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run a test's own async part."""
+    """Run the async part of a test."""
     anyio.run(work)
 
 
@@ -68,7 +68,7 @@ def environment() -> dict[str, str]:
 
 
 async def use_every_tool(client: Client) -> None:
-    """Of a memory with the diary and the letter; leaves it as it was."""
+    """Use a memory with the diary and the letter, and leave it unchanged."""
     tools = {tool.name for tool in (await client.list_tools()).tools}
     assert tools == {"ask", "search", "documents", "ingest", "forget"}
     answer = await client.call_tool("ask", {"question": QUESTION})
@@ -149,13 +149,13 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
             shed = {"name": "shed", "path": "~/allowed/shed.txt"}
             assert not (await client.call_tool("ingest", shed)).is_error
             changed = await client.call_tool("ingest", {"name": "shed", "text": "It is red."})
-            assert changed.is_error and "replace it" in changed.content[0].text
+            assert changed.is_error and "mode=replace" in changed.content[0].text
 
     run(work)
 
 
 @pytest.mark.services
-def test_what_a_pipe_asks_is_answered_before_it_ends_with_messages_only(
+def test_requests_of_a_pipe_are_answered_before_the_process_ends(
     tmp_path: Path, reader: LandmarkModel
 ) -> None:
     memory = write_diary(tmp_path / "m", reader)
@@ -191,36 +191,14 @@ def test_what_a_pipe_asks_is_answered_before_it_ends_with_messages_only(
     assert [one["name"] for one in answered[5]["result"]["structuredContent"]["documents"]]
 
 
-@pytest.mark.services
-def test_a_client_that_closes_stdout_ends_it_without_a_traceback(
-    tmp_path: Path, reader: LandmarkModel
-) -> None:
-    memory = write_diary(tmp_path / "m", reader)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "memstore", "mcp", "--store", str(memory), "--read-only"],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdin is not None and server.stdout is not None and server.stderr is not None
-    server.stdout.close()
-    server.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
-    server.stdin.close()
-    assert "Traceback" not in server.stderr.read()
-    server.stderr.close()
-    assert server.wait(60) == 0
-
-
-def test_keys_keep_their_scopes(keyed: Served) -> None:
+def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
     async def work() -> None:
         async with over_http(keyed, "reads-everything-") as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             assert tools == {"ask", "search", "documents"}
             for call in (("forget", {"name": "diary"}), ("ingest", {"name": "x", "text": "y"})):
                 refused = await client.call_tool(*call)
-                assert refused.is_error and "only read" in refused.content[0].text
+                assert refused.is_error and "may only read" in refused.content[0].text
         async with over_http(keyed, "writes-only-notes") as client:
             note = {"name": "note", "text": "The cat is called Tom."}
             assert not (await client.call_tool("ingest", note)).is_error
@@ -267,7 +245,6 @@ def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_pat
                 ("search", {"phrase": "a " * 10000}, "phrase"),
                 ("ingest", {"name": "x", "text": "y", "mode": "newer"}, "mode"),
                 ("ingest", {"name": "x", "text": "y", "mode": "append"}, "no document 'x'"),
-                ("ingest", {"name": f"prompt-{0:032x}", "text": "x"}, "may not write"),
                 ("ingest", {"name": "x", "path": str(tmp_path / "file.txt")}, "--allow-paths"),
                 ("forget", {"name": "gone"}, "gone"),
                 ("fly", {}, "there is no tool 'fly'"),
@@ -284,10 +261,10 @@ def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_pat
     run(work)
 
 
-def test_an_ingest_that_is_given_up_ends_and_can_be_resumed(
+def test_a_cancelled_ingest_ends_and_can_be_resumed(
     keyed: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "_SECONDS_BETWEEN", 0.01)  # it is told long before the end
+    monkeypatch.setattr(tools, "_SECONDS_BETWEEN", 0.01)  # it reports long before the end
     text = "".join(f"On day {day} the tide was {day * 7 % 13} feet high.\n" for day in range(2000))
     given = {"name": "tides", "text": text}
     seen: list[float] = []
@@ -314,7 +291,7 @@ def test_an_ingest_that_is_given_up_ends_and_can_be_resumed(
 
 
 @pytest.mark.services
-def test_a_signal_ends_it_in_order_while_it_waits_for_its_client(
+def test_a_signal_ends_the_process_in_order_while_it_waits_for_its_client(
     tmp_path: Path, reader: LandmarkModel
 ) -> None:
     memory = write_diary(tmp_path / "m", reader)

@@ -27,14 +27,7 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def reply(served: Served, *said: str, stream: bool = False, **memstore: object) -> tuple:
     """The text of a chat's answer and the field `memstore` of its reply."""
-    roles = ("user", "assistant")
-    done = served.openai().chat.completions.create(
-        model="memstore",
-        messages=[{"role": roles[at % 2], "content": text} for at, text in enumerate(said)],
-        stream=stream,
-        max_tokens=4,
-        extra_body={"memstore": memstore},
-    )
+    done = served.chat(*said, stream=stream, max_tokens=4, extra_body={"memstore": memstore})
     if not stream:
         return done.choices[0].message.content, done.memstore, done.usage
     chunks = list(done)
@@ -45,31 +38,31 @@ def reply(served: Served, *said: str, stream: bool = False, **memstore: object) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_refuses_and_lists_the_closest_passages(gated: Served, stream: bool) -> None:
-    text, told, usage = reply(gated, ABSENT, stream=stream)
+    text, report, usage = reply(gated, ABSENT, stream=stream)
     assert text.startswith(NOT_SURE) and "diary" in text
-    assert not told["answered"] and told["sources"]
-    weights = [source["weight"] for source in told["sources"]]
-    assert weights == sorted(weights, reverse=True) and weights[0] < told["needed"]
+    assert not report["answered"] and report["sources"]
+    weights = [source["weight"] for source in report["sources"]]
+    assert weights == sorted(weights, reverse=True) and weights[0] < report["needed"]
     assert usage is None or usage.completion_tokens == 0
 
 
 def test_chat_answers_without_the_memory_where_it_is_allowed_to(gated: Served) -> None:
-    text, told, usage = reply(gated, ABSENT, from_memory=False)
+    text, report, usage = reply(gated, ABSENT, from_memory=False)
     assert not text.startswith(NOT_SURE) and usage.completion_tokens > 0
-    assert not told["answered"] and not told["sources"]
+    assert not report["answered"] and not report["sources"]
 
 
 def test_chat_turn_that_asks_nothing_is_not_refused(gated: Served) -> None:
     for said in (["Hi!"], [PRESENT, "310", "Make that shorter."], [ABSENT, NOT_SURE, "Thanks!"]):
-        text, told, usage = reply(gated, *said)
+        text, report, usage = reply(gated, *said)
         assert not text.startswith(NOT_SURE) and usage.completion_tokens > 0
-        assert told["answered"]
+        assert report["answered"]
 
 
 def test_conversation_goes_on_after_a_refusal(gated: Served) -> None:
     refused, _, _ = reply(gated, ABSENT)
-    text, told, _ = reply(gated, ABSENT, refused, PRESENT)
-    assert told["answered"] and told["sources"] and not text.startswith(NOT_SURE)
+    text, report, _ = reply(gated, ABSENT, refused, PRESENT)
+    assert report["answered"] and report["sources"] and not text.startswith(NOT_SURE)
 
 
 def test_mcp_refuses_and_lists_the_closest_passages(gated: Served) -> None:

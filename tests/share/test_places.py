@@ -1,10 +1,11 @@
-"""One suite over every kind of place that memories are published to."""
+"""One suite over every kind of object store."""
 
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
+from memstore.errors import CorruptMemory, MemoryNotFound, ObjectNotFound, StoreUnavailable
 from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.format.segments import is_whole
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
@@ -37,7 +39,7 @@ _numbers = count()
 
 @contextmanager
 def reached(environment: dict[str, str], engine: str) -> Iterator[None]:
-    """These are all that the environment says of an engine, by the beginning of its variables."""
+    """Have only these variables in the environment of those that begin with an engine's name."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(engine)]:
             patch.delenv(name)
@@ -104,7 +106,7 @@ def test_an_object_is_created_once(place: ObjectStore) -> None:
     assert place.create("manifests/2", b"second")
 
 
-def test_what_is_not_there_is_an_error_and_never_an_answer(place: ObjectStore) -> None:
+def test_a_missing_object_or_range_is_an_error(place: ObjectStore) -> None:
     place.put("a/b", bytes(100))
     for read in (
         lambda: place.get("a/c"),
@@ -131,7 +133,7 @@ def test_objects_are_listed_below_a_prefix(place: ObjectStore) -> None:
     assert {each.name for each in place.names("")} == {"a/3", "a/2/deep", "ab/4"}
 
 
-def test_a_memory_goes_there_and_comes_back(url: str, tmp_path: Path) -> None:
+def test_a_memory_is_published_pulled_and_pruned(url: str, tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 100)
         ingest(store, "b", 60, text=2)
@@ -157,7 +159,7 @@ def test_a_memory_goes_there_and_comes_back(url: str, tmp_path: Path) -> None:
         Published.at(place, 2)
 
 
-def test_a_fork_of_a_process_that_has_asked_a_store_is_refused_at_once(
+def test_a_fork_of_a_process_that_called_a_store_is_refused_at_once(
     url: str, tmp_path: Path
 ) -> None:
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
@@ -191,13 +193,13 @@ def test_a_fork_of_a_process_that_has_asked_a_store_is_refused_at_once(
         process.kill()
         assert not alive
         told = [results.get() for _ in tasks]
-        assert told.pop() == ""  # it may be closed
+        assert told.pop() == ""  # closing it is allowed
         assert all(line.startswith("MemoryClosed") and "fork" in line for line in told), told
         assert reader.has("a") and [*reader.tokens("a").ids]
 
 
 def test_publishers_at_the_same_time_lose_nothing(url: str, tmp_path: Path) -> None:
-    """Each has a memory and a place of its own, as other machines would."""
+    """Each has a memory and a client of its own, as machines would."""
 
     def publish(who: int) -> list[int]:
         with MemoryStore.create(tmp_path / str(who), SIGNATURE) as store:
@@ -217,7 +219,7 @@ def test_publishers_at_the_same_time_lose_nothing(url: str, tmp_path: Path) -> N
 
 def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     if url.startswith("memory"):
-        pytest.skip("it is of this process")
+        pytest.skip("it is in this process")
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
         store.publish(url)
@@ -229,23 +231,59 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     assert done.stdout.endswith("\nFalse\n")
 
 
-def test_a_publisher_killed_while_it_writes_a_file_leaves_what_pruning_removes(
-    tmp_path: Path,
-) -> None:
-    url = f"file://{tmp_path}/library"
+# A directory
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A directory with a published document."""
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
-        store.publish(url)
-    place = open_object_store(url)
-    left = tmp_path / "library" / "manifests" / "0123456789abcdef#1"
+        store.publish(f"file://{tmp_path}/library")
+    return tmp_path / "library"
+
+
+def test_pruning_removes_what_a_killed_publisher_left_in_a_directory(library: Path) -> None:
+    url = f"file://{library}"
+    left = library / "manifests" / "0123456789abcdef#1"
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
-    young = tmp_path / "library" / "segments" / "half#2"
+    young = library / "segments" / "half#2"
     young.write_bytes(b"half")
     assert verify_memory(url).clean
-    assert prune(place).leftovers == 1
+    assert prune(open_object_store(url)).leftovers == 1
     assert not left.exists() and young.exists()
     assert verify_memory(url).clean
+
+
+@pytest.mark.parametrize("kind", ["manifests", "pages", "segments"])
+@pytest.mark.parametrize("what", ["too large", "a pipe"])
+def test_an_object_that_is_too_large_or_no_file_is_refused_unread(
+    kind: str, what: str, library: Path
+) -> None:
+    url = f"file://{library}"
+    (file,) = (path for path in (library / kind).rglob("*") if path.is_file())
+    if what == "too large":
+        os.truncate(file, OBJECT_BYTES + 1)  # sparse
+        match = r"has 268,435,457 bytes, which should be .* at most"
+    else:
+        file.unlink()
+        os.mkfifo(file)  # to open it would wait for a writer
+        match = "not a regular file"
+    if kind == "segments":
+        name = str(file.relative_to(library))
+        assert not is_whole(open_object_store(url), name) and not verify_memory(url).clean
+        if what == "a pipe":
+            with pytest.raises(CorruptMemory, match=match):
+                open_object_store(url).get_ranges(name, [(0, 1)])
+        return
+    before = threading.active_count()
+    with pytest.raises(CorruptMemory, match=match):
+        Published.at(open_object_store(url), 1).documents()
+    assert threading.active_count() <= before + 2  # idle ones of requests
+
+
+# Servers
 
 
 @pytest.mark.services
@@ -256,7 +294,7 @@ def test_a_publisher_killed_while_it_writes_a_file_leaves_what_pruning_removes(
         ("azure", "AZURE_STORAGE_ENDPOINT", AZURE_ENVIRONMENT),
     ],
 )
-def test_a_store_that_refuses_or_is_away_is_one_line(
+def test_a_store_that_refuses_or_is_unavailable_is_one_line(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -280,9 +318,7 @@ def test_a_store_that_refuses_or_is_away_is_one_line(
 
 
 @pytest.mark.services
-def test_a_publisher_that_is_killed_does_not_harm_what_is_published(
-    s3: str, tmp_path: Path
-) -> None:
+def test_a_killed_publisher_does_not_harm_what_is_published(s3: str, tmp_path: Path) -> None:
     url = "s3://bucket/killed"
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 60)

@@ -5,7 +5,6 @@ directory is, of parts that are read as they are asked for.
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from memstore.errors import CorruptMemory, StoreUnavailable
+from memstore.share.format.manifest import ListsRef
 from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
@@ -20,9 +20,9 @@ from memstore.share.publish import send_lists
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve import first_stage, selector_index
+from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory
-from support.many_passages import SPEC, add, create, everything, question
+from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
 
 DOCUMENTS, EACH = 4, 300
@@ -88,6 +88,13 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
     scores = weights @ short.token_maxima(rows, 0, short.scope)
     words = {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
     return blocks, scores + short.word_scores(words, short.scope)
+
+
+def lists_of(url: str) -> ListsRef:
+    """The lists that the newest manifest names."""
+    lists = Published.open(objects_of(url)).manifest.lists
+    assert lists is not None
+    return lists
 
 
 def objects_of(url: str) -> ObjectStore:
@@ -193,25 +200,38 @@ def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url
     reader.close()
 
 
-def test_damage_costs_time_and_no_answer(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("how", ["zeros", "flipped", "cut", "gone"])
+@pytest.mark.parametrize("which", ["head", "first", "last"])
+def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
+    which: str, how: str, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    for name in (lists.head, lists.parts[0].name):
-        path = tmp_path / "published" / name
+    """The last object has words; without lists, landmarks and words of the documents are read."""
+    lists = lists_of(url)
+    name = {"head": lists.head, "first": lists.parts[0].name, "last": lists.parts[-1].name}[which]
+    path = tmp_path / "published" / name
+    rows, _ = question(1, 37, 0)
+    with open_(url) as there:
+        expected = by_name(there, 0)
+        maxima = there.retrieval.token_maxima(rows, 0, everything(there))
+    with open_(url, deadline=0.5) as there, open_(url, deadline=0.5) as started:
+        started.retrieval.shortlist(*question(1, 0, 0), everything(started))  # it holds the lists
         kept = path.read_bytes()
-        path.write_bytes(bytes(len(kept)))
-        with open_(url) as there:
-            assert by_name(there, 0) is None
-            rows, _ = question(1, 37, 0)
-            assert there.retrieval.token_maxima(rows, 0, everything(there)).shape == (
-                5,
-                DOCUMENTS * EACH,
-            )
-        assert "memstore index" in caplog.text
-        caplog.clear()
-        path.write_bytes(kept)
+        path.unlink()
+        if how != "gone":
+            flipped = kept[:-1] + bytes([kept[-1] ^ 1])
+            zeros, cut = bytes(len(kept)), kept[: len(kept) // 2]
+            path.write_bytes({"zeros": zeros, "flipped": flipped, "cut": cut}[how])
+        if which == "last":
+            found = by_name(started, 0)
+            assert found is not None and expected is not None and found[0] == expected[0]
+            torch.testing.assert_close(found[1], expected[1])
+        elif how != "flipped" or which == "head":
+            assert by_name(there, 0) is None and "memstore index" in caplog.text
+        torch.testing.assert_close(there.retrieval.token_maxima(rows, 0, everything(there)), maxima)
+    (problem,) = verify_memory(url).problems
+    assert "memstore index --store file://" in problem.what
+    path.write_bytes(kept)
+    assert verify_memory(url).clean
 
 
 def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
@@ -235,18 +255,6 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
             short.token_maxima(rows, 0, short.scope)
 
 
-def test_another_selector_leaves_no_lists(tmp_path: Path, url: str) -> None:
-    with create(tmp_path / "other", replace(SPEC, digest="b" * 32)) as other:
-        for text in range(1, DOCUMENTS + 1):
-            add(other, str(text), text, EACH)
-        other.publish(url, replace=True)
-    assert Published.open(objects_of(url)).manifest.lists is None
-    with open_(url) as there:
-        assert by_name(there, 0) is None
-        there.build_index()
-        assert by_name(there, 0) is not None
-
-
 def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/other"
     memory.build_index()
@@ -263,59 +271,6 @@ def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Pat
         found = by_name(there, 0)
         assert here is not None and found is not None and found[0] == here[0]
         torch.testing.assert_close(found[1], here[1])
-
-
-def test_verify_reads_lists(url: str, tmp_path: Path) -> None:
-    assert verify_memory(url).clean
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    for name in (lists.head, lists.parts[-1].name):
-        path = tmp_path / "published" / name
-        kept = path.read_bytes()
-        for content in (kept[:-1] + bytes([kept[-1] ^ 1]), None):
-            path.unlink()
-            if content is not None:
-                path.write_bytes(content)
-            problems = verify_memory(url).problems
-            assert len(problems) == 1 and "memstore index --store file://" in problems[0].what
-            path.write_bytes(kept)
-
-
-def test_words_that_are_away_or_damaged_are_read_from_the_documents(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    with open_(url) as there:
-        expected = by_name(there, 0)
-    path = tmp_path / "published" / lists.parts[-1].name
-    kept = path.read_bytes()
-    for content in (bytes(len(kept)), None):
-        with open_(url) as there:
-            there.retrieval.shortlist(*question(1, 0, 0), everything(there))  # holds its lists
-            path.unlink()
-            if content is not None:
-                path.write_bytes(content)
-            found = by_name(there, 0)
-            assert found is not None and expected is not None and found[0] == expected[0]
-            torch.testing.assert_close(found[1], expected[1])
-        assert "words are read from the memory instead" in caplog.text
-        caplog.clear()
-        path.write_bytes(kept)
-
-
-def test_what_is_truncated_is_damaged(url: str, tmp_path: Path) -> None:
-    lists = Published.open(objects_of(url)).manifest.lists
-    assert lists is not None
-    for name in (lists.head, lists.parts[0].name):
-        path = tmp_path / "published" / name
-        kept = path.read_bytes()
-        path.write_bytes(kept[: len(kept) // 2])
-        with open_(url, deadline=0.5) as there:
-            assert by_name(there, 0) is None
-        problems = verify_memory(url).problems
-        assert len(problems) == 1 and "truncated" in problems[0].what
-        path.write_bytes(kept)
 
 
 def test_lists_that_change_while_they_are_sent_are_not_published(
@@ -360,22 +315,3 @@ def test_a_memory_is_published_where_its_lists_are_damaged(
         assert Published.open(objects_of(url)).manifest.lists is None
         path.unlink(missing_ok=True)
         path.write_bytes(kept)
-
-
-def test_without_lists_landmarks_and_words_are_read_at_once(
-    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"file://{tmp_path}/other"
-    memory.publish(url)
-    monkeypatch.setattr(selector_index, "_AT_ONCE", 12 * EACH)
-    with open_(url) as there:
-        whole, remote = everything(there), there._on_disk().catalog.source.remote
-        scores = there.retrieval.word_scores({7: 1.0}, whole)
-        read = remote.bytes
-        maxima = there.retrieval.token_maxima(question(1, 0, 0)[0], 0, whole)
-        assert remote.bytes == read
-        torch.testing.assert_close(
-            scores, memory.retrieval.word_scores({7: 1.0}, everything(memory))
-        )
-        here = memory.retrieval.token_maxima(question(1, 0, 0)[0], 0, everything(memory))
-        torch.testing.assert_close(maxima, here)

@@ -1,11 +1,11 @@
-"""The commands that share a memory, and those that read a shared one, as their users meet them."""
+"""The commands that publish a memory, and those that read a publication."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from memstore.cli.options.option_groups import Away
+from memstore.cli.options import Published
 from memstore.errors import InvalidConfig
 from memstore.share.objects.object_errors import first_line
 from memstore.store.memory_store import MemoryStore
@@ -66,10 +66,10 @@ def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: 
     assert run("stats", "--store", url, "--json").json["passages"]["stored"] == 40
     other = f"file://{tmp_path}/other"
     refused(run("share", "push", other, "--keep", "text", "--store", memory), "not made of pass")
-    refused(run("share", "push", other, "--keep", "x", "--store", memory), "kv or text")
+    refused(run("share", "push", other, "--keep", "x", "--store", memory), "'x'", status=2)
 
 
-def test_who_prunes_with_another_grace_tells_publishers_of_it(
+def test_a_push_uses_segments_again_within_the_grace_period(
     memory: Path, url: str, tmp_path: Path
 ) -> None:
     run("share", "push", url, "--store", memory)
@@ -81,9 +81,7 @@ def test_who_prunes_with_another_grace_tells_publishers_of_it(
         assert said["segments"] == sent
 
 
-def test_damage_of_what_is_published_is_named_and_ends_with_1(
-    memory: Path, url: str, tmp_path: Path
-) -> None:
+def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path) -> None:
     run("share", "push", url, "--store", memory)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")
     right = segment.read_bytes()
@@ -107,10 +105,10 @@ def test_damage_of_what_is_published_is_named_and_ends_with_1(
     run("share", "pull", url, "a", "--store", tmp_path / "new")
 
 
-def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("ls", "--store", url), "there is no such directory")
     refused(run("ls", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
-    refused(run("ls", "--store", "file://[::1/x"), "it is no URL")
+    refused(run("ls", "--store", "file://[::1/x"), "not a URL")
     refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "no such directory")
     assert not (tmp_path / "new").exists()
     run("share", "push", url, "--store", memory)
@@ -127,15 +125,13 @@ def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["deadline", "refresh", "local_budget"])
 def test_a_setting_of_zero_is_refused_by_its_name(name: str, url: str) -> None:
-    assert Away().options(url) == {}
+    assert Published().options(url) == {}
     with pytest.raises(InvalidConfig, match=f"{name} must be above 0"):
-        MemoryStore.open(url, **Away(**{name: 0}).options(url))
+        MemoryStore.open(url, **Published(**{name: 0}).options(url))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-def test_a_store_without_credentials_says_which_to_set(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
             monkeypatch.delenv(name)
@@ -146,7 +142,7 @@ def test_a_store_without_credentials_says_which_to_set(
     refused(run("ls", "--store", f"{scheme}://bucket/x"), "credentials", "environment")
 
 
-def test_a_secret_of_the_environment_is_in_no_line(
+def test_no_line_shows_a_secret_of_the_environment(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
@@ -179,7 +175,7 @@ def test_a_secret_of_the_environment_is_in_no_line(
 
 
 @pytest.mark.parametrize("secret", ["a-secret/of+mine", "/a-secret/of+mine", "a" * 400])
-def test_no_part_of_a_secret_is_told_and_paths_of_secrets_are(
+def test_secrets_are_masked_and_paths_of_secrets_are_not(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)

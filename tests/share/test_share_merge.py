@@ -1,10 +1,9 @@
-"""Small segments are written into few: readers on either side of it answer alike, what others
-publish meanwhile is theirs, and what is pulled is what was published, byte for byte.
+"""Merging copies small segments into large ones: readers on either side answer alike, and pulled
+documents are byte for byte what was published.
 """
 
 import shutil
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,21 @@ import torch
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_key
-from memstore.errors import BlocksUnavailable, CorruptMemory, StoreUnavailable
+from memstore.errors import BlocksUnavailable, CorruptMemory
 from memstore.share.format.manifest import newest_number
 from memstore.share.format.published import Published
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import Merged, merge
-from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from support import passage_documents, synthetic_documents
-from support.places import Killed, WatchedPlace, in_memory
+from support.places import WatchedPlace, in_memory
 from support.published import open_at, units_of
-from support.publishing import before_the_manifest, names, same_as, send
+from support.publishing import copy_of, same_as, segments, send
 from support.selected_documents import create as create_selected
 from support.synthetic_documents import SIGNATURE
 
 BUDGET = 1 << 20
 TEXTS = {"a": (1, 203), "b": (2, 118), "c": (3, 64), "d": (4, 7)}
-
-
-@pytest.fixture(scope="module", params=["blocks", "passages"])
-def kind_of_text(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def create(path: Path, kind: str) -> MemoryStore:
@@ -41,58 +34,44 @@ def create(path: Path, kind: str) -> MemoryStore:
     return MemoryStore.create(path, SIGNATURE, host_budget=BUDGET)
 
 
-@pytest.fixture
-def empty(kind_of_text: str, tmp_path: Path) -> Iterator[MemoryStore]:
-    with create(tmp_path / "memory", kind_of_text) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def made(
-    kind_of_text: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, bytes]]:
-    """A memory, and objects: each document by a publication of its own, and one of them appended
-    to twice.
-    """
-    path, place = tmp_path_factory.mktemp("merge") / "memory", WatchedPlace(in_memory())
-    with create(path, kind_of_text) as memory:
-        for name, (text, tokens) in TEXTS.items():
-            ingest(memory, name, tokens if name != "a" else 160, text=text)
-            send(memory, place, name)
-        for tokens in (180, TEXTS["a"][1]):
-            ingest(memory, "a", tokens, mode="append", text=1)
-            send(memory, place, "a")
-    return path, {found.name: bytes(place.inner.get(found.name)) for found in place.names("")}
-
-
-@pytest.fixture
-def memory(made: tuple[Path, dict[str, bytes]], tmp_path: Path) -> Iterator[MemoryStore]:
-    """A copy of it, and `place` of where it was published."""
-    path = shutil.copytree(made[0], tmp_path / "memory")
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        yield store
-
-
-@pytest.fixture
-def place(made: tuple[Path, dict[str, bytes]]) -> WatchedPlace:
-    place = WatchedPlace(in_memory())
-    for name, data in made[1].items():
-        place.inner.put(name, data)
-    return place
-
-
 def ingest(
     memory: MemoryStore, name: str, tokens: int, *, text: int, mode: str = "new"
 ) -> Document:
-    """Read a text of about so many tokens, as the memory holds texts."""
+    """Ingest a text of about so many tokens, in the memory's kind."""
     if memory.selector is None:
         return synthetic_documents.ingest(memory, name, tokens, text=text, mode=mode)
     count = -(-tokens // 4)
     return passage_documents.ingest(memory, name, count, text=text, mode=mode)
 
 
-def segments(place: WatchedPlace) -> set[str]:
-    return {p.segment for entry in Published.open(place).documents() for p in entry.pieces}
+@pytest.fixture(scope="module", params=["blocks", "passages"])
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, WatchedPlace]:
+    """A memory, published document by document; one of them was appended to twice."""
+    path, place = tmp_path_factory.mktemp("merge") / "memory", WatchedPlace(in_memory())
+    with create(path, request.param) as memory:
+        for name, (text, tokens) in TEXTS.items():
+            ingest(memory, name, tokens if name != "a" else 160, text=text)
+            send(memory, place, name)
+        for tokens in (180, TEXTS["a"][1]):
+            ingest(memory, "a", tokens, mode="append", text=1)
+            send(memory, place, "a")
+    return path, place
+
+
+@pytest.fixture
+def memory(made: tuple[Path, WatchedPlace], tmp_path: Path) -> Iterator[MemoryStore]:
+    """A copy of the memory."""
+    path = shutil.copytree(made[0], tmp_path / "memory")
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        yield store
+
+
+@pytest.fixture
+def place(made: tuple[Path, WatchedPlace]) -> WatchedPlace:
+    """A copy of the publication."""
+    return copy_of(made[1])
 
 
 def test_many_small_segments_become_few(
@@ -117,36 +96,25 @@ def test_many_small_segments_become_few(
     same_as(memory, place, tmp_path / "after", *TEXTS)
 
 
-def test_large_segments_stay_where_they_are(empty: MemoryStore, tmp_path: Path) -> None:
+def test_large_segments_stay_and_each_small_one_is_read_once(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = WatchedPlace(in_memory())
-    for name, (text, tokens) in TEXTS.items():
-        ingest(empty, name, tokens, text=text)
-        send(empty, place, name, segment_bytes=8_000)
+    for name in TEXTS:
+        send(memory, place, name, segment_bytes=8_000)
     before = {found.name: found.size for found in place.names("segments")}
     large = {name for name, size in before.items() if size >= 2_000}
     assert large and large != before.keys()
+    monkeypatch.setattr("memstore.share.publish.merge._TOGETHER", sum(before.values()))
+    place.calls.clear()
     merge(place, segment_bytes=8_000)
+    read = [what for call, what in place.calls if call == "get" and what in before]
+    assert sorted(read) == sorted(before.keys() - large)
     after = {found.name: found.size for found in place.names("segments")}
     assert large == segments(place) & before.keys()
     assert len(segments(place)) < len(before)
     assert max(after[name] for name in segments(place)) < 16_000
-    same_as(empty, place, tmp_path, *TEXTS)
-
-
-def test_readers_on_either_side_answer_alike(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    with open_at(place, host_budget=4096) as before, open_at(place, host_budget=4096) as idle:
-        read(before, memory)
-        merge(place)
-        read(before, memory)
-        before._on_disk().catalog.database.refresh()
-        read(before, memory)
-        prune(place, grace=0)
-        read(before, memory)
-        read(idle, memory)  # it looks again, since what it knows of is gone
-    with open_at(place, host_budget=4096) as after:
-        read(after, memory)
+    same_as(memory, place, tmp_path, *TEXTS)
 
 
 def read(store: MemoryStore, memory: MemoryStore) -> None:
@@ -162,45 +130,39 @@ def read(store: MemoryStore, memory: MemoryStore) -> None:
                 assert lease.v[lease.slots].equal(right.v[right.slots])
 
 
-def test_a_segment_of_many_documents_is_read_once(
-    empty: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = WatchedPlace(in_memory())
-    for name, (text, tokens) in TEXTS.items():
-        ingest(empty, name, tokens, text=text)
-    send(empty, place, "a", "b", "c")
-    send(empty, place, "d")
-    size = sum(found.size for found in place.names("segments"))
-    monkeypatch.setattr("memstore.share.publish.merge._TOGETHER", size)
-    place.calls.clear()
-    assert merge(place).before == 2
-    read = [what for name, what in place.calls if name == "get" and "segments/" in what]
-    assert len(read) == len(set(read)) == 2
-
-
-def idle_reader(place: WatchedPlace, **options: float) -> MemoryStore:
-    """It has seen the indexes of every document, and holds no block."""
-    store = open_at(place, host_budget=4096, **options)
+def idle_reader(place: WatchedPlace) -> MemoryStore:
+    """A reader that has read the indexes of every document, and holds no block."""
+    store = open_at(place, host_budget=4096)
     for name in TEXTS:
         with store.lease(units_of(store, name)[:1]):
             pass
     return store
 
 
-def test_what_another_thread_has_looked_for_is_read_again(
-    memory: MemoryStore, place: WatchedPlace
-) -> None:
-    with idle_reader(place) as store:
+def test_readers_on_either_side_answer_alike(memory: MemoryStore, place: WatchedPlace) -> None:
+    with (
+        open_at(place, host_budget=4096) as before,
+        open_at(place, host_budget=4096) as idle,
+        idle_reader(place) as overtaken,
+    ):
+        read(before, memory)
         merge(place)
+        read(before, memory)
+        before._on_disk().catalog.database.refresh()
+        read(before, memory)
         prune(place, grace=0)
-        database = store._on_disk().catalog.database
+        read(before, memory)
+        read(idle, memory)  # it looks again, since what it knows of is gone
+        database = overtaken._on_disk().catalog.database
 
         def looked(number: int, name: str, what: object) -> None:
-            place.before = lambda *_: None  # the first read of what is gone
+            place.before = lambda *_: None  # another thread, as the first read fails
             database.refresh()
 
         place.before = looked
-        read(store, memory)
+        read(overtaken, memory)
+    with open_at(place, host_budget=4096) as after:
+        read(after, memory)
 
 
 def test_an_idle_reader_finds_tokens_and_landmarks_again(
@@ -219,7 +181,7 @@ def test_an_idle_reader_finds_tokens_and_landmarks_again(
             assert [*store.tokens(name).ids] == [*memory.tokens(name).ids]
 
 
-def test_what_was_appended_to_and_pruned_is_missing_not_damaged(
+def test_blocks_that_an_append_replaced_and_pruning_removed_are_missing_not_damaged(
     memory: MemoryStore, place: WatchedPlace
 ) -> None:
     with idle_reader(place) as store:
@@ -232,97 +194,24 @@ def test_what_was_appended_to_and_pruned_is_missing_not_damaged(
         source = store._on_disk().catalog.source
         size = len(units), 2, SIGNATURE.block_size, SIGNATURE.head_dim
         slab = torch.empty(size, dtype=getattr(torch, SIGNATURE.geometry.dtype))
-        if memory.selector is not None:  # passages are where they were, or stand there again
+        if memory.selector is not None:  # passages are where they were, or are there again
             assert len(source.read(units, slab, range(len(units)))) == len(units)
             return
         with pytest.raises(BlocksUnavailable) as failed:
-            # as a batch that was begun before the manifest was read again
+            # as a batch that began before the manifest was read again
             source.read(units, slab, range(len(units)))
-        anew = {u for u in units if before.write_of(u.block) != after.write_of(u.block)}
-        assert failed.value.units == anew and len(anew) < len(units)
-
-
-def test_what_others_publish_meanwhile_is_theirs(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-
-    def others(number: int, name: str, what: object) -> None:
-        if name == "create":  # the merge's manifest is about to be written
-            place.before = lambda *_: None
-            ingest(memory, "b", 130, mode="append", text=2)
-            send(memory, place, "b")
-            unpublish(place, ["c"])  # type: ignore[arg-type]
-
-    place.before = others
-    assert merge(place).documents == 2
-    assert names(place) == ["a", "b", "d"]
-    same_as(memory, place, tmp_path, "a", "b", "d")
-    prune(place, grace=0)
-    (tmp_path / "again").mkdir()
-    same_as(memory, place, tmp_path / "again", "a", "b", "d")
-
-
-def test_a_publisher_that_a_merge_overtakes_tries_again(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-
-    def merging(number: int, name: str, what: object) -> None:
-        if name == "create":
-            place.before = lambda *_: None
-            merge(place)
-            prune(place, grace=0)
-
-    ingest(memory, "a", 230, mode="append", text=1)
-    place.before = merging
-    assert send(memory, place, "a").documents == ["a"]
-    same_as(memory, place, tmp_path, *TEXTS)
-
-
-def test_a_merge_that_is_stopped_changes_nothing_and_goes_on(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    number, held = newest_number(place), segments(place)
-    for at in count():
-        place.calls.clear()
-
-        def stop(number: int, name: str, what: object, at: int = at) -> None:
-            if number == at:
-                raise Killed
-
-        place.before = stop
-        try:
-            merged = merge(place)
-            break
-        except Killed:
-            assert newest_number(place) == number and segments(place) == held
-    place.before = lambda *_: None
-    assert at > 10 and merged.number == number + 1 and merged.after == 0  # its segment was there
-    same_as(memory, place, tmp_path, *TEXTS)
-
-
-def test_a_merge_that_is_pruned_before_its_manifest_is_written_changes_nothing(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    number = newest_number(place)
-    before_the_manifest(place, lambda: prune(place.inner, grace=-10))
-    with pytest.raises(StoreUnavailable, match="merge again"):
-        merge(place)
-    assert newest_number(place) == number
-    assert merge(place).after == 1
-    same_as(memory, place, tmp_path, *TEXTS)
+        again = {u for u in units if before.write_of(u.block) != after.write_of(u.block)}
+        assert failed.value.units == again and len(again) < len(units)
 
 
 @pytest.mark.parametrize("kind", ["records", "landmarks", "tokens"])
-def test_what_is_damaged_is_named_and_not_merged(
-    memory: MemoryStore, place: WatchedPlace, kind: str
-) -> None:
+def test_damage_is_named_and_not_merged(place: WatchedPlace, kind: str) -> None:
     number = newest_number(place)
     (entry,) = Published.open(place).entries(["b"]).values()
     piece = next(piece for piece in entry.pieces if piece.kind == kind)
     data = bytearray(place.get(piece.segment))
-    # records stand before their index, which is the piece
+    # records are before their index, which is the piece
     data[piece.offset - 1 if kind == "records" else piece.offset + piece.length - 1] ^= 1
-    place.delete([piece.segment])
     place.put(piece.segment, bytes(data))
     with pytest.raises(CorruptMemory, match=f"{kind} at byte .* are damaged"):
         merge(place)

@@ -1,5 +1,5 @@
-"""An older state of a published memory in the place of a newer one is told by whoever has read the
-newer, and by who asks for one at least as new.
+"""An older manifest in place of a newer one is noticed by a process or a local cache that has read
+the newer one, and where a number is asked for.
 """
 
 import logging
@@ -10,7 +10,7 @@ import pytest
 
 from memstore.errors import InvalidConfig, StaleMemory
 from memstore.share.format import packed_objects as packed
-from memstore.share.format import rollback
+from memstore.share.format import published
 from memstore.share.format.manifest import FORMAT, manifest_name
 from memstore.share.format.published import Published
 from memstore.share.objects.open_object_store import open_object_store
@@ -37,9 +37,9 @@ def put_back(url: str) -> None:
     open_object_store(url).delete([manifest_name(2)])
 
 
-def forget_what_was_read(patch: pytest.MonkeyPatch) -> None:
+def forget_manifests(patch: pytest.MonkeyPatch) -> None:
     """As a new process has."""
-    patch.setattr(rollback, "_newest", {})
+    patch.setattr(published, "_newest", {})
 
 
 def number_of(url: str, **options: object) -> int | None:
@@ -48,7 +48,7 @@ def number_of(url: str, **options: object) -> int | None:
         return store.manifest
 
 
-def test_a_process_tells_that_it_has_read_a_newer_manifest(
+def test_a_process_remembers_the_newest_manifest(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert number_of(url) == 2
@@ -65,13 +65,13 @@ def test_a_process_tells_that_it_has_read_a_newer_manifest(
             ) as said:
                 use()
             assert "\n" not in str(said.value) and "--at-least 1" in str(said.value)
-        assert number_of(url, at_least=1) == 1  # it is accepted, from now on
+        assert number_of(url, at_least=1) == 1  # accepted from now on
         assert number_of(url) == 1
         assert store.publish(url).number == 2
         assert number_of(url) == 2
     put_back(url)
-    forget_what_was_read(monkeypatch)
-    assert number_of(url) == 1  # by nobody who has read another
+    forget_manifests(monkeypatch)
+    assert number_of(url) == 1  # a process that has read no other accepts it
 
 
 def test_a_local_cache_remembers_the_newest_manifest(
@@ -80,19 +80,19 @@ def test_a_local_cache_remembers_the_newest_manifest(
     local = {"local_cache": tmp_path / "cache"}
     assert number_of(url, **local) == 2
     put_back(url)
-    forget_what_was_read(monkeypatch)
+    forget_manifests(monkeypatch)
     with pytest.raises(StaleMemory, match="manifest 2 was read before"):
         number_of(url, **local)
     assert number_of(url, **local, at_least=1) == 1
-    forget_what_was_read(monkeypatch)
+    forget_manifests(monkeypatch)
     assert number_of(url, **local) == 1
     for file in (tmp_path / "cache").glob("newest-*"):
         file.write_bytes(b"half")
-    forget_what_was_read(monkeypatch)
+    forget_manifests(monkeypatch)
     assert number_of(url, **local) == 1
 
 
-def test_another_manifest_of_the_same_number_is_told(url: str) -> None:
+def test_another_manifest_of_the_same_number_is_refused(url: str) -> None:
     place, name = open_object_store(url), manifest_name(2)
     values = msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
     first = Published.at(place, 1).manifest
@@ -102,7 +102,9 @@ def test_another_manifest_of_the_same_number_is_told(url: str) -> None:
         number_of(url)
 
 
-def test_a_reader_reads_on_and_says_so_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_open_reader_keeps_its_state_and_logs_it_once(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with open_at(WatchedPlace(open_object_store(url))) as store:
         database = store._on_disk().catalog.database
         put_back(url)
@@ -114,7 +116,7 @@ def test_a_reader_reads_on_and_says_so_once(url: str, caplog: pytest.LogCaptureF
         assert store.has("b") and store.manifest == 2
 
 
-def test_a_manifest_can_be_asked_for(url: str, tmp_path: Path) -> None:
+def test_a_lowest_number_can_be_asked_for(url: str, tmp_path: Path) -> None:
     assert number_of(url, at_least=2) == 2
     with pytest.raises(StaleMemory, match="newest manifest is 2, and one of 3 at least"):
         number_of(url, at_least=3)
@@ -124,7 +126,7 @@ def test_a_manifest_can_be_asked_for(url: str, tmp_path: Path) -> None:
         number_of(str(tmp_path / "memory"), at_least=1)
 
 
-def test_commands_tell_the_number_and_ask_for_one(url: str, tmp_path: Path) -> None:
+def test_commands_show_the_number_and_ask_for_one(url: str, tmp_path: Path) -> None:
     said = run("share", "push", url, "--store", tmp_path / "memory")
     assert said.out.endswith("; manifest 2\n")
     assert run("ls", "--store", url, "--at-least", "2").out.endswith("; manifest 2\n")

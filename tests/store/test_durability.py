@@ -60,7 +60,7 @@ def seconds_of(children: ForkServer, job: str, path: Path, *arguments: object) -
     return children.processor_seconds
 
 
-def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
+def test_killed_ingest_resumes_to_the_bytes_of_an_undisturbed_one(
     children: ForkServer, tmp_path: Path
 ) -> None:
     chance = random.Random(SEED)
@@ -91,7 +91,7 @@ def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed
     assert verify_memory(memory).clean
 
 
-def test_other_changes_killed_at_random_instants_leave_old_or_new(
+def test_killed_changes_leave_the_old_or_the_new_state(
     children: ForkServer, tmp_path: Path
 ) -> None:
     chance = random.Random(SEED + 1)
@@ -130,9 +130,7 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(
         shutil.rmtree(memory)
 
 
-def test_an_index_killed_at_random_instants_is_built_or_not(
-    children: ForkServer, tmp_path: Path
-) -> None:
+def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     chance = random.Random(SEED + 4)
     origin = new_memory(tmp_path / "origin")
@@ -161,9 +159,7 @@ def test_an_index_killed_at_random_instants_is_built_or_not(
 
 
 @pytest.mark.parametrize("damage", ["record", "tree"])
-def test_a_repair_killed_at_random_instants_is_done_or_can_be_done_again(
-    children: ForkServer, tmp_path: Path, damage: str
-) -> None:
+def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path, damage: str) -> None:
     chance = random.Random(SEED + 5)
     origin = new_memory(tmp_path / "origin")
     with MemoryStore.open(origin, host_budget=BUDGET) as store:

@@ -6,19 +6,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.keys import tokens_key
-from memstore.disk.format.text_parts import PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
-from support.crafted import WRONG, Frames, changed, fuzzed, places, write
-from support.crafted_imports import accepted
 from support.passage_documents import (
     LAYERS,
     SETTINGS,
@@ -136,18 +132,6 @@ def test_old_text_is_not_taken_away_before_it_is_read_again(store) -> None:
     assert store.tail("a") == "\n" and is_whole(store.path)
 
 
-def test_records_take_the_bytes_of_their_own_rows(tmp_path) -> None:
-    with create(tmp_path / "memory", codec="raw") as store:
-        document = ingest(store, "a", 30)
-        catalog = store._on_disk().catalog
-        header = catalog.blocks.form.header_bytes
-        with catalog.database.read() as txn:
-            for block, row in catalog.passages_of(txn, document):
-                rows = len(passage(1, block).ids)
-                for _, data in catalog.blocks.walk(txn, row.number):
-                    assert len(data) == header + rows * SIGNATURE.geometry.record_bytes // BLOCK
-
-
 def test_a_tail_alone_is_a_document(store) -> None:
     with store.write_document("white", **OF_PASSAGES) as writer:
         document = writer.finish(" \n")
@@ -214,29 +198,6 @@ def test_settings_and_memories_without_passages_are_refused(store, tmp_path) -> 
         other.write_document("a", **OF_PASSAGES)
 
 
-PARTS = msgpack.unpackb(encode_part(3, passages(1, 0, 3)))
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (0, -1), (0, "x"), (0, 1 << 62), (1, ["a", "b"]), (1, None), (2, [0, 0, BLOCK]),
-        (2, [-1, 0, 0]), (3, [1, 1, BLOCK + 1]), (3, [0, 1, 1]), (3, [1 << 40, 1, 1]), (4, [1, 2]),
-        (4, [1, 2, -3]), (5, b""), (5, b"abc"), (6, "tail"), (6, None),
-    ],
-)  # fmt: skip
-def test_what_is_no_part_is_refused(store, place: int, value: object) -> None:
-    wrong = msgpack.packb([*PARTS[:place], value, *PARTS[place + 1 :]])
-    with pytest.raises(ValueError):
-        decode_part(0, wrong, BLOCK)
-    document = ingest(store, "a", 3, batches=[3])
-    database = store._on_disk().catalog.database
-    database.write(lambda txn: txn.put_checked("tokens", tokens_key(document.id, 0), wrong))
-    with pytest.raises(CorruptMemory, match="verify"):
-        store.passages("a")
-    assert not is_whole(store.path)
-
-
 @pytest.mark.parametrize("gone", [0, 3, 4, 9, 12])
 def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
     document = ingest(store, "a", 10)  # parts at 0, 3, 4, 9
@@ -249,65 +210,6 @@ def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
             store.passages("a", gone, gone + 1)
         with pytest.raises(CorruptMemory):
             store.export_document("a", store.path.parent / "file")
-
-
-def test_parts_that_do_not_follow_each_other_are_told() -> None:
-    one, two = (decode_part(at, encode_part(p.start - len(p.gap), [p]), BLOCK)
-                for at, p in enumerate(passages(1, 0, 2)))  # fmt: skip
-    order = PassageOrder()
-    order.add(one)
-    for wrong in (one, two._replace(first_block=2), two._replace(start=two.start + 1)):
-        with pytest.raises(ValueError):
-            order.add(wrong)
-    order.add(two)
-    with pytest.raises(ValueError):
-        order.end(2, 1)
-    order.add(PassagePart(2, two.end, [], "\n"))
-    with pytest.raises(ValueError):
-        order.add(decode_part(2, encode_part(two.end + 1, passages(1, 2, 3)), BLOCK))
-
-
-@pytest.fixture(scope="module")
-def frames(tmp_path_factory) -> Frames:
-    """Those of an export, its tokens taken apart."""
-    path = tmp_path_factory.mktemp("from")
-    with create(path / "memory", codec="raw") as store:
-        ingest(store, "book", 40)
-        store.export_document("book", path / "export")
-    packed = msgpack.Unpacker((path / "export").open("rb"))
-    return [
-        (kind, [value[0], msgpack.unpackb(value[1])] if kind == "tokens" else value)
-        for kind, value in ((kind, msgpack.unpackb(payload)) for kind, payload, _ in packed)
-    ]
-
-
-def put_together(frames: Frames) -> Frames:
-    return [
-        (kind, [value[0], msgpack.packb(value[1])] if kind == "tokens" else value)
-        for kind, value in frames
-    ]
-
-
-def test_an_export_is_unchanged_by_being_taken_apart(store, frames, tmp_path) -> None:
-    assert accepted(store, write(tmp_path / "file", put_together(frames)))
-
-
-@fuzzed
-@given(data=st.data())
-def test_a_crafted_export_is_refused_or_harmless(store, frames, tmp_path, data) -> None:
-    of_text = [at for at, (kind, _) in enumerate(frames) if kind in ("head", "tokens")]
-    crafted, at = list(frames), data.draw(st.sampled_from(of_text))
-    kind, value = crafted[at]
-    how = data.draw(st.sampled_from(["value", "value", "value", "drop", "twice"]))
-    if how == "drop":
-        del crafted[at]
-    elif how == "twice":
-        crafted.insert(at, crafted[at])
-    else:
-        ways = [way for way in places(value) if kind == "head" or len(way) > 1]
-        way = data.draw(st.sampled_from(ways))
-        crafted[at] = kind, changed(value, way, data.draw(st.sampled_from(WRONG)))
-    accepted(store, write(tmp_path / "file", put_together(crafted)))
 
 
 def test_an_append_is_published_over_what_it_continues(store, tmp_path) -> None:

@@ -115,9 +115,7 @@ def check_documents(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("begin", [0, 16])  # of the page, or of what it tells of
-def test_a_spoiled_page_of_two_documents_takes_those_two_and_no_other(
-    memory: Path, begin: int
-) -> None:
+def test_damaged_page_costs_only_its_documents(memory: Path, begin: int) -> None:
     shared = [
         page
         for page, owners in tree_pages(memory).items()
@@ -136,7 +134,7 @@ def test_a_spoiled_page_of_two_documents_takes_those_two_and_no_other(
 
 
 @pytest.mark.parametrize("what", ["begin", "keys", "all"])
-def test_whatever_page_of_keys_is_spoiled_documents_beyond_it_are_rescued(
+def test_repair_saves_documents_outside_a_damaged_key_page(
     sound: Path, tmp_path: Path, what: str
 ) -> None:
     with MemoryStore.open(sound) as store:
@@ -166,7 +164,7 @@ def test_whatever_page_of_keys_is_spoiled_documents_beyond_it_are_rescued(
 
 
 @pytest.mark.parametrize("lost", ["older", "newer", "both"])
-def test_a_lost_meta_page_is_mended_and_no_commit_is_undone(memory: Path, lost: str) -> None:
+def test_repair_rebuilds_meta_pages_without_undoing_commits(memory: Path, lost: str) -> None:
     numbers = [
         struct.unpack_from("<Q", (memory / "data.mdb").read_bytes(), at * PAGE + 144)[0]
         for at in (0, 1)
@@ -181,9 +179,7 @@ def test_a_lost_meta_page_is_mended_and_no_commit_is_undone(memory: Path, lost: 
     assert check_documents(memory) == {*TEXTS}  # and not the one that was forgotten last
 
 
-def test_every_flipped_bit_of_the_meta_pages_is_mended_without_undoing_a_commit(
-    memory: Path,
-) -> None:
+def test_every_flipped_bit_of_the_meta_pages_is_repaired(memory: Path) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         for name in ("one", "four"):  # less to make anew, each time
             store.forget(name)
@@ -212,7 +208,7 @@ def rows(path: Path) -> list[tuple[bytes, bytes]]:
         return list(txn.scan_checked("documents"))
 
 
-def test_a_commit_that_cannot_be_read_is_undone_and_named(memory: Path) -> None:
+def test_unreadable_commit_is_undone_and_reported(memory: Path) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         number = store._on_disk().catalog.database.version.transaction
         ingest(store, "five", 10, text=5, commit_bytes=1 << 20)  # begun, and ended
@@ -226,7 +222,7 @@ def test_a_commit_that_cannot_be_read_is_undone_and_named(memory: Path) -> None:
         assert store._on_disk().catalog.database.version.transaction < number
 
 
-def test_what_is_left_of_a_truncated_file_is_rescued(memory: Path) -> None:
+def test_repair_saves_what_a_truncated_file_holds(memory: Path) -> None:
     size = (memory / "data.mdb").stat().st_size
     os.truncate(memory / "data.mdb", size - size // 3 // PAGE * PAGE)
     try:
@@ -238,7 +234,7 @@ def test_what_is_left_of_a_truncated_file_is_rescued(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", [b"commit", b"changes", b"next_document"])
-def test_damaged_rows_of_the_memory_itself_are_made_again(memory: Path, entry: bytes) -> None:
+def test_repair_rebuilds_damaged_meta_rows(memory: Path, entry: bytes) -> None:
     data = bytearray((memory / "data.mdb").read_bytes())
     with Database.open(memory) as database, database.read() as txn:
         value = txn.get("meta", entry)
@@ -254,7 +250,7 @@ def test_damaged_rows_of_the_memory_itself_are_made_again(memory: Path, entry: b
         assert ingest(store, "next", 10, text=5).id > max(ids)
 
 
-def test_nobody_writes_or_opens_the_memory_while_its_file_is_made_anew(
+def test_repair_locks_out_readers_and_writers(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -291,7 +287,7 @@ except MemoryLocked:
         salvage(memory)
 
 
-def test_a_killed_repair_leaves_the_old_file_and_nothing_that_is_not_swept(
+def test_killed_repair_leaves_the_old_file(
     memory: Path, children: ForkServer, tmp_path: Path
 ) -> None:
     code = """
@@ -311,7 +307,7 @@ salvage.salvage(Path(arguments[0]))
     assert {entry.name for entry in memory.iterdir()} <= {"data.mdb", "lock.mdb", "writer.lock"}
 
 
-def test_what_a_repair_has_begun_ends_with_it_and_keeps_nothing_locked(
+def test_children_of_a_killed_repair_end_and_release_locks(
     memory: Path, children: ForkServer
 ) -> None:
     lock = WriterLock(memory)

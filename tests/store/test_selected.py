@@ -11,21 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, RunForm, TokenRun, WordRun, kind_of
+from memstore.disk.format.runs import RUN_BLOCKS
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidConfig,
-    InvalidInput,
-    NewerFormat,
-    WrongModel,
-)
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
@@ -42,11 +33,9 @@ from support.selected_documents import (
     create,
     given,
     ingest,
-    landmarks,
     selected,
-    words,
 )
-from support.synthetic_documents import BLOCK, CHUNK, CHUNK_BLOCKS, SIGNATURE, is_whole, stored
+from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, is_whole
 from support.synthetic_documents import ingest as ingest_chunks
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
@@ -54,7 +43,6 @@ FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "50")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
-WORDS_ONLY = IndexSpec("words", "ef" * 16, words=True)
 
 
 @pytest.fixture
@@ -79,24 +67,6 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
             with pytest.raises(InvalidInput, match="words"):
                 store.retrieval.word_scores({7: 1.0}, [(1, 0, 4)])
     assert verify_memory(path).clean
-
-
-def test_a_memory_of_words_alone(path: Path) -> None:
-    with create(path, WORDS_ONLY) as store:
-        ingest(store, "book", 20 * CHUNK)
-        assert store.retrieval.word_scores({1 << 31 | 11: 2.0}, [(1, 0, 80)]).argmax() == 11
-        with pytest.raises(InvalidInput, match="token landmarks"):
-            store.retrieval.token_maxima(QUESTION, 0, [(1, 0, 4)])
-    assert is_whole(path)
-
-
-def test_what_is_stored_does_not_depend_on_when_it_was_committed(tmp_path: Path) -> None:
-    memories = []
-    for name, commit_bytes in (("each", 1), ("some", 20_000), ("once", 1 << 30)):
-        with create(tmp_path / name) as store:
-            ingest(store, "book", LONG, commit_bytes=commit_bytes)
-        memories.append((stored(tmp_path / name), selected(tmp_path / name)))
-    assert memories[0] == memories[1] == memories[2]
 
 
 def test_append_continues_as_if_read_at_once(tmp_path: Path) -> None:
@@ -136,21 +106,6 @@ def test_interrupted_ingest_resumes_to_equal_bytes(tmp_path: Path) -> None:
         assert selected(memory) == selected(tmp_path / "undisturbed")
 
 
-def test_a_replaced_document_answers_until_the_new_one_is_whole(path: Path) -> None:
-    with create(path) as store:
-        check_content(store, ingest(store, "book", 10 * CHUNK), text=1)
-        old = store.document("book")
-
-        def check(_: int) -> None:
-            check_content(store, old, text=1)
-
-        new = ingest(store, "book", 12 * CHUNK, text=2, mode="replace", after_chunk=check)
-        check_content(store, new, text=2)
-        with pytest.raises(DocumentNotFound):
-            store.retrieval.token_maxima(QUESTION, 0, [(old.id, 0, 4)])
-    assert is_whole(path)
-
-
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
     with create(path) as writer, MemoryStore.open(path) as reader:
         ids = {
@@ -173,50 +128,10 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
         assert left == {ids[1], ids[3], ids[4]}
 
 
-def test_scopes_of_several_documents_are_in_their_order(path: Path) -> None:
-    with create(path) as store:
-        one, two, three = (
-            ingest(store, str(number), 5 * CHUNK + number, text=number).id for number in (1, 2, 3)
-        )
-        whole = {
-            n: store.retrieval.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)])
-            for n in (one, two, three)
-        }
-        found = store.retrieval.token_maxima(
-            QUESTION, 1, [(three, 2, 9), (one, 0, 5), (two, 19, 20)]
-        )
-    expected = torch.cat([whole[three][:, 2:9], whole[one][:, :5], whole[two][:, 19:20]], dim=1)
-    assert torch.equal(found, expected)
-
-
 def begin(store: MemoryStore) -> DocumentWriter:
     writer = store.write_document("book", source_hash="x", settings=SETTINGS)
     assert writer is not None
     return writer
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"landmarks": None},
-        {"words": None},
-        {"landmarks": landmarks(1, 0, CHUNK - 1)},
-        {"landmarks": landmarks(1, 0, CHUNK).float()},
-        {"landmarks": landmarks(1, 0, CHUNK)[:, :1]},
-        {"words": words(1, 0, CHUNK_BLOCKS - 1)},
-        {"words": [[(1 << 40, 1)]] * CHUNK_BLOCKS},
-        {"kv": given(1, 0, CHUNK)["kv"][1:]},
-    ],
-)
-def test_passages_without_what_the_selector_keeps_are_refused(
-    path: Path, changes: dict[str, object]
-) -> None:
-    with create(path) as store, begin(store) as writer:
-        with pytest.raises(InvalidInput):
-            writer.add_passages(**{**given(1, 0, CHUNK), **changes})
-        writer.add_passages(**given(1, 0, CHUNK))
-        writer.finish()
-    assert is_whole(path)
 
 
 def test_landmarks_that_are_no_numbers_are_refused(path: Path) -> None:
@@ -266,23 +181,6 @@ def test_import_into_a_memory_of_another_selector_is_refused(
         with pytest.raises(WrongModel, match="selector"):
             two.import_document(tmp_path / "file")
         assert not two.documents()
-
-
-def test_a_damaged_export_is_refused(tmp_path: Path) -> None:
-    chance = random.Random(SEED)
-    with create(tmp_path / "one") as one:
-        ingest(one, "book", 3 * CHUNK)
-        one.export_document("book", tmp_path / "file")
-    whole = (tmp_path / "file").read_bytes()
-    with create(tmp_path / "two") as two:
-        before = selected(tmp_path / "two")
-        for _ in range(60):
-            data = bytearray(whole)
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-            (tmp_path / "bad").write_bytes(data)
-            with pytest.raises((InvalidInput, WrongModel, NewerFormat)):
-                two.import_document(tmp_path / "bad")
-        assert selected(tmp_path / "two") == before
 
 
 # Checking
@@ -365,62 +263,6 @@ def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> 
         check_content(store, store.document("kept"), text=2)
     assert told not in (path / "data.mdb").read_bytes()
     assert is_whole(path)
-
-
-def test_a_damaged_word_on_the_selector_is_named(path: Path) -> None:
-    create(path).close()
-    catalog = Catalog.open(path)
-    catalog.database.write(lambda txn: txn.delete("meta", b"selector"))
-    catalog.close()
-    with pytest.raises(CorruptMemory, match="selector"):
-        MemoryStore.open(path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dtype": "int4"}, {"heads": 0}, {"width": 0}, {"heads": -1}, {"heads": -1, "width": -1},
-    ],
-)  # fmt: skip
-def test_impossible_forms_are_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(InvalidConfig):
-        replace(FORM, **changes)
-
-
-GEOMETRY = SIGNATURE.geometry
-RUNS = [
-    TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])),
-    WordRun(0, as_words(1, 30)),
-    KeyRun(256, np.arange(7 * 2 * 8, dtype="<i2").reshape(7, 2, 8)),
-]
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_runs_come_back_and_nothing_else_is_taken_for_one(run: Run) -> None:
-    kind, form = kind_of(run), RunForm(GEOMETRY, FORM)
-    value = form.encode(run)
-    assert form.encode(form.decode(kind, run.first_block, value)) == value
-    chance = random.Random(SEED)
-    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2 + 1], b"\x81" + value):
-        with pytest.raises(ValueError):
-            form.decode(kind, 0, wrong)
-    others = [RunForm(GEOMETRY, OTHER), RunForm(GEOMETRY, replace(FORM, digest="x"))]
-    if kind == "landmark":
-        others = [
-            RunForm(replace(GEOMETRY, num_kv_heads=1)),
-            RunForm(replace(GEOMETRY, head_dim=4)),
-        ]
-    for other in others:
-        with pytest.raises(ValueError):
-            other.decode(kind, 0, value)
-    for _ in range(300):
-        data = bytearray(value)
-        data[chance.randrange(len(data))] = chance.randrange(256)
-        try:
-            found = form.decode(kind, 0, bytes(data))
-        except ValueError:
-            continue
-        assert len(form.encode(found)) == len(value)
 
 
 # Flipped bytes and kills

@@ -119,7 +119,7 @@ class Library:
         return min(16, self.store.tiers.capacity)
 
 
-def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_come_and_go(
+def test_budgets_hold_and_memory_stays_flat_over_random_lookups(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     gc.freeze()  # what was there before is not looked at each time that memory is
@@ -285,7 +285,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 """
 
 
-def test_readers_see_right_blocks_and_new_documents_while_another_process_writes(
+def test_readers_see_right_blocks_while_another_process_writes(
     children: ForkServer, tmp_path: Path
 ) -> None:
     MemoryStore.create(tmp_path / "m", SIGNATURE).close()

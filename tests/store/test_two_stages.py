@@ -5,29 +5,20 @@ them, and what they do not know is not left out.
 import errno
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from memstore.disk.files import remove_index
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    InvalidInput,
-    ReadOnlyMemory,
-    StorageFull,
-)
+from memstore.errors import CorruptMemory, DocumentNotFound, ReadOnlyMemory, StorageFull
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
-from memstore.store.retrieve.listed_passages import ListedPassages, Shortlist
-from memstore.store.verify.verify_memory import verify_memory
-from support.many_passages import SIGNATURE, SPEC, add, create, everything, question
+from memstore.store.retrieve.listed_passages import Shortlist
+from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, small_lists
 
 DOCUMENTS, EACH = 4, 300
@@ -130,33 +121,6 @@ def test_a_rare_word_brings_in_what_lists_do_not_find(memory: MemoryStore) -> No
                 assert place == document and (document, block, block + 1) in short.scope
 
 
-def test_so_many_are_proposed_as_are_near_the_best(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_stage, "PROPOSED", (12, 200))
-    whole, (rows, weights) = everything(memory), asked(1)
-    near = memory.retrieval.shortlist(rows, weights, whole)
-    assert near is not None and 60 < len(near.scope) <= 200  # one passage stands apart, not eight
-    beside = WordsBeside({1004: 1.0}, 1.0)  # of 24 passages
-    apart = memory.retrieval.shortlist(rows, weights, whole, beside)
-    assert apart is not None and 12 <= len(apart.scope) < 60
-    holding = [at for at in range(DOCUMENTS * EACH) if at % EACH % 50 == 4]
-    assert {*holding} <= {*numbers(apart.scope, whole)}
-
-
-def test_words_are_as_rare_as_in_the_whole_scope(memory: MemoryStore) -> None:
-    whole = everything(memory)
-    short = shortlist(memory, 3, whole)
-    listed = numbers(short.scope, whole)
-    for some in ({7: 1.0}, {7: 1.0, 1004: 0.5}, {1 << 31 | 2 << 20 | 17: 1.0}, {5: 1.0}):
-        scores = memory.retrieval.word_scores(some, whole)
-        torch.testing.assert_close(short.word_scores(some, short.scope), scores[listed])
-        told = short.word_spread(some)
-        assert told == pytest.approx(
-            (float(scores.mean()), float(scores.std(correction=0))), rel=0.02
-        )
-
-
 def test_nothing_outside_a_scope_is_proposed(memory: MemoryStore) -> None:
     whole = everything(memory)
     scope = [whole[2], whole[0]]  # in another order than they are stored in
@@ -240,28 +204,6 @@ def test_files_that_are_damaged_cost_time_and_no_answer(
         (index / name).write_bytes(kept[name])
 
 
-def test_words_of_the_files_are_those_of_the_documents(memory: MemoryStore) -> None:
-    assert memory.path is not None
-    memory.forget("2")
-    add(memory, "3", 33, EACH - 7, mode="replace")
-    add(memory, "new", 5, 20)
-    sought = {7: 1.0, 1004: 0.5, 1 << 31 | 4 << 20 | 17: 2.0, 1 << 31 | 33 << 20 | 4: 1.0}
-
-    def scores() -> tuple[torch.Tensor, torch.Tensor]:
-        assert memory.path is not None
-        with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-            whole = everything(other)
-            other.retrieval.shortlist(*asked(0), whole)  # takes what is in the files
-            return other.retrieval.word_scores(sought, whole), other.retrieval.word_scores(
-                sought, whole[1:]
-            )
-
-    found = scores()
-    remove_index(memory.path)
-    for some, expected in zip(found, scores()):
-        assert torch.equal(some, expected) and (some > 2).sum() in (1, 2)
-
-
 def test_damaged_words_are_read_from_the_memory(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,18 +256,6 @@ def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
         assert exact(other, 1, now).argmax() in numbers(again.scope, now)
 
 
-def test_lists_made_elsewhere_are_taken(memory: MemoryStore) -> None:
-    assert memory.path is not None
-    whole = everything(memory)
-    remove_index(memory.path)
-    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-        assert other.retrieval.shortlist(*asked(0), whole) is None
-        memory.build_index()
-        short = shortlist(other, 0, whole)
-        found = numbers(short.scope, whole)
-        assert len(short.token_maxima(asked(0)[0], 0, short.scope)[0]) == len(found)
-
-
 def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: MemoryStore) -> None:
     assert memory.path is not None
 
@@ -345,41 +275,6 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
     torch.testing.assert_close(
         weights @ short.token_maxima(rows, 0, short.scope), scores[numbers(short.scope, whole)]
     )
-
-
-def test_a_question_that_weighs_all_its_tokens_alike_is_searched_exactly(
-    memory: MemoryStore,
-) -> None:
-    whole = everything(memory)
-    rows = torch.cat([asked(seed)[0] for seed in range(12)])
-    alike = torch.full((len(rows),), 1 / len(rows))
-    assert memory.retrieval.shortlist(rows, alike, whole) is None
-    assert memory.retrieval.shortlist(rows, torch.full_like(alike, torch.nan), whole) is None
-    few = memory.retrieval.shortlist(rows[:12], torch.full((12,), 1 / 12), whole)
-    assert few is not None and len(few.scope) == PROPOSED
-    scores = torch.full((12,), 1 / 12) @ memory.retrieval.token_maxima(rows[:12], 0, whole)
-    expected = float(scores.mean()), float(scores.std(correction=0))
-    assert few.spread == pytest.approx(expected, rel=0.1)
-
-
-def test_lists_are_made_when_they_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_stage, "PAYING", 12 * EACH)
-    with create(tmp_path / "m") as store:
-        add(store, "small", 1, EACH - 1)
-        assert not store.update_index() and store.build_index() == {}
-        assert store.retrieval.shortlist(*asked(0), everything(store)) is None
-        add(store, "more", 2, EACH)
-        assert store.update_index()
-        store.build_index()
-        assert not store.update_index()
-        assert store.retrieval.shortlist(*asked(0), everything(store)) is not None
-        remove_index(tmp_path / "m")
-        assert not list((tmp_path / "m" / "index").iterdir())
-    with MemoryStore.open(tmp_path / "m", read_only=True) as store:
-        assert (
-            store.retrieval.shortlist(*asked(0), everything(store)) is None
-            and not store.update_index()
-        )
 
 
 def test_a_full_disk_is_told_and_the_lists_that_were_stay(
@@ -403,41 +298,6 @@ def test_a_full_disk_is_told_and_the_lists_that_were_stay(
         assert other.retrieval.shortlist(*asked(0), whole) is not None
 
 
-def test_the_first_of_two_files_without_the_other_is_no_list(memory: MemoryStore) -> None:
-    assert memory.path is not None
-    (memory.path / "index" / "passages.lists").unlink()
-    with MemoryStore.open(memory.path, host_budget=1 << 22) as other:
-        assert other.retrieval.shortlist(*asked(0), everything(other)) is None
-        assert other.update_index()
-        other.build_index()
-        assert other.retrieval.shortlist(*asked(0), everything(other)) is not None
-
-
-def test_a_document_that_changes_between_two_looks_is_told(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, rows = everything(memory), asked(0)[0]
-    short, maxima = shortlist(memory, 0, whole), ListedPassages.maxima
-    number = memory.document("1").id
-
-    def later(*given: object, **more: object) -> torch.Tensor:
-        memory.forget("1")
-        return maxima(*given, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ListedPassages, "maxima", later)
-    with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
-        short.token_maxima(rows, 0, [(number, 40, 41)])
-
-
-def test_nothing_is_made_of_documents_that_all_change(memory: MemoryStore) -> None:
-    def change(done: int, tokens: int) -> None:
-        for document in memory.documents():
-            memory.forget(document.name)
-
-    assert memory.build_index(progress=change) == {}
-    assert memory.build_index() == {}
-
-
 def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
     assert memory.path is not None
     memory.compact()
@@ -445,30 +305,3 @@ def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStor
     memory.forget("2")
     memory.compact()
     assert not list((memory.path / "index").iterdir())
-
-
-def test_lists_without_landmarks_are_no_difficulty(tmp_path: Path) -> None:
-    with create(tmp_path / "m") as store:
-        add(store, "one", 1, EACH, alike=20)
-        built = store.build_index()
-        assert built["lists"] > 20  # more than there are different landmarks
-        rows, weights = asked(0)
-        assert store.retrieval.shortlist(rows, weights, everything(store)) is not None
-        url = f"file://{tmp_path}/published"
-        store.publish(url)
-    with MemoryStore.open(url, read_only=True, host_budget=1 << 22) as there:
-        for seed in range(4):
-            assert there.retrieval.shortlist(*asked(seed), everything(there)) is not None
-    assert verify_memory(url).clean
-
-
-def test_what_lists_are_not_made_of_is_scored_exactly(tmp_path: Path) -> None:
-    for spec in (replace(SPEC, heads=0, width=0), replace(SPEC, dtype="float16")):
-        with create(tmp_path / spec.dtype / str(spec.heads), spec) as store:
-            assert store.build_index() == {} and not store.update_index()
-            assert store.retrieval.shortlist(*asked(0), []) is None
-    with (
-        MemoryStore.create(tmp_path / "packed", SIGNATURE, index="packed") as store,
-        pytest.raises(InvalidInput, match="packed index"),
-    ):
-        store.build_index()

@@ -2,12 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import msgpack
 from hypothesis import HealthCheck, settings
-from xxhash import xxh3_64_intdigest
 
 EXAMPLES = int(os.environ.get("MEMSTORE_HOSTILE", "100"))  # of each fuzzer
 fuzzed = settings(
@@ -25,19 +22,6 @@ WRONG = [
     b"", b"x", b"\xff" * 16, b"\0" * 64, [], [0], [[]], [1, 1], [NAN], {}, {"a": NAN}, {"a": [[1]]},
     {1: 2}, DEEP,
 ]  # fmt: skip
-Frames = list[tuple[str, Any]]
-
-
-def write(file: Path, frames: Frames) -> Path:
-    """A file of these frames with right checksums; its end counts them."""
-    with file.open("wb") as out:
-        for number, (kind, value) in enumerate(frames):
-            if kind == "end" and value is not None:
-                value = number + 1
-            payload = value if kind == "bytes" else msgpack.packb(value)
-            digest = xxh3_64_intdigest(payload, xxh3_64_intdigest(kind.encode(), number))
-            out.write(msgpack.packb([kind, payload, digest]))
-    return file
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -1,20 +1,23 @@
-"""Bytes as they are damaged at random."""
+"""Damaged bytes, as a strategy of hypothesis."""
 
-import random
+from hypothesis import strategies as st
 
 
-def damaged(data: bytes, random: random.Random) -> bytes:
-    """The bytes with a few of them changed, or cut, or with bytes of elsewhere in them."""
-    kind = random.randrange(4)
-    if kind == 0:
-        return data[: random.randrange(len(data))]
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """The bytes cut short, with a bit flipped, with noise, or with bytes from another place."""
+    at = draw(st.integers(0, len(data) - 1))
+    kind = draw(st.sampled_from(["cut", "flip", "noise", "move"]))
+    if kind == "cut":
+        return data[:at]
     changed = bytearray(data)
-    if kind == 1:
-        start = random.randrange(len(data))
-        changed[start : start + 64] = random.randbytes(min(64, len(data) - start))
-    elif kind == 2:
-        start, other = random.randrange(len(data)), random.randrange(len(data))
-        changed[start : start + 32] = data[other : other + 32]
+    if kind == "flip":
+        changed[at] ^= 1 << draw(st.integers(0, 7))
+    elif kind == "noise":
+        noise = draw(st.binary(min_size=1, max_size=64))
+        changed[at : at + len(noise)] = noise[: len(data) - at]
     else:
-        changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        other = draw(st.integers(0, len(data) - 1))
+        size = min(32, len(data) - at, len(data) - other)
+        changed[at : at + size] = data[other : other + size]
     return bytes(changed)

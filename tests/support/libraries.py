@@ -14,16 +14,15 @@ import pytest
 from memstore.compute import Compute
 from memstore.documents.folder import find
 from memstore.library import library_ingest, reading
-from memstore.library.batch import Batch, Done, Job, Told
+from memstore.library.batch import Batch, Done, Job, Outcome, Progress
 from memstore.library.library_ingest import ingest_library
-from memstore.library.progress import Progress
 from memstore.model.model_api import ModelAPI
 from memstore.share.format.manifest import MANIFESTS, Manifest
 from memstore.share.format.published import Published
-from memstore.share.format.staged import STAGED
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.manifest_commit import STAGED
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.passage_reader import reader_of
@@ -83,11 +82,11 @@ def job(url: str, **more: Any) -> Job:
 
 def ingest(
     path: Path, job: Job, engine: Here | None = None
-) -> tuple[Progress, int, dict[str, Told]]:
+) -> tuple[Progress, int, dict[str, Outcome]]:
     """What came of a folder: in all, the manifest, and of each document by its name."""
-    told: dict[str, Told] = {}
+    told: dict[str, Outcome] = {}
 
-    def on_progress(progress: Progress, documents: list[Told]) -> None:
+    def on_progress(progress: Progress, documents: list[Outcome]) -> None:
         told.update((one.name, one) for one in documents)
 
     files = find([str(path)], recursive=True).files

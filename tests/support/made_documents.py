@@ -73,18 +73,6 @@ def docx_of(body: str, **members: str | bytes) -> bytes:
     )
 
 
-def docx_of_a_chain(length: int) -> bytes:
-    """One whose styles are each based on the one before; the first is a heading."""
-    chain = "".join(
-        f'<w:style w:styleId="S{n}"><w:basedOn w:val="S{n - 1}"/></w:style>'
-        for n in range(1, length)
-    )
-    first = '<w:style w:styleId="S0"><w:name w:val="heading 1"/></w:style>'
-    styles = f'<w:styles xmlns:w="{W}">{first}{chain}</w:styles>'
-    body = _paragraph("The Mill", f"S{length - 1}") + _paragraph("It stands at the river.")
-    return docx_of(body, **{"word/styles.xml": styles})
-
-
 def _paragraph(text: str, style: str = "") -> str:
     style = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     words = escape(text, quote=False)

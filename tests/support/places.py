@@ -4,9 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.objects.sizes import OBJECT_BYTES
 
 _numbers = itertools.count()
 

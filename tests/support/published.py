@@ -11,17 +11,16 @@ from typing import Any
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.valkey_replies import Parts, Received, Run
-from memstore.share.calls.failures import Failure
-from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.calls import Failure, Reason
+from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
 from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publication_options import REFRESH
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.share.read.remote import Remote
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.stats import TierCounter
 from support import synthetic_documents as synthetic
 
 TEXTS = {"first": (1, 203), "second": (2, 118), "third": (3, 64)}  # name: text, tokens
@@ -164,15 +163,6 @@ class WildPlace:
         return self.place.sweep(seconds)
 
 
-def place(value: bytes, parts: Sequence[memoryview]) -> None:
-    """Write a value where it goes, as far as it goes."""
-    at = 0
-    for part in parts:
-        some = value[at : at + len(part)]
-        part[: len(some)] = some
-        at += len(some)
-
-
 class WildServer:
     """A cache of readers that loses, mixes up and spoils what it was given."""
 
@@ -180,52 +170,39 @@ class WildServer:
 
     def __init__(self, wild: Wild) -> None:
         self.wild, self.held = wild, dict[str, bytes]()
+        self.counter = TierCounter()
 
-    def receive(
-        self,
-        keys: Sequence[str],
-        wanted: Sequence[Parts | None],
-        size: int,
-        until: float,
-        connecting: Callable[[Callable[[], Any]], Any],
-    ) -> Iterator[tuple[Sequence[int], Run]]:
+    def _fail(self, reason: Reason, what: str) -> Failure:
+        self.counter.failed(reason)
+        return Failure(reason, what)
+
+    def get_many(self, keys: Sequence[str], most: int, until: float) -> list[bytes | None]:
         kind = self.wild.fault(self.KINDS)
-        if kind == "unreachable":  # in the middle of a value
-            for key, parts in zip(keys, wanted):
-                place(self.held.get(key, b"")[:-9], parts or ())
-            yield range(len(keys)), [Failure("unreachable", "connection reset")] * len(keys)
-            return
+        if kind == "unreachable":
+            raise self._fail("unreachable", "connection reset")
+        if kind == "refused":
+            raise self._fail("refused", "LOADING")
         if kind == "late":
             time.sleep(self.wild.late)
         if kind == "emptied":
             self.held.clear()
-        failure = Failure("refused", "LOADING")
-        for at, key in enumerate(keys):
-            value = self.held.get(key)
-            if kind == "other":  # what another key has
-                value = self.held.get(keys[at - 1])
-            if kind == "lost" or value is None:
-                value = None
-            elif kind == "flipped":
-                value = self.wild.spoilt(value)
-            elif kind == "short":
-                value = value[:-7]
-            elif kind == "refused":
-                yield [at], [failure]
-                continue
-            parts = wanted[at]
-            if value is None or parts is None or len(value) != sum(map(len, parts)):
-                yield [at], [value]
-            else:
-                place(value, parts)
-                yield [at], Received([parts])
+        values = [self.held.get(key) for key in keys]
+        if kind == "other":  # what another key has
+            values = values[-1:] + values[:-1]
+        if kind == "lost":
+            values = [None] * len(keys)
+        if kind == "flipped":
+            return [value and self.wild.spoilt(value) for value in values]
+        if kind == "short":
+            return [value and value[:-7] for value in values]
+        return values
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
         kind = self.wild.fault(("unreachable", "full", "lost"))
         if kind == "unreachable":
-            raise Failure("unreachable", "broken pipe")
+            raise self._fail("unreachable", "broken pipe")
         if kind == "full":
-            raise Failure("full", "OOM")
+            raise self._fail("full", "OOM")
         if kind != "lost":
             self.held.update(items)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from memstore.share.format.manifest import newest_number
 from memstore.share.format.published import Published
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.publish import PublishOptions, Report, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
-from support.places import WatchedPlace
+from support.places import WatchedPlace, in_memory
 from support.synthetic_documents import SIGNATURE
 
 
@@ -20,6 +21,11 @@ def send(store: MemoryStore, place: WatchedPlace, *names: str, **settings) -> Re
 
 def names(place: WatchedPlace) -> list[str]:
     return [entry.row.name for entry in Published.open(place).documents()]
+
+
+def segments(place: WatchedPlace) -> set[str]:
+    """The segments that the newest manifest names."""
+    return {p.segment for entry in Published.open(place).documents() for p in entry.pieces}
 
 
 def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: str) -> None:
@@ -50,6 +56,14 @@ def before_the_manifest(place: WatchedPlace, change: Callable[[], object]) -> No
                 change()
 
     place.before = look
+
+
+def copy_of(place: ObjectStore | WatchedPlace) -> WatchedPlace:
+    """Another place with the same objects."""
+    other = WatchedPlace(in_memory())
+    for found in place.names(""):
+        other.inner.put(found.name, bytes(place.get(found.name)))
+    return other
 
 
 def spoil(place: WatchedPlace, name: str, at: int) -> None:

@@ -41,8 +41,27 @@ class Served:
         """The official client of it."""
         return official(self.url, key, timeout=300)
 
+    def chat(self, *texts: str, key: str = "none", **more: Any) -> Any:
+        """The answer to the last of these texts, which user and assistant say in turn."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+        chat = self.openai(key).chat.completions
+        return chat.create(model="memstore", messages=messages, **more)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the model's thread in one step, which counts as an active question."""
+        begun, go = threading.Event(), threading.Event()
+        step = self.service.worker.call(lambda: begun.set() or go.wait(60))
+        assert begun.wait(60)
+        try:
+            yield
+        finally:
+            go.set()
+            step.result(60)
+
     def settled(self, **load: int) -> None:
-        """Wait until so many are being answered ("active"), wait, and are jobs."""
+        """Wait for a load of so many "active" and "waiting" questions, and "jobs"."""
         for _ in range(6000):
             if {name: self.service.worker.load[name] for name in load} == load:
                 return

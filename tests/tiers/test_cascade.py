@@ -28,6 +28,7 @@ from support.counting_source import (
     check_slots,
     unit,
 )
+from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.synthetic_documents import BLOCK as TOKENS_A_BLOCK
 from support.synthetic_documents import CHUNK, HEADS, SIGNATURE, check_content, ingest
 from support.synthetic_documents import DIM as STORED_DIM
@@ -35,7 +36,6 @@ from support.tiny_model import text, tiny_model
 
 BLOCK_BYTES = 2 * TOKENS_A_BLOCK * STORED_DIM * 2  # of one KV head, as in `deterministic`
 TINY_BYTES = 2 * 8 * 8 * 2  # of one KV head of the tiny model
-COUNTS = {"hits", "misses", "bytes", "seconds", "evictions", "prefetched", "late", "unused"}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_answers_through_a_device_tier_are_the_same(
             "prefetch": prefetch,
         }
         with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
-            assert torch.equal(logits(model, store), expected)
+            assert_same_to_rounding(logits(model, store), expected, products=TINY_MODEL)
             assert set(store.stats()["tiers"]) == {"device", "host", "disk"}
             check_slots(store.tiers.device), check_slots(store.tiers.host)
     options = {
@@ -114,34 +114,6 @@ def test_answers_through_a_device_tier_are_the_same(
         assert store.stats()["tiers"]["device"]["evictions"]
 
 
-def test_an_answer_names_the_same_sources_through_a_device_tier(
-    model: LandmarkModel, memory: Path
-) -> None:
-    answers = []
-    for options in ({}, {"device": "cpu", "device_budget": 1 << 20}):
-        with MemoryStore.open(memory, model.signature, **options) as store:
-            answer = model.ask(
-                "the captain of the river", store, max_new_tokens=4, until_sentence=False
-            )
-            answers.append((answer.tokens, [(s.block, s.span, s.weight) for s in answer.sources]))
-    assert answers[0] == answers[1] and answers[0][1]
-
-
-def test_a_lease_says_which_tier_had_each_unit(memory: Path) -> None:
-    options = {"device": "cpu", "host_budget": 1 << 20, "device_budget": 2 * TINY_BYTES}
-    with MemoryStore.open(memory, **options) as store:
-        first, second, third = (BlockKey(store.document("a").id, 1, block, 0) for block in range(3))
-        for units, expected in (
-            ([first], ["disk"]),
-            ([first, second, first], ["device", "disk", "device"]),
-            ([third], ["disk"]),  # the device has room for two: the one used once goes
-            ([first, second], ["device", "host"]),
-        ):
-            with store.lease(units) as lease:
-                assert lease.tiers == expected
-                assert lease.missed.tolist() == [tier != "device" for tier in expected]
-
-
 def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory: Path) -> None:
     options = {"device": "cpu", "device_budget": 1 << 20}
     question = {"max_new_tokens": 4, "until_sentence": False}
@@ -151,16 +123,6 @@ def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory
             answer = model.ask("the captain of the river", store, **question)
             tiers.append({read["tier"] for source in answer.sources for read in source.reads})
         assert "disk" in tiers[0] and tiers[1] == {"device"}
-
-
-def test_a_long_question_never_exceeds_a_host_smaller_than_the_device(
-    model: LandmarkModel, memory: Path
-) -> None:
-    options = {"host_budget": 120 * TINY_BYTES, "device_budget": 1 << 20}
-    with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
-        answer = model.ask(text(1000, seed=3), store, max_new_tokens=3, until_sentence=False)
-        assert len(answer.tokens) == 3
-        check_tiers(store)
 
 
 def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
@@ -184,7 +146,7 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
                 ).transpose(0, 1)
                 for part in (keys[:5], keys[5:]):
                     store.retrieval.add_landmarks(document.id, layer, part)
-            assert torch.equal(states(store), states(disk))
+            assert_same_to_rounding(states(store), states(disk), products=TINY_MODEL)
             tiers = store.tier_stats()
             assert list(tiers) == ["device", "host"] and tiers["host"]["misses"] > 0
             check_tiers(store)
@@ -420,41 +382,3 @@ def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(
     with pytest.raises(InvalidInput, match="hnsw"):
         MemoryStore.create(tmp_path / "other", SIGNATURE, index="hnsw")
     assert not (tmp_path / "other").exists()
-
-
-def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
-    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
-        document = ingest(store, "book", 4 * CHUNK)
-    with open_with_device(tmp_path / "m", prefetch="speculative") as store:
-        store.retrieval.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
-        store.tiers.prefetcher.drain()
-        store.lease([BlockKey(document.id, 2, block, 0) for block in range(4)]).release()
-        stats = store.stats()
-        assert list(stats["tiers"]) == ["device", "host", "disk"]
-        for name, counts in stats["tiers"].items():
-            assert set(counts) == COUNTS | (set() if name == "disk" else {"held", "budget"})
-        device, host, disk = stats["tiers"].values()
-        assert (device["hits"], device["misses"], device["prefetched"]) == (3, 1, 3)
-        assert (host["hits"], host["misses"], disk["hits"]) == (0, 4, 4)
-        assert (
-            device["held"] == host["held"] == 4 * BLOCK_BYTES and disk["bytes"] == 4 * BLOCK_BYTES
-        )
-        assert stats["prefetch"] == {
-            "predictor": "speculative",
-            "requested": 3,
-            "held": 0,
-            "dropped": 0,
-            "read": 3,
-            "failed": 0,
-        }
-        layers = store.tiers.layers()
-        assert list(layers) == ["device", "host", "disk"] and list(layers["device"]) == [2]
-        assert layers["device"][2].to_dict() == {key: device[key] for key in COUNTS}
-    with MemoryStore.open(tmp_path / "m") as store:
-        assert store.stats()["tiers"] == {}  # nothing was looked up
-        assert list(store.tier_stats()) == ["host", "disk"]
-        assert store.stats()["tiers"]["host"]["misses"] == 0
-    with MemoryStore.in_memory(
-        SIGNATURE, device="cpu", device_budget=1 << 20, host_budget=1 << 20
-    ) as store:
-        assert list(store.tier_stats()) == ["device", "host"]

@@ -68,23 +68,3 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
         pytest.skip("it is there")
     with pytest.raises(InvalidConfig, match="cuda"):
         load_model(save_tiny_model(tmp_path / "model"), device="cuda")
-
-
-def test_the_device_of_the_tests_notices_mixtures() -> None:
-    with FakeDevice():
-        there, here = torch.ones(3, device="cuda"), torch.arange(3)
-        assert (
-            there.device.type == (there * 2)[here].device.type == "cuda"
-            and there.cpu().device.type == "cpu"
-        )
-        there[:] = here  # copies may
-        there * torch.tensor(2.0)
-        for mixture in (
-            lambda: there + here,
-            lambda: here[there.long()],
-            lambda: torch.cat([there, here.float()]),
-        ):
-            with pytest.raises(AssertionError):
-                mixture()
-        with pytest.raises(AssertionError):
-            here.float()[here] = there

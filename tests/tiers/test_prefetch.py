@@ -32,6 +32,7 @@ from support.counting_source import (
     unit,
 )
 from support.fork_server import RIGHT, ForkServer
+from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
 
 
@@ -56,7 +57,7 @@ def units(first: int, end: int) -> list[BlockKey]:
 # Requests
 
 
-def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> None:
+def test_requests_are_batched_without_repeats(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     check_lease(tier, [unit(0)])
     ahead = Prefetcher(tier, workers=1, batch=4)
@@ -75,7 +76,7 @@ def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> 
     ahead.close()
 
 
-def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSource) -> None:
+def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=1, most=5)
     below.stand_still()
@@ -91,7 +92,7 @@ def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSourc
     ahead.close()
 
 
-def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSource) -> None:
+def test_cancelled_requests_are_not_read(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
     below.stand_still()
@@ -109,17 +110,7 @@ def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSo
     ahead.close()
 
 
-def test_draining_ends_when_everything_that_waits_is_cancelled(below: CountingSource) -> None:
-    for _ in range(200):
-        ahead = Prefetcher(host_tier(below, 64), workers=1)
-        ahead.request([unit(0)])
-        drained = Aside(ahead.drain)
-        ahead.cancel()
-        drained.end()
-        ahead.close()
-
-
-def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: CountingSource) -> None:
+def test_close_waits_only_for_the_current_read(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
     others = set(threading.enumerate())
@@ -141,30 +132,12 @@ def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: Counti
     check_slots(tier)
 
 
-def test_closing_what_never_began_is_nothing(below: CountingSource) -> None:
-    ahead = Prefetcher(host_tier(below, 64))
-    ahead.close()
-    ahead.close()
-    ahead.request([unit(0)])
-    assert below.reads == []
-
-
 @pytest.mark.parametrize(
     "error",
-    [
-        OSError(5, "Input/output error"),
-        CorruptBlock("x"),
-        DocumentNotFound("x"),
-        RuntimeError("x"),
-        MemoryError(),
-        AssertionError(),
-        KeyError(3),
-    ],
+    [OSError(5, "Input/output error"), CorruptBlock("x"), MemoryError()],
     ids=lambda error: type(error).__name__,
 )
-def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
-    below: CountingSource, error: Exception
-) -> None:
+def test_workers_survive_errors_of_the_source(below: CountingSource, error: Exception) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=2)
     below.refuse, below.error = True, lambda: error
@@ -182,30 +155,12 @@ def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
     check_slots(tier)
 
 
-def test_without_threads_to_be_had_nothing_is_read_ahead(
-    below: CountingSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    ahead = Prefetcher(host_tier(below, 64))
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    ahead.request(units(0, 4))
-    ahead.drain()
-    assert ahead.stats.dropped == 4
-    monkeypatch.undo()
-    ahead.request(units(0, 4))
-    ahead.drain()
-    assert ahead.stats.read == 4
-    ahead.close()
-
-
 # Many threads
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("with_device", [False, True], ids=["host", "device"])
-def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
+def test_concurrent_leases_prefetches_and_drops_never_deadlock(
     below: CountingSource, policy: str, with_device: bool
 ) -> None:
     host = host_tier(below, 9, policy)
@@ -288,7 +243,6 @@ VARIANTS: list[tuple[dict[str, object], dict[str, object]]] = [
     *(({}, {"granularity": granularity}) for granularity in GRANULARITIES),
     ({"top_k": 1, "cmt_cutoff": 0.0}, {}),
     ({"top_k": 4, "old_block_position": "stingy", "cmt_cutoff": 0.0}, {}),
-    ({"cmt": False, "num_kv_heads": 1}, {}),
     ({}, {"granularity": "per_head", "score_range": 0.5}),
     (
         {"cmt": False, "num_kv_heads": 4, "old_block_position": "stingy", "memory_layers": (0, 2)},
@@ -298,7 +252,7 @@ VARIANTS: list[tuple[dict[str, object], dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("shape", "lookup"), VARIANTS, ids=[str({**a, **b}) for a, b in VARIANTS])
-def test_answers_are_the_same_bits_whatever_is_predicted(
+def test_prediction_never_changes_an_answer(
     tmp_path: Path, shape: dict[str, object], lookup: dict[str, object]
 ) -> None:
     model = tiny_model(tmp_path / "model", num_layers=3, **{"cmt_cutoff": 0.02, **shape})
@@ -313,13 +267,13 @@ def test_answers_are_the_same_bits_whatever_is_predicted(
         for predictor in PREDICTORS
     }
     for predictor in PREDICTORS[1:]:
-        assert torch.equal(outcomes[predictor], outcomes["off"]), predictor
+        assert_same_to_rounding(outcomes[predictor], outcomes["off"], products=TINY_MODEL)
     roomy = states(model, tmp_path / "m", 1 << 22, "off", **lookup)
     torch.testing.assert_close(roomy, outcomes["off"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("forget", ["here", "in another process"])
-def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_next_read(
+def test_session_does_not_find_a_document_forgotten_during_prefetch(
     elsewhere: Callable[..., str], tmp_path: Path, forget: str
 ) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
@@ -345,47 +299,7 @@ def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_
 # Forks
 
 
-def test_a_forked_child_prefetches_for_itself_and_its_parent_goes_on(
-    elsewhere: Callable[..., str],
-) -> None:
-    printed = elsewhere(
-        """
-        import os, signal
-        from support.counting_source import UNIT_BYTES, CountingSource, check_lease, host_tier, unit
-        from memstore.tiers.prefetch import Prefetcher
-
-        below = CountingSource()
-        tier = host_tier(below, 8)
-        ahead = Prefetcher(tier, batch=1)
-        below.stand_still()
-        ahead.request([unit(n) for n in range(6)])
-        below.reading.acquire(), below.reading.acquire()  # two under way, four that wait
-        child = os.fork()
-        if not child:
-            signal.alarm(60)
-            ahead.cancel(), ahead.drain()
-            below.go()
-            assert ahead.stats.read == 0
-            # what was on its way never comes here
-            check_lease(tier, [unit(0), unit(1), unit(2), unit(7)])
-            ahead.request([unit(3), unit(4)])
-            ahead.drain()
-            assert tier.holds(unit(4)) and ahead.stats.requested == 2
-            ahead.close()
-            ahead.request([unit(5)])
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        below.go()
-        ahead.drain()
-        assert ahead.stats.read == 6 and tier.bytes == 6 * UNIT_BYTES
-        check_lease(tier, [unit(n) for n in range(6)])
-        print("right")
-        """
-    )
-    assert printed == "right\n"
-
-
-def test_a_process_forked_while_reading_ahead_gets_a_named_error_and_hangs_nowhere(
+def test_process_forked_during_prefetch_gets_a_named_error(
     elsewhere: Callable[..., str], tmp_path: Path
 ) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)

@@ -2,8 +2,6 @@
 and nothing is under way when the call returns, in whatever way it does.
 """
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -83,75 +81,3 @@ def test_an_interrupt_at_work_leaves_when_the_others_have_ended(threads, monkeyp
     with pytest.raises(KeyboardInterrupt):
         threads.share(range(1000), work, 2)
     assert len(ended) == 1
-
-
-def test_interrupts_while_it_waits_for_the_others_do_not_cut_that_short(threads):
-    begun, waits, last, ended = *(threading.Event() for _ in range(3)), []
-
-    def interrupt() -> None:
-        assert waits.wait(60)
-        for _ in range(3):
-            time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)
-        last.set()
-
-    def work(part: int) -> None:
-        if threading.current_thread() is HERE:
-            assert begun.wait(60)  # then there is no part left
-            waits.set()
-            return
-        begun.set()
-        assert last.wait(60)
-        ended.append(part)
-
-    interrupting = threading.Thread(target=interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            interrupting.start()
-            threads.share(range(2), work, 2)
-    finally:
-        interrupting.join()
-        signal.signal(signal.SIGINT, before)
-    assert len(ended) == 1
-
-
-def test_after_a_batch_that_nobody_came_to_help_with_some_are_done_alone(threads, monkeypatch):
-    monkeypatch.setattr("memstore.disk.read.work_sharing._ALONE", 2)
-    with monkeypatch.context() as busy:
-        busy.setattr("memstore.disk.read.work_sharing._Batch.help", lambda batch: None)
-        threads.share(range(3), lambda part: None, 3)
-    by: list[threading.Thread] = []
-
-    def note(part: int) -> None:
-        time.sleep(0.02)  # somebody could come
-        by.append(threading.current_thread())
-
-    for _ in range(2):
-        threads.share(range(3), note, 3)
-    assert by == 6 * [HERE]
-    together = threading.Barrier(3)
-    threads.share(range(3), lambda part: together.wait(60) and None, 3)
-
-
-def test_without_more_threads_the_caller_does_it_alone(threads, monkeypatch):
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    done: list[int] = []
-    threads.share(range(20), done.append, 3)
-    assert done == list(range(20))
-
-
-def test_closing_ends_the_threads_and_what_comes_after_is_done_alone(threads):
-    others, by = set(threading.enumerate()), set()
-    together = threading.Barrier(2)
-    threads.share(range(2), lambda part: together.wait(60) and None, 2)
-    assert set(threading.enumerate()) - others
-    threads.close()
-    threads.close()
-    assert set(threading.enumerate()) <= others
-    threads.share(range(20), lambda part: by.add(threading.current_thread()), 3)
-    assert by == {threading.current_thread()}

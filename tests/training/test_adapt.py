@@ -21,11 +21,11 @@ from memstore.model.passages.adaptation import Adaptation, MadeFor, load_selecto
 from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
-from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt, add, sought
-from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
+from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
+from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.questions import Split
-from memstore.training.selectors.states import read_states
-from memstore.training.selectors.windows import Mix, Window, WindowWriter, firsts
+from memstore.training.selectors.states import Asked, read_states
+from memstore.training.selectors.windows import Mix, Question, Window, WindowWriter, firsts
 from support.paths import ROOT
 from support.tiny_decoder import saved
 
@@ -113,22 +113,14 @@ def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, write: 
                 assert question.passage == -1 and not question.touched
                 continue
             assert question.passage in question.touched
-            near = " ".join(tokenizer.decode(window.passages[n]) for n in question.touched)
-            if question.kind == "literal":
-                subject = question.key.split("|")[1]
-                assert subject.split()[-1] in near
-
-
-def test_the_passage_of_a_question_holds_the_value(tokenizer: Tokenizer, write: Write) -> None:
     writer = write("train", seed=4)
     for _ in range(6):
         fact = writer.facts.literal()
         window = writer.window([fact])
-        asked = [question for question in window.questions if question.key == fact.key]
-        assert len(asked) == 1 and asked[0].text.startswith(fact.question)
-        right = tokenizer.decode(window.passages[asked[0].passage])
-        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked[0].touched)
-        assert fact.value.lower() in right.lower()
+        (asked,) = (question for question in window.questions if question.key == fact.key)
+        assert asked.text.startswith(fact.question)
+        assert fact.value.lower() in tokenizer.decode(window.passages[asked.passage]).lower()
+        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked.touched)
         assert all(word in whole for word in fact.sentence.split())
 
 
@@ -163,14 +155,14 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     assert torch.equal(resumed.passages[2], whole.passages[2])
     assert torch.equal(resumed.rows[1], whole.rows[1])
     assert resumed.asked == whole.asked
-    for place, question in enumerate(windows[3].questions):
-        shown = resumed.question(3, place)
+    asked = [one for one in resumed.asked if one.window == 3]
+    for one, question in zip(asked, windows[3].questions, strict=True):
+        shown = resumed.captured(one)
         assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
     held = [ids for window in windows for ids in window.passages]
     assert [resumed.shown(number).ids for number in (0, 40)] == [list(held[0]), list(held[40])]
     assert torch.equal(resumed.passage(2, 40), resumed.shown(40).states[2])
     assert len(resumed.passage(2, 40)) == len(held[40])
-    asked = [one for one in resumed.asked if one.window == 3]
     assert [one.right for one in asked] == [
         firsts(windows)[3] + one.question.passage if one.question.passage >= 0 else -1
         for one in asked
@@ -186,20 +178,24 @@ def test_rarity_counts_passages_that_hold_a_token() -> None:
     torch.testing.assert_close(found, torch.tensor(expected).log())
 
 
-def test_what_answers_the_same_as_the_right_passage_counts_neither_way(write: Write) -> None:
+def test_passages_that_answer_the_same_question_count_neither_way(
+    subject: Subject, write: Write, tmp_path: Path
+) -> None:
     windows = list(write("train", seed=2).windows(2))
     first, second = windows
     key = next(question for question in first.questions if question.key)
     again = replace(key, passage=0, touched=(0, 1))
     windows[1] = Window(second.text, second.passages, (*second.questions, again))
-    found = sought(windows, lambda window, place: Captured([window, place]))
-    asked = [one for one in found if one.text == key.text and one.kind == key.kind]
+    asked = read_states(windows, subject.walk, [1], tmp_path).asked
+    same = [one for one in asked if one.question.key == key.key]
     before = firsts(windows)[1]
     assert before == len(first.passages)
-    assert asked[0].right == key.touched and asked[0].others == {before, before + 1}
-    assert asked[-1].right == (before, before + 1) and asked[-1].others == set(key.touched)
-    assert {one.right for one in found if one.kind in ("absent", "plain")} == {()}
-    assert all(not one.others for one in found if one.kind in ("passage", "absent", "plain"))
+    assert same[0].touched == set(key.touched) and same[0].others == {before, before + 1}
+    assert same[-1].touched == {before, before + 1} and same[-1].others == set(key.touched)
+    assert same[-1].right == before
+    nothing = [one for one in asked if one.question.kind in ("absent", "plain")]
+    assert nothing and not any(one.touched or one.right >= 0 for one in nothing)
+    assert not any(one.others for one in asked if not one.question.key)
 
 
 def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
@@ -216,9 +212,10 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     selector = Selector(model.selector(1))
     haystack = Haystack(selector.spec)
     shown = [states.shown(number) for number in range(len(lengths))]
-    add(haystack, selector, subject.tokenizer, shown)
-    for question, scores in zip(sought(windows, states.question), trained, strict=True):
-        found = selector.scores(question.captured, question.text, haystack, haystack.scope)
+    haystack.add_passages(selector, subject.tokenizer, shown)
+    for one, scores in zip(states.asked, trained, strict=True):
+        captured, text = states.captured(one), one.question.text
+        found = selector.scores(captured, text, haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
 
 
@@ -248,16 +245,6 @@ def test_the_same_seed_learns_the_same_bits(
         learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
     )
     assert one.digest == same.digest != other.digest
-
-
-def test_training_without_a_kind_of_question_says_so(
-    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
-) -> None:
-    windows = list(write("train", 2, Mix(reworded=0, synonyms=0, otherwise=0)).windows(2))
-    states = read_states(windows, subject.walk, [1], tmp_path)
-    idf = torch.ones(tokenizer.vocab_size)
-    with pytest.raises(InvalidInput, match="no reworded question"):
-        learn(states, 1, idf, LearnConfig(steps=1))
 
 
 def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
@@ -301,8 +288,10 @@ def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> No
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
     haystack = Haystack(Selector().spec)
     haystack.add([9] * 64, None, [[]] * 64)
-    question = Sought("literal", "", Captured([], {}), right=(0,))
-    found = measure(selector, haystack, [question])[0]
+    question = Question("literal", (), (), "")
+    asked = Asked(question, 0, 0, frozenset({0}), frozenset(), 0, 0)
+    states: Any = SimpleNamespace(asked=[asked], captured=lambda one: Captured([], {}))
+    found = measure(selector, haystack, states)[0]
     of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
     assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)
 

@@ -18,50 +18,28 @@ from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import named_model
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.landmark.config import PRESETS
-from memstore.training.batch_types import MemoryBatch, QuestionBatch
-from memstore.training.curriculum import default_curriculum
-from memstore.training.new_model import new_model
+from memstore.training.batches import MemoryBatch, QuestionBatch
+from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.subject import new_model
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
+from support.small_training import small, train_in_turns
 
 
-def stages() -> tuple:
+def stages() -> tuple[Stage, ...]:
     windows, _, memory, *_ = default_curriculum()
-    small: dict[str, Any] = {
-        "steps": 2,
-        "batch": 4,
-        "blocks": 5,
-        "chunk_blocks": 2,
-        "memory_windows": 4,
-        "memory_blocks": 3,
-        "warmup": 1,
-    }
-    return replace(windows, **small), replace(memory, **small)
+    return small(windows, blocks=5), small(memory, blocks=5, memory_blocks=3)
 
 
 def run(
-    out: Path, book: Path, memory: MemoryConfig | None, turns: int = 1, **settings: Any
+    out: Path, book: Path, memory: MemoryConfig | None, turns: int = 1
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of a run that is interrupted after every second step."""
-    losses: list[float] = []
-
-    def report(line: dict[str, Any]) -> None:
-        if "loss" in line:
-            losses.append(line["loss"])
-            if len(losses) % 2 == 0 and len(losses) < 2 * turns:
-                raise KeyboardInterrupt
-
-    settings = {"precision": "float32", "seed": 3, **settings}
-    config = TrainConfig(out, MODEL, stages(), log_every=1, **settings)
+    config = TrainConfig(out, MODEL, stages(), precision="float32", seed=3, log_every=1)
     subject = None if memory is None else partial(BaselineSubject, memory)
-    for turn in range(turns):
-        try:
-            model = train(config, [book], resume=turn > 0, report=report, subject=subject)
-            return losses, dict(model.state_dict())
-        except KeyboardInterrupt:
-            continue
-    raise AssertionError("the last turn was interrupted")
+    losses, model = train_in_turns([config] * turns, [book], every=2, subject=subject)
+    return losses, dict(model.state_dict())
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -136,14 +114,6 @@ def test_gates_learn_at_their_own_rate_and_without_decay(
     assert (group["lr"], group["weight_decay"]) == (rate, 0.0)
     grouped = [p for optimizer in (adam, muon) for g in optimizer.param_groups for p in g["params"]]
     assert len(grouped) == len(set(grouped)) == len(list(subject.model.parameters()))
-
-
-@pytest.mark.parametrize("name", ["none", "transformer-xl", "memorizing", "infini"])
-def test_half_precision_trains_every_memory(tmp_path: Path, book: Path, name: str) -> None:
-    losses, weights = run(tmp_path, book, MEMORIES[name], precision="bfloat16")
-    expected, _ = run(tmp_path / "exact", book, MEMORIES[name])
-    assert losses == pytest.approx(expected, rel=0.05)
-    assert {x.dtype for x in weights.values()} == {torch.float32}
 
 
 def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothing(

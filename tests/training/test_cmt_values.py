@@ -20,9 +20,9 @@ from memstore.cli.main import app
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.checkpoint import load_checkpoint
-from memstore.model.landmark.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.landmark_model import load_model
 from memstore.training.cmt_values import measure_cmt_values
-from memstore.training.new_model import new_model
+from memstore.training.subject import new_model
 from support.tiny_model import save_tiny_model, text, tiny_model
 
 TEXT = text(900)
@@ -142,21 +142,8 @@ def test_the_command_leaves_a_model_whose_memories_are_the_same(tmp_path: Path) 
     assert run.exit_code != 0 and "memstore calibrate" in json.loads(run.stdout)["error"]["message"]
 
 
-def test_a_text_that_is_hardly_long_enough_is_read_from_its_beginning(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "m")
-    ids = model.tokenizer.encode(TEXT)[:544]  # 17 chunks of 4 blocks of 8
-    values, _ = measure_cmt_values(model, [model.tokenizer.decode(ids)], places=2, seed=0)
-    assert values.abs().max() > 0
-
-
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no context miss token"):
         measure_cmt_values(tiny_model(tmp_path / "a", cmt=False), [TEXT], places=2, seed=0)
     with pytest.raises(InvalidInput, match="no text has 544 tokens"):
         measure_cmt_values(tiny_model(tmp_path / "b"), ["too short"], places=2, seed=0)
-
-
-def test_the_model_that_ships_has_values() -> None:
-    model = load_model()
-    assert isinstance(model, LandmarkModel) and model.cmt_values is not None
-    assert model.cmt_values.shape == (5, 4, 32) and model.cmt_values.abs().max() > 0

@@ -11,15 +11,14 @@ import pytest
 import torch
 import zstandard
 
-from memstore.errors import InvalidConfig, InvalidInput
+from memstore.errors import InvalidInput
 from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.training import facts as language
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
-from memstore.training.recipes import facts as language
-from memstore.training.recipes.fact_pools import VALUE_SHARES, Pools, draw_value
-from memstore.training.recipes.facts import draw_fact
-from memstore.training.recipes.page_source import Source
-from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.curriculum import RecallConfig
+from memstore.training.facts import VALUE_SHARES, Fact, Pools, draw_fact
+from memstore.training.pages import Source
 
 BLOCK = 16
 
@@ -73,32 +72,24 @@ def test_documents_of_both_kinds_are_read_in_order(files):
 
 
 def test_unusable_files_are_named(tmp_path):
-    def refused(name, content, match):
+    compress = zstandard.ZstdCompressor().compress
+    for name, content, why in (
+        ("absent.txt", None, "no such file"),
+        ("blank.txt", b" \n\n ", "holds no text"),
+        ("latin.txt", "caf\xe9".encode("latin-1"), "not UTF-8"),
+        ("binary.txt", b"ab\0cd", "binary"),
+        ("page.html", b"<p>", "neither"),
+        ("broken.jsonl.zst", b"no zstandard frame", "zstandard"),
+        ("other.jsonl.zst", compress(b'{"text": "a"}\n{"body": "b"}\n'), "line 2 is not a JSON"),
+        ("number.jsonl.zst", compress(b'{"text": 3}\n'), "is no string"),
+        ("none.jsonl.zst", compress(b"\n"), "holds no documents"),
+    ):
         path = tmp_path / name
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(InvalidInput, match=match) as caught:
+        with pytest.raises(InvalidInput, match=why) as caught:
             list(read_documents([path]))
-        assert name in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-    compress = zstandard.ZstdCompressor().compress
-    refused("absent.txt", None, "no such file")
-    refused("empty.txt", b"", "is empty")
-    refused("blank.txt", b" \n\n ", "holds no text")
-    refused("latin.txt", "caf\xe9".encode("latin-1"), "not UTF-8")
-    refused("binary.txt", b"ab\0cd", "binary")
-    refused("page.html", b"<p>", "neither")
-    refused("broken.jsonl.zst", b"no zstandard frame", "zstandard")
-    refused("binary.jsonl.zst", compress(b"\xff\xfe\xff"), "zstandard-compressed UTF-8")
-    refused("list.jsonl.zst", compress(b"[1]\n"), "line 1 is not a JSON object")
-    refused(
-        "other.jsonl.zst",
-        compress(b'{"text": "a"}\n{"body": "b"}\n'),
-        "line 2 is not a JSON object",
-    )
-    refused("number.jsonl.zst", compress(b'{"text": 3}\n'), "is no string")
-    refused("none.jsonl.zst", compress(b"\n"), "holds no documents")
+        assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_corpus_is_its_documents_one_after_the_other(corpus, files, tokenizer):
@@ -121,22 +112,15 @@ def test_a_corpus_is_tokenised_once_for_the_same_files_and_tokenizer(files, toke
     TokenCorpus.build(files[:1], tokenizer, tmp_path)
     TokenCorpus.build(files, Tokenizer.train([book(1)], 300), tmp_path)
     assert len(list(tmp_path.iterdir())) == 3 * len(made)
-
-
-def test_a_build_that_stopped_halfway_is_done_again(files, tokenizer, tmp_path):
     broken = write_json_lines(tmp_path / "broken.jsonl.zst", [book(5)])
     broken.write_bytes(broken.read_bytes()[:-40])
     with pytest.raises(InvalidInput):
         TokenCorpus.build([*files, broken], tokenizer, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
-    write_json_lines(tmp_path / "broken.jsonl.zst", [book(5)])
-    assert len(TokenCorpus.build([*files, broken], tokenizer, tmp_path / "cache")) > 0
+    assert list((tmp_path / "cache").iterdir()) == []  # nothing of a build that stopped halfway
 
 
-def test_entity_words_are_held_out_by_the_word_alone(corpus):
-    assert corpus.words and corpus.held_out_words
-    assert not set(corpus.words) & set(corpus.held_out_words)
-    assert not any(map(is_held_out, corpus.words)) and all(map(is_held_out, corpus.held_out_words))
+def test_held_out_words_name_nothing(corpus):
+    assert corpus.words and not any(map(is_held_out, corpus.words))
     assert all(word.isalpha() and word.islower() and 4 <= len(word) <= 10 for word in corpus.words)
 
 
@@ -155,35 +139,26 @@ def test_training_never_draws_what_is_held_out():
     assert not {fact.entity for fact in train} & {fact.entity for fact in held_out}
 
 
-def test_values_have_the_format_of_their_kind():
-    rng = random.Random(0)
-    pools = Pools.of("train")
-    values = [draw_value(rng, pools, "repeats") for _ in range(500)]
-    assert all(value.isdigit() and len(set(value)) <= 3 for value in values)
-    assert {len(draw_value(rng, pools, "digits")) for _ in range(2000)} == set(range(1, 8))
-    for value in (draw_value(rng, pools, "format") for _ in range(50)):
-        assert [len(part) for part in value.split("-")] in ([2, 2, 2], [3, 4])
-
-
 def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
-    fact = language.Fact("red fox", "code", "48213")
-    assert language.statement(fact).text == "The code of the red fox is 48213."
-    assert (
-        language.statement(language.Fact("Dorvel", "code", "7")).text == "The code of Dorvel is 7."
-    )
+    fact = Fact("red fox", "code", "48213")
+    plain = language.STATEMENTS["train"][0]
+    assert language.sentence(plain, fact).text == "The code of the red fox is 48213."
+    named = Fact("Dorvel", "code", "7")
+    assert language.sentence(plain, named).text == "The code of Dorvel is 7."
     for split in language.SPLITS:
-        for name, make in (("STATEMENTS", language.statement), ("UPDATES", language.update)):
-            for form in range(len(getattr(language, name)[split])):
-                sentence = make(fact, form, split)
-                assert all(word in sentence.text for word in ("red fox", "code", "48213"))
-                assert [text.strip() for text, is_value in sentence.parts if is_value] == ["48213"]
-        for form in range(len(language.QUESTIONS[split])):
-            asked = language.question(fact, form, split)
+        for form in (*language.STATEMENTS[split], *language.UPDATES[split]):
+            sentence = language.sentence(form, fact)
+            assert all(word in sentence.text for word in ("red fox", "code", "48213"))
+            assert [text.strip() for text, is_value in sentence.parts if is_value] == ["48213"]
+        for form in language.QUESTIONS[split]:
+            asked = language.question(form, fact)
             assert (asked.answer, asked.prompt + asked.answer + ".") == (" 48213", asked.text)
             assert "48213" not in asked.prompt
-    stated = language.pass_key_statement("9054")
+    key = language.pass_key("9054")
+    stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
     assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
-    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTIONS["train"][0]
+    asked = language.question(language.PASS_KEY_QUESTION, key)
+    assert asked.prompt == language.PASS_KEY_QUESTIONS["train"][0]
 
 
 def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpus):
@@ -193,13 +168,12 @@ def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpu
         pools = Pools.of(split, corpus.words)
         for _ in range(300):
             fact = draw_fact(rng, split, pools=pools)
-            sentences = (
-                language.statement(fact, rng.randrange(len(language.STATEMENTS[split])), split),
-                language.update(fact, rng.randrange(len(language.UPDATES[split])), split),
-                language.question(fact, rng.randrange(len(language.QUESTIONS[split])), split),
-                language.pass_key_statement(fact.value),
-            )
-            for sentence in sentences:
+            for sentence in (
+                language.sentence(rng.choice(language.STATEMENTS[split]), fact),
+                language.sentence(rng.choice(language.UPDATES[split]), fact),
+                language.question(rng.choice(language.QUESTIONS[split]), fact),
+                language.sentence(language.PASS_KEY_STATEMENTS["train"][0], fact),
+            ):
                 text = rng.choice(("", " ", "\n")) + sentence.text
                 assert source.encode(text) == tokenizer.encode(text)
                 pieces = [source.encode(part) for part, _ in sentence.parts]
@@ -377,22 +351,10 @@ def test_a_memory_of_plain_text_is_runs_and_chunks_continue_them(tokenizer, corp
         assert ids.tolist() == tokens[start : start + size].tolist()
 
 
-def test_chunks_follow_windows_in_the_configured_share(tokenizer, corpus):
-    data = recall(tokenizer, corpus)
-    shares = []
-    for _ in range(30):
-        memory = data.memory(6, 8)
-        shares += data.questions(memory, 16, 4).continues.tolist()
-    assert 0.2 < sum(shares) / len(shares) < 0.45
-
-
-@pytest.mark.parametrize("older", [False, True])
-def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus, older):
+def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus):
     data = recall(tokenizer, corpus)
     data.windows(2, 6, gap=4)
     state = data.state()
-    if older:  # which was all of lists
-        state = json.loads(json.dumps(state, default=torch.Tensor.tolist))
     first = data.windows(4, 8, gap=6)
     memory = data.memory(6, 8)
     chunks = data.questions(memory, 8, 4)
@@ -405,48 +367,3 @@ def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus, older)
         assert torch.equal(one.ids, two.ids) and torch.equal(one.weights, two.weights)
     assert torch.equal(chunks.visible, chunks_again.visible)
     assert not torch.equal(first.ids, data.windows(4, 8, gap=6).ids)
-
-
-def test_the_held_out_split_asks_in_its_own_forms(tokenizer, corpus):
-    data = recall(tokenizer, corpus, split="held_out", own_questions=0, continuations=0)
-    memory = data.memory(5, 16)
-    stated = [one.fact for facts in memory.facts for one in facts if not one.fact.is_pass_key]
-    assert stated and {fact.attribute for fact in stated} <= set(Pools.of("held_out").attributes)
-    text = " ".join(
-        tokenizer.decode(ids.tolist())
-        for ids in content(data.questions(memory, 8, 6).ids, tokenizer)
-    )
-    assert "Can you say what the" in text and "What is the" not in text
-
-
-def test_values_often_fall_across_the_end_of_a_block(tokenizer, corpus):
-    def share(across):
-        data = recall(tokenizer, corpus, across_blocks=across, gaps=(12,))
-        stated = [
-            one
-            for _ in range(12)
-            for facts in data.memory(8, 16).facts
-            for one in facts
-            if one.length > 2
-        ]
-        split = [
-            one for one in stated if one.start // BLOCK != (one.start + one.length - 1) // BLOCK
-        ]
-        return len(split) / len(stated)
-
-    assert share(1.0) > 0.9 > share(0.2) > share(0.0)
-
-
-def test_tiny_windows_and_memories_are_filled(tokenizer, corpus):
-    data = recall(tokenizer, corpus, pass_key=1.0)
-    for _ in range(10):
-        memory = data.memory(1, 1)
-        assert data.questions(memory, 2, 1).visible.tolist() == [[0], [0]]
-        assert data.windows(1, 1, gap=0).ids.shape == (1, BLOCK + 1)
-
-
-def test_a_config_that_contradicts_itself_is_refused():
-    with pytest.raises(InvalidConfig, match="block_size"):
-        RecallConfig(block_size=1)
-    with pytest.raises(InvalidConfig, match="held_out"):
-        RecallConfig(split="test")

@@ -18,11 +18,12 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, WrongMo
 from memstore.hf.models_by_name import reader_named
 from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
+from memstore.training.curriculum import Stage
 from memstore.training.finetune import Finetune, finetune_stages
-from memstore.training.memory_objective import Chunks, read_memory
-from memstore.training.objectives import encode_windows, next_token_loss
+from memstore.training.objectives import Chunks, encode_windows, next_token_loss, read_memory
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
+from support.small_training import small, train_in_turns
 from support.tiny_decoder import decoder, tokenizer
 
 pytest.importorskip("transformers")
@@ -146,45 +147,17 @@ def test_what_cannot_attend_by_landmarks_is_refused_by_name(
         LandmarkDecoder(decoder(kind, **changed), LandmarkSpec())
 
 
-def stages() -> tuple:
-    small = {
-        "steps": 2,
-        "batch": 4,
-        "blocks": 3,
-        "chunk_blocks": 2,
-        "memory_windows": 4,
-        "memory_blocks": 4,
-        "queue": 32,
-        "negatives": 1.0,
-        "warmup": 1,
-        "lr": 0.01,
-    }
-    return tuple(replace(stage, **small) for stage in finetune_stages())
+def stages() -> tuple[Stage, ...]:
+    return tuple(small(stage, lr=0.01) for stage in finetune_stages())
 
 
 def tuned(out: Path, book: Path, tiny: Path, rank: int | None, stops: int = 0) -> LandmarkDecoder:
     """A run that is interrupted so many times, after every step, and resumed."""
-    left = stops
-
-    def report(line: dict[str, Any]) -> None:
-        nonlocal left
-        if "loss" in line and left:
-            left -= 1
-            raise KeyboardInterrupt
-
-    config = TrainConfig(
-        out,
-        stages=stages(),
-        finetune=Finetune(str(tiny), SIZE, rank),
-        precision="float32",
-        log_every=1,
-    )
-    for turn in range(stops + 1):
-        try:
-            return train(config, [book], resume=turn > 0, report=report)  # type: ignore[return-value]
-        except KeyboardInterrupt:
-            continue
-    raise AssertionError("it was interrupted more often than it was told to be")
+    form = Finetune(str(tiny), SIZE, rank)
+    config = TrainConfig(out, stages=stages(), finetune=form, precision="float32", log_every=1)
+    model = train_in_turns([config] * (stops + 1), [book])[1]
+    assert isinstance(model, LandmarkDecoder)
+    return model
 
 
 class Run(NamedTuple):
@@ -278,25 +251,19 @@ def test_the_command_trains_what_ask_then_reads_with(
         MemoryStore.open(tmp_path / "m", other.signature).close()
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (["--full"], "go with --model"),
-        (["--rank", "4"], "go with --model"),
-        (["--model", "{tiny}", "--full", "--rank", "4"], "choose one"),
-        (["--model", "{tiny}", "--preset", "test"], "--preset and --init name another"),
-        (["--model", "{tiny}/none.gguf"], "there is no model"),
-        (["--model", "{tiny}", "--from-stage", "polish"], "choose one of windows, memory"),
-        (["--model", "{tiny}", "--resume"], "no training run to resume"),
-    ],
-)
-def test_wrong_options_are_one_line(
-    tmp_path: Path, book: Path, tiny: Path, given: list[str], why: str
-) -> None:
-    command = ["train", str(book), "--out", str(tmp_path / "run")]
-    told = CliRunner().invoke(app, command + [part.format(tiny=tiny) for part in given])
-    said = told.output if told.exception is None else f"{told.output}{told.exception}"
-    assert told.exit_code != 0 and why in " ".join(said.replace("│", " ").split())
+def test_wrong_options_are_one_line(tmp_path: Path, book: Path, tiny: Path) -> None:
+    for options, why in (
+        ("--full", "go with --model"),
+        (f"--model {tiny} --full --rank 4", "choose one"),
+        (f"--model {tiny} --preset test", "--preset and --init name another"),
+        (f"--model {tiny}/none.gguf", "there is no model"),
+        (f"--model {tiny} --from-stage polish", "choose one of windows, memory"),
+        (f"--model {tiny} --resume", "no training run to resume"),
+    ):
+        command = ["train", str(book), "--out", str(tmp_path / "run"), *options.split()]
+        told = CliRunner().invoke(app, command)
+        said = told.output if told.exception is None else f"{told.output}{told.exception}"
+        assert told.exit_code != 0 and why in " ".join(said.replace("│", " ").split())
 
 
 def test_another_model_or_rank_cannot_go_on_with_a_run(

@@ -5,16 +5,22 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.signature import Signature
-from memstore.kernels.reference_landmark_topk import landmark_topk
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.training.memory_objective import Against, Chunks, read_memory
-from memstore.training.objectives import Negatives, encode_windows, negatives_of, next_token_loss
-from memstore.training.optimizer import make_optimizers, orthogonalise
+from memstore.training.objectives import (
+    Against,
+    Chunks,
+    Negatives,
+    encode_windows,
+    negatives_of,
+    next_token_loss,
+    read_memory,
+)
+from memstore.training.optimizer import orthogonalise
 
 SIZE, TOP_K = 4, 3
 
@@ -202,20 +208,3 @@ def test_muon_orthogonalises(dtype: torch.dtype) -> None:
     gradient = torch.randn(24, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     values = torch.linalg.svdvals(orthogonalise(gradient).float())
     assert values.min() > 0.6 and values.max() < 1.3
-
-
-def test_every_parameter_has_one_optimiser() -> None:
-    built = model(cmt=True)
-    held = [
-        id(p)
-        for o in make_optimizers(built, 1e-3, 1e-2)
-        for g in o.param_groups
-        for p in g["params"]
-    ]
-    assert sorted(held) == sorted(id(p) for p in built.parameters())
-
-
-def test_topk_candidates_are_those_of_a_full_product() -> None:
-    q, keys = torch.randn(2, 3, 8), torch.randn(2, 40, 8)
-    found = landmark_topk(q, keys, [(0, 40)], 4)
-    torch.testing.assert_close(found.scores, (q @ keys.transpose(-1, -2)).topk(4).values)

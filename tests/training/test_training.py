@@ -1,7 +1,6 @@
 """A training run is the same on every device, and goes on on another one."""
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,21 @@ from torch.utils._pytree import tree_leaves
 from memstore import devices
 from memstore.errors import InvalidConfig
 from memstore.model.landmark.checkpoint import load_checkpoint
-from memstore.training.curriculum import default_curriculum
+from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import train
 from memstore.training.train_config import Precision, TrainConfig
-from support.fake_device import FakeDevice
 from support.small_config import MODEL
+from support.small_training import small, train_in_turns
 
 
-def stages() -> tuple:
+def stages() -> tuple[Stage, ...]:
     """Both kinds, with the gate, position jumps, negatives of earlier steps and chunks that
     continue a window.
     """
     windows, _, memory, text, *_ = default_curriculum()
-    small = {
-        "steps": 3,
-        "batch": 4,
-        "blocks": 3,
-        "chunk_blocks": 2,
-        "memory_windows": 4,
-        "memory_blocks": 4,
-        "queue": 32,
-        "negatives": 1.0,
-        "warmup": 1,
-    }
-    gated = replace(text, **small, data=replace(text.data, question_follows=0.5))
-    jumping = replace(memory, **small, max_jump=3)
-    return replace(windows, **small, max_jump=3, cmt=True), jumping, gated
+    gated = small(text, steps=3, data=replace(text.data, question_follows=0.5))
+    jumping = small(memory, steps=3, max_jump=3)
+    return small(windows, steps=3, max_jump=3, cmt=True), jumping, gated
 
 
 def trained(
@@ -46,28 +34,10 @@ def trained(
 ) -> tuple[list[float], dict[str, Any]]:
     """Losses and weights of a run that is interrupted after every fourth step and resumed on the
     next device.
-
-    "cuda" is the stand-in for one, "cuda:0" is one.
     """
-    losses: list[float] = []
-
-    def report(line: dict[str, Any]) -> None:
-        if "loss" not in line:
-            return
-        losses.append(line["loss"])
-        if len(losses) % 4 == 0 and len(losses) < 4 * len(devices):
-            raise KeyboardInterrupt
-
-    for turn, device in enumerate(devices):
-        config = TrainConfig(
-            out, MODEL, stages(), seed=3, log_every=1, precision=precision, device=device
-        )
-        with FakeDevice() if device == "cuda" else nullcontext():
-            try:
-                model = train(config, [book], resume=turn > 0, report=report)
-            except KeyboardInterrupt:
-                continue
-            assert {p.device.type for p in model.parameters()} == {torch.device(device).type}
+    config = TrainConfig(out, MODEL, stages(), seed=3, log_every=1, precision=precision)
+    turns = [replace(config, device=device) for device in devices]
+    losses, model = train_in_turns(turns, [book], every=4)
     return losses, model.state_dict()
 
 
@@ -90,13 +60,6 @@ def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_othe
     torch.testing.assert_close(load_checkpoint(tmp_path / "moved")[0].state_dict(), state["model"])
 
 
-def test_an_interrupted_run_on_the_cpu_ends_with_the_same_bits(tmp_path: Path, book: Path) -> None:
-    whole, resumed = (trained(tmp_path / str(n), book, *["cpu"] * n) for n in (1, 3))
-    assert whole[0] == resumed[0] and all(
-        torch.equal(whole[1][name], x) for name, x in resumed[1].items()
-    )
-
-
 def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,11 +75,11 @@ def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
     assert set(asked) == {"cuda"}
 
 
-@pytest.mark.parametrize("gain,chosen", [(0.05, "float32"), (1.1, "float32"), (2.0, "bfloat16")])
+@pytest.mark.parametrize("gain,chosen", [(1.1, "float32"), (2.0, "bfloat16")])
 def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: str
 ) -> None:
-    said: list[tuple[str, str]] = []
+    said: list[str] = []
     autocasts: list[bool] = []
     autocast = torch.autocast
 
@@ -130,13 +93,13 @@ def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
 
         def report(line: dict[str, Any]) -> None:
             if "precision" in line:
-                said.append((line["precision"], line["because"]))
+                said.append(line["precision"])
             else:
                 raise KeyboardInterrupt  # one step is enough
 
         with pytest.raises(KeyboardInterrupt):
             train(config, [book], resume=bool(said), report=report)
-        assert set(autocasts) == {said[-1][0] == "bfloat16"}
+        assert set(autocasts) == {said[-1] == "bfloat16"}
         autocasts.clear()
 
     monkeypatch.setattr(torch, "autocast", watched)
@@ -144,16 +107,9 @@ def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
     run(1 / gain)  # on another machine it is what it began with
     other: Precision = "float32" if chosen == "bfloat16" else "bfloat16"
     run(gain, precision=other)
-    assert [precision for precision, _ in said] == [chosen, chosen, other]
-    assert f"{gain:.2g} times" in said[0][1]
+    assert said == [chosen, chosen, other]
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["precision"] for line in lines if "precision" in line] == [chosen, chosen, other]
-
-
-def test_a_precision_that_is_none_is_refused(tmp_path: Path, book: Path) -> None:
-    with pytest.raises(InvalidConfig, match="auto, float32, bfloat16"):
-        train(TrainConfig(tmp_path / "run", MODEL, precision="float8"), [book])
-    assert not (tmp_path / "run").exists()
+    assert [line["precision"] for line in lines if "precision" in line] == said
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -166,9 +122,12 @@ def test_a_run_on_a_gpu_is_near_that_on_the_cpu(
     assert found == pytest.approx(expected, abs=0.02)
 
 
-def test_a_device_that_is_not_there_leaves_no_directory(tmp_path: Path, book: Path) -> None:
-    with pytest.raises(InvalidConfig, match="cuda:99"):
-        train(TrainConfig(tmp_path / "run", MODEL, device="cuda:99"), [book])
+@pytest.mark.parametrize("settings", [{"precision": "float8"}, {"device": "cuda:99"}])
+def test_an_unknown_precision_or_device_is_refused_before_a_directory_is_made(
+    tmp_path: Path, book: Path, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidConfig, match=r"auto, float32, bfloat16|cuda:99"):
+        train(TrainConfig(tmp_path / "run", MODEL, **settings), [book])
     assert not (tmp_path / "run").exists()
 
 

@@ -16,16 +16,17 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
-from memstore.errors import InvalidConfig, InvalidWeights
+from memstore.errors import InvalidWeights
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import read_configuration
 from memstore.model.landmark.config import PRESETS
-from memstore.training import steps, subject
+from memstore.training import subject
 from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
+from support.small_training import small
 
 Followed = tuple[list[float], dict[str, torch.Tensor]]
 LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))
@@ -33,9 +34,7 @@ LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))
 
 def stages() -> tuple[Stage, ...]:
     windows, _, memory, *_ = default_curriculum()
-    small: dict[str, Any] = {"steps": 2, "batch": 2, "blocks": 3, "chunk_blocks": 2, "warmup": 1}
-    small |= {"memory_windows": 4, "memory_blocks": 3, "queue": 16, "negatives": 1.0}
-    return replace(windows, **small), replace(memory, **small)
+    return small(windows, batch=2), small(memory, batch=2, memory_blocks=3)
 
 
 @pytest.fixture(autouse=True)
@@ -113,46 +112,24 @@ def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[
     assert command("run", "--resume", "--preset", "books").exit_code == 0
 
 
-def test_a_run_is_resumed_in_the_shape_it_began_with(tmp_path: Path, books: list[Path]) -> None:
-    own = replace(MODEL, top_k=1)
-    train(replace(config(tmp_path), model=own), books)
-    with pytest.raises(InvalidConfig, match=r"another model \(num_layers 2, mlp_size 48, memory_l"):
-        train(replace(config(tmp_path), model=LARGER), books, resume=True)
-    train(config(tmp_path), books, resume=True)
-    assert read_configuration(tmp_path) == own
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(InvalidConfig, match="in another shape; name that with --preset"):
-        train(replace(config(tmp_path), model=LARGER), books, resume=True)
-
-
-def test_weights_come_with_their_tokenizer_whatever_a_killed_run_left(
+def test_a_run_takes_no_tokenizer_of_a_run_that_was_killed(
     tmp_path: Path, books: list[Path]
 ) -> None:
     some, more = books
-    first, out = config(tmp_path / "first"), config(tmp_path / "out")
-    train(first, [some])
-    killed(out, more)
-    left = Tokenizer.load(out.out / "tokenizer.json")
-    train(replace(out, init=first.out), [more])
-    its, found = (Tokenizer.load(run.out / "tokenizer.json") for run in (first, out))
-    assert found.fingerprint == its.fingerprint != left.fingerprint
+    fresh, again, started = (config(tmp_path / name) for name in ("fresh", "again", "started"))
 
+    def tokenizer(run: TrainConfig) -> str:
+        return Tokenizer.load(run.out / "tokenizer.json").fingerprint
 
-def test_a_run_makes_its_own_tokenizer_whatever_a_killed_run_left(
-    tmp_path: Path, books: list[Path]
-) -> None:
-    some, more = books
-    found = []
-    for name, before in (("fresh", None), ("again", more)):
-        run = config(tmp_path / name)
-        if before is not None:
-            killed(run, before)
-        train(run, [some])
-        found.append(Tokenizer.load(run.out / "tokenizer.json").fingerprint)
-    assert found[0] == found[1]
-    given = config(tmp_path / "given", tokenizer=tmp_path / "fresh" / "tokenizer.json")
+    train(fresh, [some])
+    killed(again, more)
+    killed(started, more)
+    assert tokenizer(again) == tokenizer(started) != tokenizer(fresh)
+    train(again, [some])  # makes its own
+    train(replace(started, init=fresh.out), [more])  # takes that of the weights
+    given = config(tmp_path / "given", tokenizer=fresh.out / "tokenizer.json")
     train(given, [more])
-    assert Tokenizer.load(given.out / "tokenizer.json").fingerprint == found[0]
+    assert {tokenizer(run) for run in (again, started, given)} == {tokenizer(fresh)}
 
 
 def test_a_run_without_its_tokenizer_is_not_resumed_with_another(
@@ -164,44 +141,36 @@ def test_a_run_without_its_tokenizer_is_not_resumed_with_another(
         train(config(tmp_path), books, resume=True)
 
 
-PLACES = ("as the batch is drawn", "before the update", "amid the update", "at the end of a stage")
+PLACES = ("amid the update", "at the end of a stage")
 
 
-def interrupting(
+def interrupt_once(
     monkeypatch: pytest.MonkeyPatch, place: str, interrupt: Callable[[], None]
 ) -> None:
-    """Have an interrupt come once, in the second step (or before the third)."""
-    come = iter([False, True])
+    """Have an interrupt come once, in the second step or before the third."""
+    if place == "at the end of a stage":
+        next_stage = training._Run._next_stage
 
-    def second(*given: Any) -> None:
-        if next(come, False):
+        def interrupted(run: Any) -> None:
+            monkeypatch.setattr(training._Run, "_next_stage", next_stage)
             interrupt()
+            next_stage(run)
 
-    def before(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
+        monkeypatch.setattr(training._Run, "_next_stage", interrupted)
+        return
+    come = iter([False, True])
+    make = subject.make_optimizers
 
-        def interrupted(*given: Any, **more: Any) -> Any:
-            second()
-            return real(*given, **more)
+    def made(*given: Any, **more: Any) -> list[torch.optim.Optimizer]:
+        def second(*given: Any) -> None:
+            if next(come, False):
+                interrupt()
 
-        monkeypatch.setattr(owner, name, interrupted)
+        first, *others = make(*given, **more)
+        first.register_step_post_hook(second)  # the others' weights have not changed yet
+        return [first, *others]
 
-    if place == "as the batch is drawn":
-        before(steps.Steps, "_count")  # of which it knows how much to read
-    elif place == "before the update":
-        before(training, "update")
-    elif place == "at the end of a stage":
-        next(come)
-        before(training._Run, "_next_stage")
-    else:
-        real = subject.make_optimizers
-
-        def made(*given: Any, **more: Any) -> list[torch.optim.Optimizer]:
-            first, *others = real(*given, **more)
-            first.register_step_post_hook(second)  # the others' weights have not changed yet
-            return [first, *others]
-
-        monkeypatch.setattr(subject, "make_optimizers", made)
+    monkeypatch.setattr(subject, "make_optimizers", made)
 
 
 def followed(run: TrainConfig, book: Path, *, resume: bool = False) -> Followed:
@@ -229,7 +198,7 @@ def test_a_run_interrupted_inside_a_step_ends_with_the_same_bits(
         interrupted.append(True)
         signal.raise_signal(signal.SIGINT)
 
-    interrupting(monkeypatch, place, interrupt)
+    interrupt_once(monkeypatch, place, interrupt)
     losses, weights = followed(config(tmp_path), books[0])
     assert interrupted == [True] and losses == whole[0]
     assert all(torch.equal(weights[name], x) for name, x in whole[1].items())
@@ -247,7 +216,7 @@ def test_a_second_interrupt_ends_a_step_at_once_and_leaves_the_checkpoint(
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the step went on")
 
-    interrupting(monkeypatch, place, interrupt)
+    interrupt_once(monkeypatch, place, interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(run, [books[0]])
     assert signal.getsignal(signal.SIGINT) is before

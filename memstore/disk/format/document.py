@@ -1,7 +1,6 @@
 """One document of a memory: its row, its state, how it was read, and the writes that made it."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -34,16 +33,7 @@ State = Literal["ingesting", "ready", "importing", "replacing"]
 LABELS = "labels"  # under which a row's metadata holds what its user said of it
 SOURCE = "source"
 """Where in a document's metadata stands which file of a folder it was read from."""
-PROMPT = "prompt-"
-_OF_PROMPT = re.compile(f"{PROMPT}[0-9a-f]{{32}}")
 _LATEST = 253_402_214_400  # the end of the year 9999, in seconds
-
-
-def is_of_prompt(name: str) -> bool:
-    """Is it the name of a document that holds what did not fit into a prompt? Such a one is read by
-    its conversation, and by who names it; it is no part of "every document".
-    """
-    return name.startswith(PROMPT) and _OF_PROMPT.fullmatch(name) is not None
 
 
 class Write(NamedTuple):

@@ -1,12 +1,16 @@
 """Which passages a question reads: those that its scores mean, each text once, where the gate lets
 it through.
+
+A passage is identified by its tokens. Copies of one text have nearly the same score, not the same
+bits: rounding depends on how many blocks one product scores, and on the machine that read a copy.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+from functools import cache, partial
+from itertools import accumulate, pairwise
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -20,13 +24,19 @@ from memstore.model.passages.selector import (
     covered,
     in_range,
     score_blocks,
+    spread,
 )
 from memstore.store.memory_store import MemoryStore
 
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
 
+# By how much the scores of copies may differ: in standard deviations of all scores, since a step of
+# an int8 landmark may be another where another machine computed it; and at least by the rounding of
+# float32, as a share of the largest score.
+_ALIKE, _ROUNDING = 0.1, 1e-5
+
 Content = Callable[[int, int], Hashable]
-"""What stands in a block of a document: equal for blocks of the same tokens."""
+"""What identifies the text of a block (document, block): equal for blocks of the same tokens."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,8 @@ class Chosen:
 
 
 class Candidates:
-    """The best passages of a question, and by what each was found. A text that stands in several
-    places is there once, at its last place.
+    """The best passages of a question, and by what each was found. Copies of one text are one
+    candidate, at the last of their places.
     """
 
     def __init__(
@@ -58,6 +68,8 @@ class Candidates:
         """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks. If the
         scope is a shortlist, deviation: of all scores, and blocks: how many there are.
         """
+        if deviation is None:
+            deviation = spread(scores)[1] if len(scores) else 0.0
         self.scores, self._deviation, self._content = scores, deviation, content
         self._scope = [run for run in scope if run[2] > run[1]]
         self.blocks = len(scores) if blocks is None else blocks
@@ -67,22 +79,41 @@ class Candidates:
         self._covers = adds(runs)
 
     def distinct(self, k: int) -> list[Chosen]:
-        """The best k different ones, best first. What has the same text has the same score."""
-        n = k
+        """The best k passages of different texts, best first. Texts are looked up only where two
+        scores are so near that the passages may be copies.
+        """
+        apart, n = self._most_apart(), 2 * k
+        text = cache(lambda candidate: self._content(*self._place(candidate)))
         while True:
             ranked = self.scores.topk(min(n, len(self.scores)))
-            alike: dict[tuple[float, Hashable], list[tuple[int, int]]] = {}
-            tied = set(ranked.values[1:][ranked.values.diff() == 0].tolist())
             places = sorted(zip(ranked.values.tolist(), ranked.indices.tolist()), key=_order)
-            for score, candidate in places:
-                place = self._place(candidate)
-                key = self._content(*place) if score in tied else place
-                alike.setdefault((score, key), []).append(place)
-            if len(alike) >= k or n >= len(self.scores):
-                break
+            near = [False, *(a - b <= apart for (a, _), (b, _) in pairwise(places)), False]
+            copies: dict[Hashable, list[tuple[float, int]]] = {}
+            least = float("-inf")  # that a copy of the kth may score
+            for at, (score, candidate) in enumerate(places):
+                if score < least:
+                    break
+                may_be_copy = near[at] or near[at + 1]
+                key = text(candidate) if may_be_copy else self._place(candidate)
+                copies.setdefault(key, []).append((score, candidate))
+                if len(copies) == k:
+                    least = max(least, score - apart)
+            if len(copies) >= k or n >= len(self.scores):
+                return [self._once(some) for some in list(copies.values())[:k]]
             n *= 4
-        best = [Chosen(*same[-1], score, tuple(same[:-1])) for (score, _), same in alike.items()]
-        return best[:k]
+
+    def _most_apart(self) -> float:
+        """By how much the scores of copies may differ."""
+        if not len(self.scores):
+            return 0.0
+        return max(_ROUNDING * float(self.scores.abs().max()), _ALIKE * self._deviation)
+
+    def _once(self, copies: list[tuple[float, int]]) -> Chosen:
+        """One passage for all copies (score, candidate) of a text, best first."""
+        *others, last = [
+            self._place(candidate) for _, candidate in sorted(copies, key=itemgetter(1))
+        ]
+        return Chosen(*last, copies[0][0], tuple(others))
 
     def best(self, most: int) -> list[Chosen]:
         """Passages, best first, at most so many, whether or not they are read."""

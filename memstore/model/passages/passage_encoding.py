@@ -1,9 +1,10 @@
 """Passages to keys and values: each computed alone behind the model's prefix, many in a forward
 pass.
 
-What is computed of a passage follows from the model and the passage's tokens alone, whatever stands
-beside it: every pass has the same number of tokens, in which passages follow one another without
-padding, and each attends to the prefix and to itself as if it were alone.
+What is computed of a passage follows, to rounding, from the model and the passage's tokens alone:
+every pass has the same number of tokens, in which passages follow one another without padding, and
+each attends to the prefix and to itself as if it were alone. The last bits depend on the passages
+computed with it and on the machine, so nothing identifies a passage by its keys and values.
 """
 
 from collections import deque

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from memstore.block import BlockKey
-from memstore.errors import BlocksUnavailable, CorruptBlock, MissingBlock, StoreUnavailable
+from memstore.errors import (
+    BlocksUnavailable,
+    CorruptBlock,
+    CorruptMemory,
+    MissingBlock,
+    StoreUnavailable,
+)
 from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.passage_encoding import encode, landmarks_of, padded, words_of
 from memstore.model.passages.passage_ingest import passages_of
@@ -226,10 +232,15 @@ class PassageFetch:
         return ids
 
     def content(self, document: int, block: int) -> Hashable:
-        """What stands in a passage: equal for passages of the same tokens."""
+        """The tokens of a passage, which identify it. A passage of the session's own text, or one
+        whose tokens cannot be read, is identified by its place.
+        """
         if document == self._own.document:
             return document, block
-        (passage,) = self._store.passages(document, block, block + 1)
+        try:
+            (passage,) = self._store.passages(document, block, block + 1)
+        except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
+            return document, block
         return passage.ids.tobytes()
 
     def hold(self, one: Chosen, layers: Sequence[KeysValues], n: int, seconds: float) -> None:

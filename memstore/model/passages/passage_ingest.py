@@ -47,9 +47,9 @@ def ingest_passages(
 ) -> Ingesting:
     """Read a text into the store under text.name, passage by passage; the finished document is
     returned. keep: keys and values of its passages, or their text alone, of which a question
-    computes those that it needs. workers: compute beside this process; what is stored is the same.
-    Raises InvalidInput for a text that cannot be read, StorageFull before anything is read, and
-    what Workers.compute raises.
+    computes those that it needs. workers: compute beside this process; what is stored is the same
+    to rounding. Raises InvalidInput for a text that cannot be read, StorageFull before anything is
+    read, and what Workers.compute raises.
 
     A document already there with the same content is returned as it is; one whose ingest was
     interrupted goes on behind the passages that are stored. An appended text begins a passage.

@@ -1,8 +1,8 @@
 """Reading documents in by several processes: this one cuts, writes and, while it waits, computes;
 its workers compute beside it.
 
-What is computed of a passage follows from its tokens alone, so that who computes it, and with which
-others, changes nothing that is stored.
+What is computed of a passage follows from its tokens alone: which process computes it, and with
+which others, changes what is stored by no more than rounding.
 """
 
 import threading

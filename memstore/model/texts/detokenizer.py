@@ -14,37 +14,28 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: TextTokenizer,
-        *,
-        stop: Sequence[str] = (),
-        sentence: bool = False,
-        raw: bool = False,
+        self, tokenizer: TextTokenizer, *, stop: Sequence[str] = (), sentence: bool = False
     ) -> None:
         """stop: texts that end it and are no part of it; sentence: so does the end of its first
-        sentence or line; raw: leave the space around it.
+        sentence or line.
         """
         self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
         self.tokens: list[int] = []
         self.ended = False  # by a stop text, or by the end of a sentence
         self.cut = False  # a stop text was generated, which is no part of the answer
-        self._raw = raw
         self._text = ""  # of all tokens, up to a stop text, without the space before it
         self._sent = 0
 
     @property
     def text(self) -> str:
         """All of it, as it is sent in the end."""
-        if self._raw:
-            return self._text
         text = self._text.strip()
         return text.removesuffix(".") if self._sentence else text
 
     def add(self, token: int) -> str:
         """What can be sent now that this token is there."""
         self.tokens.append(token)
-        text = self._tokenizer.decode(self.tokens)
-        self._text = text if self._raw else text.lstrip()
+        self._text = self._tokenizer.decode(self.tokens).lstrip()
         found = [at for stop in self._stop if (at := self._text.find(stop)) >= 0]
         if found:
             self._text, self.ended, self.cut = self._text[: min(found)], True, True
@@ -64,9 +55,7 @@ class Detokenizer:
 
     def _held(self, text: str) -> int:
         """Characters at the end of a text that wait for what follows."""
-        kept = text.rstrip("\ufffd")
-        if not self._raw:
-            kept = kept.rstrip()
+        kept = text.rstrip("\ufffd").rstrip()
         if self._sentence:
             kept = kept.rstrip(".").rstrip()
         held = len(text) - len(kept)

@@ -1,1 +1,1 @@
-"""Answers on the one thread that owns the model: admission queue, decode, warm sessions, traces."""
+"""Answers on the one thread that owns the model: queue, batched decoding, traces."""

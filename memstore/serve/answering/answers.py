@@ -1,65 +1,79 @@
-"""Answers: what is asked, the steps in which the model's thread generates one, and its outcome."""
+"""Answers to chat requests: a question after earlier turns, the steps in which the model's thread
+answers it, and the outcome.
+"""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.errors import DocumentNotFound
+from memstore.freed_memory import return_freed_memory
 from memstore.model.answer import Source, closest_sources, refusal
+from memstore.model.batched_forward import read_pending
 from memstore.model.model_api import ModelAPI
-from memstore.model.session import Continuation
+from memstore.model.session import AskSession, Continuation
 from memstore.model.texts.detokenizer import Detokenizer
 from memstore.serve.answering import trace_report
-from memstore.serve.answering.long_prompts import Plan
-from memstore.serve.answering.sampling import Sampling
-from memstore.serve.answering.warm_sessions import WarmSession, WarmSessions
+from memstore.serve.answering.trace import Trace
 from memstore.serve.answering.worker import Worker
-from memstore.serve.state.conversations import Conversation, Conversations
-from memstore.serve.state.turns import Turn
+from memstore.serve.api_errors import ApiError
+from memstore.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TIMES_ANEW = 2  # that an answer is begun anew because a document was forgotten
+_FREED_EVERY = 64  # answers
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An earlier message of the user, and what was answered."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is generated. sentence: end it after its first sentence or line."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    sentence: bool = False
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: `text`, after `turns`, of these documents."""
+    """A question after earlier turns. documents: gives the names of those to look in, when its turn
+    comes; trace: report what every token and head read; from_memory: refuse where the gate finds
+    no answer in the memory, and do not let the model answer without it.
+    """
 
     text: str
     sampling: Sampling
-    documents: Sequence[str]
-    all_documents: Callable[[], Sequence[str]] | None = None  # names, where every one is asked
-    owner: str = "local"  # whose conversation it is
+    documents: Callable[[], Sequence[str]]
     turns: Sequence[Turn] = ()
-    plan: Plan | None = None  # of how a long one is read, where it is made already
-    conversation: Conversation | None = None  # that goes on with it, as it stands
-    keep: bool = True  # store the turn
-    operation: str = "chat"  # as telemetry calls it
     max_sources: int = 5
-    trace: bool = False  # tell all of what was read, by token and head
+    trace: bool = False
     may_read: Callable[[str], bool] = lambda name: True  # may this document be shown?
-    from_memory: bool = True  # refuse where the gate finds no answer in the memory
+    from_memory: bool = True
 
 
 @dataclass
 class Outcome:
-    """What is known of an answer when it is made."""
+    """What is known of an answer when it has ended."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] = "stop"
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     answered: bool = True
     refused: bool = False  # the text says so, and the sources are the closest passages
-    key: bytes = b""  # of the turn, if it is stored
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
-    read: float = 0.0  # the weight of all blocks of documents that it read
-    began_ns: int = 0  # of the clock, when its turn came
-    seconds: float = 0.0  # from then to its end
+    seconds: float = 0.0  # from its turn to its end
     first_token_seconds: float = 0.0
     memstore: dict[str, Any] = field(default_factory=dict)  # the field of that name in answers
 
@@ -71,15 +85,14 @@ class Outcome:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
         }
 
 
 class Answer(Iterator[str]):
-    """Pieces of an answer's text, a step each (some of them empty); the outcome has the rest.
-    Closed before its end, it lets its session go. For Worker.steps.
+    """Pieces of an answer's text, one a step (some are empty); the outcome has the rest. For
+    Worker.steps, which closes it where its client goes away.
 
-    continuation: what generates its tokens, while it does; outcome: what is known of it in the end.
+    continuation: generates its tokens, while it does.
     """
 
     def __init__(self, answers: "Answers", question: Question) -> None:
@@ -92,30 +105,26 @@ class Answer(Iterator[str]):
         return next(self._steps)
 
     def close(self) -> None:
-        """End it where it is."""
+        """End it now."""
         self._steps.close()
 
     def _run(self) -> Generator[str, None, None]:
-        """All steps: open a session, generate in it, keep the turn, whatever happens."""
         answers, question, outcome = self._answers, self._question, self.outcome
         began = time.perf_counter()
-        outcome.began_ns = time.time_ns()
+        until = began + answers.most_seconds
         failed: BaseException | None = None
+        trace = Trace(answers.model)
         try:
-            with answers.conversations.continuing(question.owner, question.conversation):
-                warm, state = yield from self._open()
-                try:
-                    read = warm.session.read_tokens
-                    until = began + answers.most_seconds
-                    detokenizer = yield from self._generate(warm, state, until)
-                    _report(question, warm, outcome)
-                    if outcome.refused:
-                        outcome.text = refusal(outcome.sources, warm.session.needed)
-                        yield outcome.text
-                    self._keep(warm, detokenizer, read)
-                except BaseException:
-                    warm.close()
-                    raise
+            with answers.open_session(question, trace) as session:
+                yield from self._read_turns(session, until)
+                trace.begin(session)
+                with trace.step():
+                    state = session.ask(question.text, trace.start)
+                detokenizer = yield from self._generate(session, trace, state, until)
+                _report(question, session, trace, outcome)
+                if outcome.refused:
+                    outcome.text = refusal(outcome.sources, session.needed)
+                    yield outcome.text
                 yield detokenizer.rest()
         except BaseException as error:
             failed = error
@@ -123,45 +132,31 @@ class Answer(Iterator[str]):
         finally:
             self.continuation = None
             outcome.seconds = time.perf_counter() - began
-            answers.on_end(question, outcome, failed)
+            answers.ended(outcome, failed)
 
-    def _open(self) -> Generator[str, None, tuple[WarmSession, "Tensor"]]:
-        """A session that has read the question, and the state behind it; where every document is
-        asked and one is forgotten meanwhile, it is begun anew with those that are left.
-        """
-        question = self._question
-        documents, left = question.documents, _TIMES_ANEW
-        while True:
-            warm: WarmSession | None = None
-            try:
-                warm = yield from self._answers.sessions.begin(
-                    question.owner, question.turns, question.text, documents, question.plan
+    def _read_turns(self, session: AskSession, until: float) -> Generator[str, None, None]:
+        """Read the earlier turns. until: the time, of perf_counter, by which that must end."""
+        for turn in self._question.turns:
+            session.tell(turn.question, turn.answer)
+            yield ""
+            if time.perf_counter() > until:
+                raise ApiError(
+                    400,
+                    f"the conversation takes longer than {self._answers.most_seconds:.0f} s to "
+                    "read; send fewer messages",
+                    code="context_length_exceeded",
+                    param="messages",
                 )
-                warm.trace.begin(warm.session)
-                with warm.trace.step():
-                    return warm, warm.session.ask(warm.question, warm.trace.start)
-            except BaseException as error:
-                if warm is not None:
-                    warm.close()
-                if (
-                    not isinstance(error, DocumentNotFound)
-                    or question.all_documents is None
-                    or not left
-                ):
-                    raise
-                documents, left = question.all_documents(), left - 1
 
     def _generate(
-        self, warm: WarmSession, state: "Tensor", until: float
+        self, session: AskSession, trace: Trace, state: "Tensor", until: float
     ) -> Generator[str, None, Detokenizer]:
-        """The pieces of the text but the last; what holds that one. until: of time.perf_counter,
-        when the answer ends where it is.
-        """
-        session, trace, outcome = warm.session, warm.trace, self.outcome
-        sampling = self._question.sampling
-        outcome.prompt_tokens, outcome.cached_tokens = warm.prompt_tokens, warm.cached_tokens
-        outcome.answered = session.answered
-        detokenizer = sampling.detokenizer(self._answers.reader.tokenizer)
+        """The pieces of the text but the last, which the returned detokenizer still holds."""
+        outcome, sampling = self.outcome, self._question.sampling
+        outcome.prompt_tokens, outcome.answered = session.read_tokens, session.answered
+        detokenizer = Detokenizer(
+            self._answers.model.tokenizer, stop=sampling.stop, sentence=sampling.sentence
+        )
         outcome.refused = self._question.from_memory and not session.answered
         self.continuation = session.generate(
             state,
@@ -186,74 +181,86 @@ class Answer(Iterator[str]):
         outcome.finish_reason = "length" if cut and not detokenizer.ended else "stop"
         return detokenizer
 
-    def _keep(self, warm: WarmSession, detokenizer: Detokenizer, read: int) -> None:
-        """Store the turn, and have the session wait for the next one where it read all of this.
-        read: how many tokens the session had read before the answer.
-        """
-        question, outcome, session = self._question, self.outcome, warm.session
-        if question.keep:
-            turn = Turn(question.text, outcome.text)
-            outcome.key = self._answers.conversations.add_turn(
-                question.owner, question.turns, turn, warm.documents, question.conversation
-            )
-        if not outcome.key or detokenizer.cut or outcome.refused:  # it has not read the refusal
-            warm.close()
-            return
-        if outcome.finish_reason == "length":  # the last token was not asked behind
-            unread = read + len(detokenizer.tokens) - session.read_tokens
-            session.feed(detokenizer.tokens[len(detokenizer.tokens) - unread :])
-        self._answers.sessions.end(warm, outcome.key)
-
 
 class Answers:
-    """Answers questions of one memory, many at once, each a step in turn on the model's thread."""
+    """Answers questions of one memory, several at once, a step of each in turn on the model's
+    thread. Every question is read in a session of its own, with the turns before it.
+    """
 
     def __init__(
         self,
-        reader: ModelAPI,
-        sessions: WarmSessions,
-        conversations: Conversations,
+        model: ModelAPI,
+        store: MemoryStore,
         worker: Worker,
         *,
+        at_once: int,
         most_seconds: float,
-        on_end: Callable[[Question, Outcome, BaseException | None], None],
+        on_end: Callable[[Outcome, BaseException | None], None] | None = None,
     ) -> None:
-        """most_seconds: of one answer; on_end: called with every answer that ends, on the model's
-        thread, and with the error that ended it.
+        """at_once: how many the worker answers side by side; most_seconds: of one answer; on_end:
+        called on the model's thread with every answer that ends, and the error that ended it.
         """
-        self.reader, self.sessions, self.conversations = reader, sessions, conversations
-        self.most_seconds, self.on_end = most_seconds, on_end
-        self._worker = worker
+        self.model, self.most_seconds = model, most_seconds
+        self._store, self._worker, self._on_end = store, worker, on_end
+        self._count = 0  # of answers that have ended
+        shape = model.shape
+        layers = shape.num_layers if model.keeps is None else len(shape.memory_layers)
+        share = store.tiers.host.capacity // (2 * layers * shape.num_kv_heads * at_once)
+        self._own_blocks = max(model.lookup.top_k, share)
 
-    def begin(self, owner: str, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
-        """Have a question take its turns: the pieces of its answer, and what is known of it in the
-        end. owner: as Worker.steps takes it. Raises Busy, Stopped.
+    def begin(self, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
+        """Queue a question: the pieces of its answer, and its outcome, complete when they end.
+        Raises Busy, Stopped.
         """
         answer = Answer(self, question)
-        return self._worker.steps(owner, answer), answer.outcome
+        return self._worker.steps(answer), answer.outcome
+
+    def open_session(self, question: Question, trace: Trace) -> AskSession:
+        """A session that looks in the question's documents."""
+        return self.model.session(
+            self._store, question.documents(), on_read=trace, own_blocks=self._own_blocks
+        )
+
+    def ended(self, outcome: Outcome, error: BaseException | None) -> None:
+        """An answer has ended; error: what ended it, if it failed or its client left."""
+        self._count += 1
+        if self._count % _FREED_EVERY == 0:  # of sessions that come and go glibc keeps the memory
+            return_freed_memory()
+        if self._on_end is not None:
+            self._on_end(outcome, error)
 
 
-def _report(question: Question, warm: WarmSession, outcome: Outcome) -> None:
-    """Fill in what an outcome says of the sources."""
-    most, trace, may_read = question.max_sources, warm.trace, question.may_read
+def decode_batch(works: Sequence[Iterator[Any]]) -> None:
+    """Read the pending tokens of all answers among these works in one forward pass, where the first
+    of them has one. For Worker, before each step.
+    """
+    going = [work.continuation for work in works if isinstance(work, Answer)]
+    others = [one for one in going[1:] if one is not None]
+    first = going[0] if going and isinstance(works[0], Answer) else None
+    if first is not None and first.pending is not None and others:
+        read_pending([first, *others])
+
+
+def _report(question: Question, session: AskSession, trace: Trace, outcome: Outcome) -> None:
+    """Fill in the sources, and the `memstore` field of the answer."""
+    most, may_read = question.max_sources, question.may_read
     if outcome.refused:
-        found = closest_sources(trace.reader, warm.session, most)
+        found = closest_sources(trace.reader, session, most)
     else:
-        found = trace_report.sources(trace, warm.session.store, most)
+        found = trace_report.sources(trace, session.store, most)
     outcome.sources = [source for source in found if may_read(source.document)]
-    outcome.read = sum(block.mass for block in trace.blocks.values())
     shown = ("document", "block", "span", "place", "text", "weight")
     sources = [{name: getattr(source, name) for name in shown} for source in outcome.sources]
     if question.trace:
         outcome.memstore = trace_report.report(
-            trace, warm.session, text=outcome.text, most=most, may_read=may_read
+            trace, session, text=outcome.text, most=most, may_read=may_read
         )
         if outcome.refused:
             outcome.memstore["sources"] = [{**source, "tiers": {}} for source in sources]
         return
     outcome.memstore = {
         "answered": outcome.answered,
-        "needed": warm.session.needed,
-        "absent": trace_report.absent(warm.session, may_read),
+        "needed": session.needed,
+        "absent": trace_report.absent(session, may_read),
         "sources": sources,
     }

@@ -1,4 +1,4 @@
-"""What a session reads for each token of an answer, gathered while it answers."""
+"""The trace of an answer: which stored blocks each of its tokens attended to, and how strongly."""
 
 import math
 import time
@@ -13,23 +13,23 @@ from memstore.model.adapter import ModelAdapter
 from memstore.model.session import AskSession, ReadUnit, StepReads
 from memstore.tiers.stats import COUNTS
 
-OF_TOKEN = 6  # blocks that are told of a token, the ones most read
-BLOCKS = 4096  # that are kept of an answer, the ones most read
-SKIPPED = math.nan  # in the place of a head's mass
+OF_TOKEN = 6  # blocks recorded for a token: those most read
+BLOCKS = 4096  # blocks recorded for an answer: those most read
+SKIPPED = math.nan  # mass of a head whose lookup was skipped
 
 BlockId = tuple[int, int]
 """(document id, block)."""
 BlockOfHead = tuple[BlockId, int, int]
-"""What is read of a block at once: (block, layer, KV head)."""
+"""A unit of a block: (block, layer, KV head)."""
 Counts = Mapping[str, Mapping[str, int | float]]
 """The fields of TierStats by tier."""
 
 
 @dataclass(slots=True)
 class TokenRead:
-    """What was read for one token. heads: attention mass to memory of each head of each memory
-    layer, [layers * heads], SKIPPED where its lookup was; blocks: the most read ones of documents
-    with their mass, best first; own: mass of the session's own blocks.
+    """What one token read. heads: attention mass on memory by head of each memory layer,
+    [layers * heads], or SKIPPED; blocks: the document blocks most read, with their mass, best
+    first; own: mass on the session's own blocks.
     """
 
     token: int
@@ -40,9 +40,9 @@ class TokenRead:
 
 @dataclass(slots=True)
 class BlockRead:
-    """What was read of one block: mass of each head of each memory layer, [layers * heads], and how
-    many units came from each tier (a unit that several heads share is read once a step, by a reader
-    that chooses once for a question, once for all of it).
+    """What was read of one block. heads: mass by head of each memory layer, [layers * heads];
+    units: how many came from each tier. A unit that several heads share counts once a step, or once
+    a question for a model that chooses once.
     """
 
     heads: NDArray[np.float32]
@@ -50,13 +50,13 @@ class BlockRead:
 
     @property
     def mass(self) -> float:
-        """Of all heads."""
+        """The sum over all heads."""
         return float(self.heads.sum(dtype=np.float64))
 
 
 class Trace:
-    """What the last row of every step reads (an OnRead), token by token of an answer; one for a
-    session, used by one thread at a time.
+    """Records, as the OnRead of a session, what the last row of every step reads. For one session,
+    and one thread at a time.
     """
 
     def __init__(self, reader: ModelAdapter) -> None:
@@ -64,7 +64,7 @@ class Trace:
         self.reader = reader
         self.layers: tuple[int, ...] = shape.memory_layers
         self.num_heads = shape.num_heads
-        self.once = reader.keeps is not None  # it chooses once for a question
+        self.once = reader.keeps is not None  # passages are chosen once for a question
         self._row = {layer: index * shape.num_heads for index, layer in enumerate(self.layers)}
         self._size, self._group = len(self.layers) * shape.num_heads, shape.group
         self._on = False
@@ -76,9 +76,9 @@ class Trace:
         self.tiers: dict[str, dict[str, int | float]] = {}
         self.lookups = {"done": 0, "skipped": 0}
         self.seconds = 0.0  # from the question to the last token
-        self.model_seconds = 0.0  # of them, those that the model and the memory worked for it
+        self.model_seconds = 0.0  # the part of them spent in steps of this answer
         self.first_token_seconds = 0.0
-        self._units = _Units((), self._row, self._size)  # that were read last
+        self._units = _Units((), self._row, self._size)  # of the latest step
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -86,21 +86,19 @@ class Trace:
         self._layer = -1
 
     def begin(self, session: AskSession) -> None:
-        """A question begins; what the one before it read is forgotten."""
+        """Begin with a question, and clear what was recorded before."""
         self._clear()
         self._session, self._on = session, False
         self._began = time.perf_counter()
         self._lookups = session.lookups.done, session.lookups.skipped
 
     def start(self) -> None:
-        """What is read from now on is read for the answer's first token: what AskSession.ask
-        calls.
-        """
+        """Record from now on, for the answer's first token. AskSession.ask calls this."""
         self._forget_step()
         self._on = True
 
     def stop(self) -> None:
-        """What is read from now on is read for no token."""
+        """Record nothing from now on."""
         self._on = False
         self._forget_step()
 
@@ -108,15 +106,15 @@ class Trace:
         if not self._on:
             return
         first = reads.units[0].layer
-        if first <= self._layer:  # another forward pass: this one predicts
+        if first <= self._layer:  # a new forward pass begins, which predicts the token
             self._forget_step()
         self._layer = first
-        if first in self._row:  # else one that sees the session's latest blocks, and looks none up
+        if first in self._row:  # other layers look nothing up
             self._reads.append(reads)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of this answer: its time, lookups and tiers count for it."""
+        """A step of this answer, to which its time, lookups and tier counts are added."""
         began, before = time.perf_counter(), self._session.store.tier_stats()
         try:
             yield
@@ -133,13 +131,13 @@ class Trace:
         if self.tiers and before == after:
             return
         for tier, counts in after.items():
-            told = self.tiers.setdefault(tier, dict.fromkeys(COUNTS, 0))
+            total = self.tiers.setdefault(tier, dict.fromkeys(COUNTS, 0))
             earlier = before.get(tier, {})
             for name in COUNTS:
-                told[name] += counts[name] - earlier.get(name, 0)
+                total[name] += counts[name] - earlier.get(name, 0)
 
     def tokens_of(self, generated: Iterable[int]) -> Iterator[int]:
-        """The same tokens, each with what was read for it; closing this closes `generated`."""
+        """The same tokens, each recorded with what it read; closing this closes `generated`."""
         tokens = iter(generated)
         try:
             while True:
@@ -148,7 +146,7 @@ class Trace:
                 if token is None:
                     return
                 self.first_token_seconds = self.first_token_seconds or self.seconds
-                self._told(token)
+                self._record(token)
                 yield token
         finally:
             close = getattr(tokens, "close", None)
@@ -156,8 +154,8 @@ class Trace:
                 close()
             self.stop()
 
-    def _told(self, token: int) -> None:
-        """Sum up what was read for a token; what is read next is for the one after it."""
+    def _record(self, token: int) -> None:
+        """Record a token with what the latest step read."""
         units, masses = self._step_reads()
         if units is not self._units.units:
             self._add()
@@ -175,7 +173,7 @@ class Trace:
         self._forget_step()
 
     def _step_reads(self) -> tuple[Sequence[ReadUnit], NDArray[np.float64]]:
-        """What the last step read: units, and the mass of each."""
+        """The units that the latest step read, and the mass of each."""
         if len(self._reads) == 1:
             return self._reads[0]
         units = [unit for reads in self._reads for unit in reads.units]
@@ -183,8 +181,8 @@ class Trace:
         return units, np.concatenate([np.zeros(0), *masses])
 
     def _add(self) -> None:
-        """Add what was read of the last units to what was read of their blocks."""
-        read, told = self._units, set[BlockOfHead]()
+        """Add the sums of the latest units to their blocks."""
+        read, counted = self._units, set[BlockOfHead]()
         for unit, at, mass in zip(read.units, read.at.tolist(), read.sums.tolist()):
             block_id = (unit.document, unit.block)
             if unit.document < 0:
@@ -194,8 +192,8 @@ class Trace:
                 block = self._blocks[block_id] = BlockRead(np.zeros(self._size, np.float32))
             block.heads[at] += mass
             of_head = (block_id, unit.layer, unit.head // self._group)
-            if not read.counted and of_head not in told:
-                told.add(of_head)
+            if not read.counted and of_head not in counted:
+                counted.add(of_head)
                 block.units[unit.tier] = block.units.get(unit.tier, 0) + 1
         read.sums[:], read.counted = 0, True
         if len(self._blocks) > 2 * BLOCKS:
@@ -208,15 +206,15 @@ class Trace:
         return self._blocks
 
     def ranked(self, most: int) -> list[tuple[BlockId, BlockRead]]:
-        """The blocks of documents that were read most, at most so many, best first."""
+        """The document blocks most read, at most so many, best first."""
         return _ranked(self.blocks, most)
 
 
 class _Units:
-    """Units that steps read: where what is read of each is told, and the sums over the steps."""
+    """The units that steps read, with indices for summing, and their sums over the steps."""
 
     def __init__(self, units: Sequence[ReadUnit], row: Mapping[int, int], size: int) -> None:
-        """row: by layer, the first of its heads among the `size` of all."""
+        """row: by layer, the index of its first head among the `size` of all."""
         self.units = units
         blocks: dict[BlockId, int] = {}
         self.at = np.array([row[unit.layer] + unit.head for unit in units], np.int64)
@@ -227,7 +225,7 @@ class _Units:
         self.blocks = list(blocks)
         self.unread = np.bincount(self.at, minlength=size) == 0  # heads
         self.sums = np.zeros(len(units))
-        self.counted = False  # the units, once
+        self.counted = False  # in BlockRead.units
 
 
 def _ranked(blocks: Mapping[BlockId, BlockRead], most: int) -> list[tuple[BlockId, BlockRead]]:

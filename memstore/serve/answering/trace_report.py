@@ -1,9 +1,8 @@
-"""The report of an answer's trace, as plain JSON values: the `memstore` field of answers.
+"""The report of a traced answer as JSON values: the `memstore` field of the reply.
 
-Every source with its text and its place in its document; for every head of every memory layer how
-much of its attention went to memory, and which lookups the gate skipped; for a reader that chooses
-once for a question the candidates with their scores; for every token its sources; and what it all
-cost.
+It has each source with its text and place; the attention of each head of each memory layer to
+memory, and the lookups that the gate skipped; the candidates and scores of a model that chooses
+once for a question; the sources of each token; and the costs.
 """
 
 import math
@@ -19,12 +18,11 @@ from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Source
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession
-from memstore.model.texts.document_text import block_texts
 from memstore.serve.answering.trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 
-_CUT = 3  # tokens at most in which a character ends that began before them
-CANDIDATES = 12  # that are told of a choice, the best, beside those that were chosen
+_CUT = 3  # tokens over which a character can be spread after its first
+CANDIDATES = 12  # the best of a choice that are reported, besides those chosen
 
 MayRead = Callable[[str], bool]
 """May a document of this name be shown?"""
@@ -38,10 +36,10 @@ def report(
     most: int = 12,
     may_read: MayRead = lambda name: True,
 ) -> dict[str, Any]:
-    """All that is known of how an answer came about.
+    """The report of an answer.
 
-    text: of the answer, where it is less than all tokens say (stripped, or ended by a stop); most:
-    sources at most. Documents that may not be shown, or are there no more, are left out.
+    text: of the answer, where it is a part of what the tokens say (stripped, or cut at a stop
+    text); most: sources at most. Documents that may not be shown, or are gone, are left out.
     """
     reader, store, blocks = trace.reader, session.store, trace.blocks
     known = _Known(reader, store, may_read)
@@ -81,7 +79,7 @@ def report(
 
 
 def absent(session: AskSession, may_read: MayRead) -> list[str]:
-    """Documents of a published memory that could not be had, they or blocks of them."""
+    """Names of documents that could not be read, or not wholly, from a published memory."""
     if not session.absent:
         return []
     rows = session.store.readable().values()
@@ -89,37 +87,20 @@ def absent(session: AskSession, may_read: MayRead) -> list[str]:
 
 
 def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
-    """The blocks of documents that were read most, best first."""
+    """The document blocks most read, best first."""
     known = _Known(trace.reader, store, lambda name: True)
     ranked = (known.source(block_id, block.mass) for block_id, block in trace.ranked(most))
     return [source for source in ranked if source is not None]
 
 
-def passage(
-    reader: ModelAdapter, store: MemoryStore, name: str, first: int, end: int
-) -> list[dict[str, Any]]:
-    """Blocks first .. end - 1 of a document, fewer at its end: {"block", "span", "text"} each, the
-    texts one after the other. Raises DocumentNotFound, CorruptMemory.
-    """
-    document = store.document(name)
-    return [
-        {
-            "block": one.block,
-            "span": [one.start - len(one.gap), one.end],
-            "text": one.gap + one.text,
-        }
-        for one in block_texts(reader.tokenizer, store, document, max(0, first), end)
-    ]
-
-
 def unit_bytes(reader: ModelAdapter) -> int:
-    """Decoded bytes of a unit: keys and values of a block of one KV head."""
+    """Decoded bytes of a unit: the keys and values of one block and KV head."""
     shape = reader.shape
     return 2 * shape.block_size * shape.head_dim * shape.kv_dtype.itemsize
 
 
 def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
-    """The text that begins in each token; together they are the text of all."""
+    """The text that begins in each token; joined, the text of all tokens."""
     whole = reader.tokenizer.whole_characters
     return [
         whole([token], tokens[number + 1 : number + 1 + _CUT])
@@ -128,7 +109,7 @@ def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
 
 
 class _Known:
-    """The documents that may be shown, by their id."""
+    """The documents that may be shown, by id."""
 
     def __init__(self, reader: ModelAdapter, store: MemoryStore, may_read: MayRead) -> None:
         self._reader, self._store = reader, store
@@ -139,13 +120,13 @@ class _Known:
         }
 
     def source(self, block_id: BlockId, weight: float) -> Source | None:
-        """A block with its text; None where it may not be shown, or was forgotten."""
+        """A block with its text; None where it may not be shown, or is gone."""
         document, block = self._documents.get(block_id[0]), block_id[1]
         if document is None:
             return None
         try:
             return Source.of(self._reader, self._store, document, block, {}, weight)
-        except DocumentNotFound:  # meanwhile
+        except DocumentNotFound:  # deleted since
             return None
 
 
@@ -172,13 +153,13 @@ def _citation(source: Source) -> dict[str, Any]:
 
 
 def _rows(heads: NDArray[Any], trace: Trace) -> list[list[float | None]]:
-    """[layers * heads] -> [layers][heads], rounded; None where a lookup was skipped."""
+    """[layers * heads] to [layers][heads], rounded; None where a lookup was skipped."""
     rounded = [None if math.isnan(mass) else round(mass, 4) for mass in heads.tolist()]
     return [rounded[at : at + trace.num_heads] for at in range(0, len(rounded), trace.num_heads)]
 
 
 def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
-    """The tokens of a text, a part of what all of them say, and what was read for each."""
+    """The tokens of a text, which is a part of what all tokens say, and what each read."""
     texts = pieces(trace.reader, [read.token for read in trace.tokens])
     whole = "".join(texts)
     begin = whole.find(text) if text is not None else 0
@@ -194,9 +175,7 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
 
 
 def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
-    """Over these tokens: by memory layer and head the mass that went to memory, and how many
-    lookups were skipped.
-    """
+    """Sums over these tokens, by memory layer and head: mass on memory, and lookups skipped."""
     heads = np.array([read.heads for read in tokens], np.float64)
     heads = heads.reshape(len(tokens), len(trace.layers) * trace.num_heads)
     mass, skipped = np.nansum(heads, 0), np.isnan(heads).sum(0)
@@ -211,8 +190,8 @@ def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
 
 
 def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] | None:
-    """The last choice of a session that chooses once for a question: its best candidates and what
-    was chosen, in the order of the scores, with how much each layer took of it.
+    """The last choice of a session that chooses once for a question: its best candidates and those
+    chosen, by score, with the mass that each layer put on them.
     """
     if not isinstance(session, PassageSession) or session.candidates is None:
         return None
@@ -223,7 +202,7 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
     rows, blocks = [], trace.blocks
     for block_id, block in ranked:
         source = known.source(block_id, block.score)
-        if source is None:  # also a block of the conversation itself
+        if source is None:  # a block of the conversation, or of a document not shown
             continue
         read = blocks.get(block_id)
         rows.append(

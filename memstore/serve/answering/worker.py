@@ -1,5 +1,5 @@
-"""The worker: the one thread that owns the model. Answers take turns there, a step each, and
-background jobs (the ingest of documents) go on in between.
+"""The worker: the one thread that owns the model. Questions take turns there, a step each; between
+their steps it ingests documents, a chunk at a time.
 """
 
 import asyncio
@@ -9,53 +9,74 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
-from memstore.serve.answering.admission_queue import AdmissionQueue, Task
-from memstore.serve.answering.jobs import Job, Jobs, close
-from memstore.serve.api_errors import Stopped
+from memstore.serve.api_errors import Busy, Stopped
 
 T = TypeVar("T")
-_SHORT = 0.05  # seconds of a step that every turn has
+
+
+@dataclass(eq=False)
+class Task:
+    """A question or search: work in steps, and callbacks for what it yields and for its end."""
+
+    work: Iterator[Any]
+    on_item: Callable[[Any], None]
+    on_end: Callable[[BaseException | None], None]
+    cancelled: bool = False
+    cut_off: bool = False
+
+
+@dataclass(eq=False)
+class Job:
+    """Background work in steps. error: why it failed; latest: what the work yielded last; result:
+    what it returned; finished: set when it has ended.
+    """
+
+    work: Iterator[Any]
+    on_end: Callable[["Job"], None] | None = None
+    state: Literal["waiting", "running", "done", "failed", "cancelled"] = "waiting"
+    error: BaseException | None = None
+    latest: Any = None
+    result: Any = None
+    cancelled: bool = False
+    finished: threading.Event = field(default_factory=threading.Event)
 
 
 class Worker:
     """Runs steps on its own thread.
 
-    Jobs of one owner run in order, those of several owners a step each in turn, at most `active` at
-    a time; one whose step took long sits out until the others had as much time. Beside them the
-    jobs in the background, those of a group one after the other and those of several groups a step
-    each in turn: one whenever nobody asks, and at the latest after `between` steps of those who do;
-    that of a cancelled one, its end, comes next. An owner is "GROUP/WHO": who waits longest of the
-    group that was served least comes next.
+    At most `active` tasks take a step each in turn; `waiting` more are queued in order, and beyond
+    that a task is refused. Jobs run one after the other: a step whenever there is no task, and at
+    the latest after `between` steps of tasks.
     """
 
     def __init__(
         self,
         *,
         active: int = 8,
-        waiting: int = 512,
-        wait_seconds: float = 60.0,
+        waiting: int = 64,
         between: int = 32,
         before_step: Callable[[Sequence[Iterator[Any]]], None] | None = None,
     ) -> None:
-        """before_step: called with the work of the next step and then that of all others that are
-        active: it may do what several of them wait for at once.
+        """before_step: called with the work of the next step and that of all other active tasks; it
+        may do for all of them what they would do one by one.
         """
-        self._most_active, self._between, self._before_step = active, between, before_step
+        self._most_active, self._most = active, active + waiting
+        self._between, self._before_step = between, before_step
         self._changed = threading.Condition()
-        self._queue = AdmissionQueue(waiting, wait_seconds)
+        self._queue: deque[Task] = deque()
         self._active: deque[Task] = deque()
-        self._jobs = Jobs()
+        self._jobs: deque[Job] = deque()
         self._steps_since_job = 0
-        self._spent = 0.0  # seconds of the thread, on steps of those who ask
         self._refusing = self._ending = False
         self._thread = threading.Thread(target=self._run, name="memstore-model", daemon=True)
         self._thread.start()
 
-    # What others call, from any thread
+    # Called from any thread
 
-    async def steps(self, owner: str, work: Iterator[T]) -> AsyncGenerator[T, None]:
+    async def steps(self, work: Iterator[T]) -> AsyncGenerator[T, None]:
         """What `work` yields; each next() runs on the model's thread. Closing this closes `work`
         there. Raises Busy, Stopped, and what `work` raises.
         """
@@ -66,9 +87,7 @@ class Worker:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(given.put_nowait, entry)
 
-        task = Task(
-            owner, work, lambda item: give((True, item)), lambda error: give((False, error))
-        )
+        task = Task(work, lambda item: give((True, item)), lambda error: give((False, error)))
         self._admit(task)
         try:
             while True:
@@ -82,9 +101,9 @@ class Worker:
         finally:
             self._cancel(task)
 
-    def call(self, owner: str, work: Callable[[], T], *, at_once: bool = False) -> "Future[T]":
-        """The result of one step; cancelling the future keeps it from being begun. at_once: the
-        next one, however many are active and wait. Raises Busy, Stopped.
+    def call(self, work: Callable[[], T]) -> "Future[T]":
+        """The result of one step; cancelling the future before the step begins prevents it. Raises
+        Busy, Stopped.
         """
         future: Future[T] = Future()
 
@@ -101,25 +120,24 @@ class Worker:
                 with suppress(InvalidStateError):  # cancelled just now
                     future.set_exception(error)
 
-        self._admit(Task(owner, step(), lambda item: None, ended, waits=not at_once))
+        self._admit(Task(step(), lambda item: None, ended))
         return future
 
-    async def run(self, owner: str, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         """`call`, awaited."""
-        return await asyncio.wrap_future(self.call(owner, work))
+        return await asyncio.wrap_future(self.call(work))
 
     def in_background(
-        self, owner: str, work: Iterator[Any], on_end: Callable[[Job], None] | None = None
+        self, work: Iterator[Any], on_end: Callable[[Job], None] | None = None
     ) -> Job:
-        """Have `work` run, a step (a chunk) at a time, behind what of its group waits there
-        already. on_end: called with the job when it is done, failed or cancelled, on the model's
-        thread. Raises Stopped.
+        """Queue a job. on_end: called on the model's thread when it is done, failed or cancelled.
+        Raises Stopped.
         """
-        job = Job(owner, work, on_end)
+        job = Job(work, on_end)
         with self._changed:
             if self._refusing:
                 raise Stopped
-            self._jobs.add(job)
+            self._jobs.append(job)
             self._changed.notify()
         return job
 
@@ -131,22 +149,19 @@ class Worker:
 
     @property
     def load(self) -> dict[str, int]:
-        """How many questions are "active" and "waiting", and "jobs" in the background."""
+        """How many questions are "active" and "waiting", and how many "jobs" there are."""
         with self._changed:
             counts = len(self._active), len(self._queue), len(self._jobs)
         return dict(zip(("active", "waiting", "jobs"), counts))
 
-    def jobs_of(self, owner: str) -> int:
-        """How many jobs the group of an owner has in the background."""
-        group = owner.partition("/")[0]
-        with self._changed:
-            return sum(job.group == group for job in self._jobs)
-
     def refuse(self) -> None:
-        """Begin nothing new: what waits is refused, jobs end at their next step, answers go on."""
+        """Begin nothing new: queued tasks are refused, jobs end at their next step, answers go
+        on.
+        """
         with self._changed:
             self._refusing = True
-            waiting = self._queue.clear()
+            waiting = [*self._queue]
+            self._queue.clear()
             for job in self._jobs:
                 job.cancelled = True
             self._changed.notify()
@@ -154,13 +169,13 @@ class Worker:
             task.on_end(Stopped())
 
     def cut_off(self) -> None:
-        """End the answers that are still being made: Stopped is what their askers get."""
+        """End the answers that are still being made: their clients get Stopped."""
         with self._changed:
             for task in self._active:
                 task.cut_off = True
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End: answers that are not done by then are cut off."""
+        """End the thread; answers that are not done after so many seconds are cut off."""
         self.refuse()
         until = time.monotonic() + seconds
         with self._changed:
@@ -171,59 +186,27 @@ class Worker:
             self._changed.notify_all()
         self._thread.join(max(0.1, until + 2.0 - time.monotonic()))
 
-    # Who comes next
-
     def _admit(self, task: Task) -> None:
         with self._changed:
             if self._refusing:
                 raise Stopped
-            if not task.waits:
-                self._active.appendleft(task)
-                self._changed.notify()
-                return
-            at_once = not self._queue and len(self._active) < self._most_active
-            displaced = self._queue.join(task, at_once=at_once)
-            if displaced is not None:
-                displaced.on_end(self._queue.busy(displaced.group))
+            if len(self._active) + len(self._queue) >= self._most:
+                raise Busy("too many questions wait already; ask again later")
+            self._queue.append(task)
             self._changed.notify()
 
     def _cancel(self, task: Task) -> None:
         with self._changed:
             task.cancelled = True
-            self._queue.leave(task)
+            with suppress(ValueError):  # it has left the queue
+                self._queue.remove(task)
             self._changed.notify()
-
-    def _next(self) -> Task | Job | None:
-        """What takes the next step; the caller holds the lock."""
-        while len(self._active) < self._most_active and (task := self._queue.next(self._active)):
-            self._active.append(task)
-        due = not self._active or self._steps_since_job >= self._between
-        if self._jobs and (due or self._jobs.urgent):
-            self._steps_since_job = 0
-            return self._jobs.next()
-        if self._active:
-            self._steps_since_job += 1
-            return self._in_turn()
-        return None
-
-    def _in_turn(self) -> Task:
-        """The next of those that are active."""
-        for _ in range(len(self._active)):
-            self._active.rotate(-1)
-            task = self._active[-1]
-            if task.due <= self._spent or task.cancelled or task.cut_off:
-                return task
-        task = min(self._active, key=lambda task: task.due)
-        self._active.remove(task)
-        self._active.append(task)
-        return task
 
     # On the model's thread
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._refuse_late()
                 turn = self._next()
                 while turn is None and not self._ending:
                     self._changed.notify_all()
@@ -231,27 +214,35 @@ class Worker:
                     turn = self._next()
                 if self._ending:
                     break
-            assert turn is not None
             if isinstance(turn, Job):
                 self._step_job(turn)
-            else:
+            elif turn is not None:
                 self._step(turn)
-        for task in list(self._active):
+        for task in [*self._active]:
             self._end(task, Stopped())
-        for job in self._jobs:
+        for job in [*self._jobs]:
             job.cancelled = True
             self._step_job(job)
 
-    def _refuse_late(self) -> None:
-        for task in self._queue.late():
-            task.on_end(self._queue.busy(task.group, "it waited too long for its turn"))
+    def _next(self) -> Task | Job | None:
+        """What takes the next step; the caller holds the lock."""
+        while self._queue and len(self._active) < self._most_active:
+            self._active.append(self._queue.popleft())
+        if self._jobs:
+            cancelled = next((job for job in self._jobs if job.cancelled), None)
+            if cancelled or not self._active or self._steps_since_job >= self._between:
+                self._steps_since_job = 0
+                return cancelled or self._jobs[0]
+        if self._active:
+            self._steps_since_job += 1
+            self._active.rotate(-1)
+            return self._active[-1]
+        return None
 
     def _step(self, task: Task) -> None:
         if task.cancelled or task.cut_off:
             self._end(task, None if task.cancelled else Stopped())
             return
-        self._queue.step(task)
-        began = time.thread_time()
         try:
             if self._before_step is not None:
                 with self._changed:
@@ -262,23 +253,37 @@ class Worker:
             self._end(task, None)
         except Exception as error:
             self._end(task, error)
-        finally:
-            took = time.thread_time() - began
-            self._spent += took
-            task.due = self._spent + max(0.0, took - _SHORT)
 
     def _end(self, task: Task, error: BaseException | None) -> None:
         with self._changed:
             self._active.remove(task)
-            if task.waits:
-                self._queue.end()
         try:
-            close(task.work)
+            _close(task.work)
         finally:
             task.on_end(error)
 
     def _step_job(self, job: Job) -> None:
-        if job.step():
-            with self._changed:
-                self._jobs.remove(job)
-            job.end()
+        try:
+            if job.cancelled:
+                _close(job.work)
+                job.state = "cancelled"
+            else:
+                job.state = "running"
+                job.latest = next(job.work)
+                return
+        except StopIteration as end:
+            job.state, job.result = "done", end.value
+        except Exception as error:
+            job.state, job.error = "failed", error
+        with self._changed:
+            self._jobs.remove(job)
+        if job.on_end is not None:
+            job.on_end(job)
+        job.finished.set()
+
+
+def _close(work: Iterator[Any]) -> None:
+    """End work that is a generator, or has a close method as one."""
+    end = getattr(work, "close", None)
+    if end is not None:
+        end()

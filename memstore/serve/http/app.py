@@ -1,41 +1,17 @@
 """The ASGI app: the routes of every endpoint, behind the checks that all requests pass."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
-from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from memstore import __version__
-from memstore.errors import MemstoreError
-from memstore.serve.http import error_responses, inspector, mcp_route, metrics_route
-from memstore.serve.http.checks import Checks
-from memstore.serve.http.openai import (
-    batch_routes,
-    chat,
-    completions,
-    conversation_routes,
-    files,
-    models,
-    responses,
-    vector_store_files,
-    vector_store_search,
-    vector_stores,
-)
-from memstore.serve.http.openai.prompts import Backend
+from memstore.serve.http import chat, document_routes, error_responses, inspector, mcp_route
+from memstore.serve.http.checks import Checks, ReadsAll
+from memstore.serve.metrics import ServerMetrics
 from memstore.serve.service import Service
-
-_BETWEEN = 30.0  # seconds
-
-
-async def _collect_garbage(service: Service) -> None:
-    """Forget what is old, now and then."""
-    while True:
-        await asyncio.sleep(_BETWEEN)
-        with suppress(MemstoreError):
-            await run_in_threadpool(service.collect_garbage)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -43,12 +19,8 @@ def create_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
-        collecting = asyncio.create_task(_collect_garbage(service))
-        try:
-            yield
-        finally:
-            collecting.cancel()
-            service.worker.refuse()
+        yield
+        service.worker.refuse()
 
     app = FastAPI(
         title="memstore",
@@ -59,7 +31,13 @@ def create_app(service: Service) -> FastAPI:
         openapi_url="/openapi.json",
     )
     error_responses.install(app)
-    for router in (*_openai(service), *_others(service)):
+    for router in (
+        chat.router(service),
+        document_routes.router(service),
+        inspector.router(service),
+        mcp_route.router(service.tools, most_bytes=service.settings.json_bytes),
+        _metrics(service.metrics),
+    ):
         app.include_router(router)
     settings = service.settings
     app.add_middleware(Checks, settings=settings, keys=service.keys)
@@ -73,44 +51,15 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def _openai(service: Service) -> tuple[APIRouter, ...]:
-    """OpenAI's endpoints."""
-    backend = Backend(
-        models.ServedModel(service.model, service.started),
-        service.reader,
-        service.documents,
-        service.conversations,
-        service.sessions.window,
-        service.answers,
-        service.settings.max_tokens,
-    )
-    stores, uploads = service.vector_stores, service.uploads
-    return (
-        models.router(backend.model),
-        chat.router(backend),
-        completions.router(backend),
-        responses.router(backend, stores, service.forgetting),
-        conversation_routes.router(service.conversations, service.forgetting),
-        files.router(service.database, uploads, service.file_ingest),
-        vector_stores.router(stores),
-        vector_store_search.router(stores, service.reader, service.store, service.worker),
-        vector_store_files.router(stores, uploads),
-        batch_routes.router(stores, service.file_batches),
-    )
+def _metrics(metrics: ServerMetrics | None) -> APIRouter:
+    """GET /metrics, where the server counts."""
+    routes = APIRouter()
+    if metrics is not None:
 
+        @routes.get("/metrics")
+        def shown(access: ReadsAll) -> Response:
+            from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-def _others(service: Service) -> tuple[APIRouter, ...]:
-    """The inspector, MCP and metrics."""
-    inspected = inspector.Inspected(
-        service.model,
-        service.reader,
-        service.store,
-        service.documents,
-        service.file_ingest,
-        service.settings.body_bytes,
-    )
-    return (
-        inspector.router(inspected),
-        mcp_route.router(service.tools, most_bytes=service.settings.most_json),
-        metrics_route.router(service.telemetry.registry),
-    )
+            return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes

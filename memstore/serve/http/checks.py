@@ -1,89 +1,95 @@
-"""Middleware that checks every request before a route sees it: Host, Origin, API key and size."""
+"""Checks of every request: middleware for framing, Host, Origin, API key and body, and the FastAPI
+dependencies that give a route what the key may do.
+"""
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Annotated, Any
 
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access, Keys
-from memstore.serve.http.bodies import wrong_with
-from memstore.serve.http.connections import most_connections
 from memstore.serve.http.error_responses import error_response
 from memstore.serve.settings import ServeSettings
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+UPLOADS = "/v1/memstore/documents"
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
-_BODIES = 8  # as long ones as may be, that are held at once
-_SHORT = 1024  # a body of such a part of the longest is short
-_FORM = "application/x-www-form-urlencoded"
-_OPEN = ("/page", "/health")  # beside "/": they show nothing of the memory
+_FORM = "multipart/form-data"
+_URLENCODED = "application/x-www-form-urlencoded"
 
 
 class Checks:
-    """ASGI middleware. Sets request.state.access (keys.Access)."""
+    """ASGI middleware. Sets request.state.access."""
 
     def __init__(self, app: App, settings: ServeSettings, keys: Keys) -> None:
         self._app, self._settings, self._keys = app, settings, keys
         self._hosts = {*_LOCAL, *settings.hosts, settings.host}
-        # bytes of the bodies of a key's requests that are being answered, or wait for it
-        self._held: Counter[str] = Counter()
-        self._running: Counter[str] = Counter()  # requests of a key
-        # of keys that slow clients have: the others find places, too
-        self._most_running = most_connections() // (1 if keys.count == 1 else 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         try:
-            access = scope.setdefault("state", {})["access"] = self._check(scope)
+            _check_framing(headers)
+            self._check_source(headers)
+            most = self._check_body(scope, headers)
+            scope.setdefault("state", {})["access"] = self._access(scope["path"], headers)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
-        self._running[access.name] += 1
-        try:
-            with self._bounded(scope, receive) as bounded:
-                await self._app(scope, bounded, send)
-        finally:
-            self._running[access.name] -= 1
+        await self._app(scope, self._bounded(receive, most), send)
 
-    def _check(self, scope: Scope) -> Access:
-        headers = Headers(scope=scope)
-        _check_framing(headers)
+    def _check_source(self, headers: Headers) -> None:
+        """Refuse a name that is not the server's (DNS rebinding), and a page of another origin: a
+        browser would send its form without asking, and without keys it would be answered.
+        """
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
         if name.lower() not in self._hosts:
-            raise ApiError(421, "this server is not called so; see --allow-host", code="wrong_host")
-        self._check_origin(headers.get("origin"), host)
+            raise ApiError(421, "host not allowed: add it with --allow-host", code="wrong_host")
+        origin = headers.get("origin")
+        if origin is None or origin in self._settings.origins:
+            return
+        if origin.partition("://")[2].lower() != host.lower():
+            message = "origin not allowed: add it with --allow-origin"
+            raise ApiError(403, message, code="wrong_origin")
+
+    def _check_body(self, scope: Scope, headers: Headers) -> int:
+        """The longest body that the request may have. Raises ApiError where it says that it is
+        longer, or of a kind that no route takes.
+        """
+        kind = headers.get("content-type", "").lower()
+        if kind.startswith(_URLENCODED):
+            raise ApiError(415, f"send JSON, or a file as {_FORM}", code="invalid_type")
+        upload = scope["path"] == UPLOADS and kind.startswith(_FORM)
+        most = self._settings.body_bytes if upload else self._settings.json_bytes
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
             raise ApiError(400, "Content-Length is no number", code="invalid_value")
-        if headers.get("content-type", "").lower().startswith(_FORM):
-            raise ApiError(415, "send JSON, or a file as multipart/form-data", code="invalid_type")
-        if int(length) > (most := self._most(scope)):
+        if int(length) > most:
             raise ApiError(413, _too_large(most), code="too_large")
-        keys, path = self._keys, scope["path"]
-        if not keys.known:
+        return most
+
+    def _access(self, path: str, headers: Headers) -> Access:
+        """What the request's key may do. Raises ApiError (401)."""
+        if not self._keys.known:
             return Access()
         kind, _, key = headers.get("authorization", "").partition(" ")
-        access = keys.access(key.strip() if kind.lower() == "bearer" else None)
+        access = self._keys.access(key.strip() if kind.lower() == "bearer" else None)
         if access is not None:
-            if self._running[access.name] >= self._most_running:
-                later = {"Retry-After": "5"}
-                what = "too many requests of this key are open"
-                raise ApiError(429, what, code="overloaded", headers=later)
             return access
-        if path == "/" or path.startswith(_OPEN):
-            return Access("nobody", write=False, only=("\0",))
+        if path == "/" or path.startswith("/page/"):  # they show nothing of the memory
+            return Access(write=False, only=("\0",))
         raise ApiError(
             401,
             "a valid API key is needed: Authorization: Bearer KEY",
@@ -92,73 +98,32 @@ class Checks:
             headers={"WWW-Authenticate": "Bearer"},
         )
 
-    def _check_origin(self, origin: str | None, host: str) -> None:
-        """Refuse a request that a page of somebody else has a browser send: it needs no permission
-        to upload a form, and without keys it would be heard.
-        """
-        if origin is None or origin in self._settings.origins:
-            return
-        if origin.partition("://")[2].lower() != host.lower():
-            raise ApiError(
-                403, "pages of other hosts may not ask; see --allow-origin", code="wrong_origin"
-            )
-
-    def _most(self, scope: Scope) -> int:
-        settings = self._settings
-        return settings.body_bytes if _is_upload(scope) else settings.most_json
-
-    @contextmanager
-    def _bounded(self, scope: Scope, receive: Receive) -> Iterator[Receive]:
-        """A body that comes in time, is not too long, and for which there is room beside those of
-        the key's other requests; a short one always has it. One that is no upload comes whole, and
-        is looked at before it is parsed.
+    def _bounded(self, receive: Receive, most: int) -> Receive:
+        """The same body, which must come in time and not be longer than `most` bytes.
 
         Raises HTTPException, which FastAPI does not take for a body that it cannot parse.
         """
-        settings, got, more = self._settings, 0, True
-        longest, whose = self._most(scope), scope["state"]["access"].name
-        together = max(2, _BODIES // self._keys.count) * settings.body_bytes
-        short = settings.body_bytes // _SHORT
+        received, more = 0, True
 
-        async def part() -> MutableMapping[str, Any]:
-            nonlocal got, more
+        async def bounded() -> Message:
+            nonlocal received, more
             try:
-                async with asyncio.timeout(settings.body_seconds if more else None):
+                async with asyncio.timeout(self._settings.body_seconds if more else None):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the rest of the body did not come") from None
-            size = len(message.get("body", b""))
-            got, self._held[whose] = got + size, self._held[whose] + size
+            received += len(message.get("body", b""))
             more = message.get("more_body", False)
-            if got > longest:
-                raise HTTPException(413, _too_large(longest))
-            if size and got > short and self._held[whose] > together:
-                later = {"Retry-After": "5"}
-                raise HTTPException(429, "long bodies of this key are being worked on", later)
+            if received > most:
+                raise HTTPException(413, _too_large(most))
             return message
 
-        async def whole() -> MutableMapping[str, Any]:
-            if not more:
-                return await part()
-            body = bytearray()
-            while more:
-                message = await part()
-                if message["type"] != "http.request":
-                    return message
-                body += message.get("body", b"")
-            if wrong := wrong_with(body):
-                raise HTTPException(400, wrong)
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-        try:
-            yield part if _is_upload(scope) else whole
-        finally:
-            self._held[whose] -= got
+        return bounded
 
 
 def _check_framing(headers: Headers) -> None:
-    """Refuse a body that has two lengths: a proxy in front may believe the other one, and
-    take what this server takes for a request to be a body, or for a body to be a request.
+    """Refuse a body with two lengths: a proxy in front may believe the other one, and take a
+    request for a part of a body, or the reverse.
     """
     encodings = headers.getlist("transfer-encoding")
     if not encodings:
@@ -168,9 +133,37 @@ def _check_framing(headers: Headers) -> None:
         raise ApiError(400, what, code="invalid_value", headers={"Connection": "close"})
 
 
-def _is_upload(scope: Scope) -> bool:
-    return bool(scope["path"] == "/v1/files") and scope.get("method") == "POST"
-
-
 def _too_large(most: int) -> str:
     return f"the body is longer than {most:,} bytes"
+
+
+def access_of(request: Request) -> Access:
+    """What the key of a request may do."""
+    access: Access = request.state.access
+    return access
+
+
+def _writing(request: Request) -> Access:
+    access = access_of(request)
+    if not access.write:
+        raise _forbidden("this key may only read")
+    return access
+
+
+def _reading_all(request: Request) -> Access:
+    access = access_of(request)
+    if access.only:
+        raise _forbidden("this key may read some documents only, and this reports on all")
+    return access
+
+
+def _forbidden(message: str) -> ApiError:
+    return ApiError(403, message, type="permission_error", code="insufficient_scope")
+
+
+Reads = Annotated[Access, Depends(access_of)]
+"""Of a route that reads."""
+Writes = Annotated[Access, Depends(_writing)]
+"""Of a route that changes something; 403 for a key that may only read."""
+ReadsAll = Annotated[Access, Depends(_reading_all)]
+"""Of a route that reports on the whole server; 403 for a key of some documents."""

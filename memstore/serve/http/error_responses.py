@@ -27,7 +27,7 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of the app be answered in that shape."""
+    """Register handlers for every kind of error."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         return error_response(as_api_error(error))
@@ -55,20 +55,20 @@ def install(app: FastAPI) -> None:
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a request, by the name of the parameter."""
+    """The first wrong value of a request, by the name of its parameter."""
     first = error.errors()[0]
     where, *parts = first["loc"]
     param = _location(parts, error.body) if where == "body" else ".".join(map(str, parts))
     if first["type"] == "extra_forbidden" and param:
         return unsupported(param)
     what = first["msg"].removeprefix("Value error, ")
-    missing = first["type"] == "json_invalid"
-    message = f"the body is no JSON: {what}" if missing else f"{param or 'the body'}: {what}"
+    invalid = first["type"] == "json_invalid"
+    message = f"the body is no JSON: {what}" if invalid else f"{param or 'the body'}: {what}"
     return ApiError(400, message, code="invalid_value", param=param or None)
 
 
 def _location(parts: Sequence[int | str], body: Any) -> str:
-    """Where in a body something is wrong, or missing: without the kinds that were tried there."""
+    """Where in a body a value is wrong or missing, without the types that pydantic tried there."""
     location: list[str] = []
     for part in parts:
         if isinstance(body, Mapping) and part in body:

@@ -9,17 +9,17 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
-from memstore.serve.http.authorization import owner, reading
+from memstore.serve.http.checks import access_of
 from memstore.serve.mcp.server import mcp_server
-from memstore.serve.mcp.tools import Asker, MemoryTools
+from memstore.serve.mcp.tools import Caller, MemoryTools
 
 
 def router(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
-    """The route: one request, one answer, no session; the key of each request says what it may do.
-    No file of the server is read for a client. most_bytes: of a request.
+    """The route: stateless, with the access of each request's key, and without files of the server.
+    most_bytes: of a request.
     """
-    AppStatus.disable_automatic_graceful_drain()  # or a signal cuts off what is being answered
-    server = mcp_server(tools, lambda ctx: _asker(ctx.request))
+    AppStatus.disable_automatic_graceful_drain()  # it would cut off answers at a signal
+    server = mcp_server(tools, lambda ctx: _caller(ctx.request))
     manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
@@ -32,7 +32,7 @@ def router(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
             yield
 
     class Endpoint:
-        """An ASGI app, and so no function: Starlette would call that with a request."""
+        """An ASGI app; Starlette would call a function with a request."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             assert manager is not None
@@ -44,5 +44,5 @@ def router(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
     return routes
 
 
-def _asker(request: Request) -> Asker:
-    return Asker(reading(request), owner(request))
+def _caller(request: Request) -> Caller:
+    return Caller(access_of(request))

@@ -11,15 +11,15 @@ import uvicorn
 from memstore.errors import InvalidInput
 from memstore.serve.api_keys import Keys
 from memstore.serve.http.app import create_app
-from memstore.serve.http.connections import IDLE_SECONDS, Connection, most_connections
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 
-_CLOSING_SECONDS = 4  # that connections have behind the answers, to be closed
+_CLOSING_SECONDS = 4  # that connections have after the answers, to be closed
+_IDLE_SECONDS = 30  # from an answer to the next request of its connection
 
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
-    """Raises InvalidInput for an address that other machines reach, without keys."""
+    """Raises InvalidInput for an address that other machines can reach, without keys."""
     if not settings.loopback and not keys.known:
         raise InvalidInput(
             f"{settings.host} can be reached by other machines; give --api-key-file, or listen on "
@@ -28,26 +28,25 @@ def check_exposed(settings: ServeSettings, keys: Keys) -> None:
 
 
 def configured(service: Service) -> uvicorn.Config:
-    """How uvicorn serves a service."""
+    """The configuration of uvicorn for a service."""
     return uvicorn.Config(
         create_app(service),
-        http=Connection,
+        http="h11",
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=round(service.settings.grace) + _CLOSING_SECONDS,
-        timeout_keep_alive=round(IDLE_SECONDS),
-        backlog=most_connections() // 6,  # accepted at once, before the longest waiting is closed
+        timeout_keep_alive=_IDLE_SECONDS,
         h11_max_incomplete_event_size=1 << 16,
     )
 
 
 def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGINT or SIGTERM: then nothing new is begun, answers finish, and ingests stop at
-    the end of a chunk. ready: called with the address once it answers.
+    """Serve until SIGINT or SIGTERM; then new requests are refused, answers finish, and ingests
+    stop at the end of a chunk. ready: called with the URL once the server answers.
 
-    Raises InvalidInput for an address that cannot be had.
+    Raises InvalidInput for an address that is not free.
     """
     settings = service.settings
     check_exposed(settings, service.keys)
@@ -55,12 +54,12 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
         config = configured(service)
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        gc.freeze()  # or the model's objects are looked through for every body of many values
+        gc.freeze()  # no collection looks through the model's objects
         _Server(config, service, lambda: ready(f"http://{shown}:{port}")).run([listening])
 
 
 class _Server(uvicorn.Server):
-    """Tells the service of its end before connections are waited for."""
+    """Stops the service before it waits for connections."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer is streamed, or sent whole, unless its client goes away."""
+"""Server-sent events: an answer is streamed, or sent whole, and stops when its client leaves."""
 
 import asyncio
 import json
@@ -16,9 +16,7 @@ DONE = "data: [DONE]\n\n"
 
 
 async def whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
-    """All pieces together. Where the client goes away first they are stopped, and ApiError 499 is
-    raised for nobody.
-    """
+    """All pieces together. When the client leaves, they are stopped and ApiError 499 is raised."""
 
     async def gather() -> str:
         async with aclosing(pieces) as held:
@@ -28,13 +26,13 @@ async def whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled, and ApiError 499 raised, when the client goes away."""
+    """The result of `work`; when the client leaves it is cancelled, and ApiError 499 raised."""
 
-    async def left() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    made, gone = asyncio.create_task(work), asyncio.create_task(left())
+    made, gone = asyncio.create_task(work), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not made.done():
@@ -46,18 +44,17 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(made, gone, return_exceptions=True)
 
 
-def event(data: Mapping[str, Any], name: str | None = None) -> str:
+def event(data: Mapping[str, Any]) -> str:
     """One server-sent event."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 async def streamed(
     request: Request, events: AsyncIterator[str], pieces: AsyncGenerator[str, None]
 ) -> StreamingResponse:
-    """A response of events that are made of an answer's pieces. The first is waited for, so that
-    what fails before it is an ordinary error, and who goes away before it leaves the queue; what
-    fails behind it is an event of its own.
+    """A response of events made from an answer's pieces. It begins with the first event: an error
+    before it is an ordinary error response, and a client that leaves before it leaves the queue. A
+    later error is an event.
     """
 
     async def begun() -> str | None:
@@ -70,7 +67,7 @@ async def streamed(
         raise
 
     async def body() -> AsyncIterator[str]:
-        async with aclosing(pieces):  # its client goes away: the answer ends
+        async with aclosing(pieces):  # ends the answer when the client leaves
             if first is not None:
                 yield first
             try:

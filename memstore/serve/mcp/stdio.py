@@ -11,34 +11,34 @@ from mcp.server.stdio import stdio_server
 from starlette.concurrency import run_in_threadpool
 
 from memstore.serve.mcp.server import mcp_server
-from memstore.serve.mcp.tools import Asker, MemoryTools
+from memstore.serve.mcp.tools import Caller, MemoryTools
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Streams = tuple[Any, Any]
-"""What a server reads requests from, and what it writes answers to."""
+"""Where a server reads requests, and where it writes answers."""
 
-_LAST_ANSWERS = 10.0  # seconds that requests may take which were sent before stdin was closed
+_LAST_ANSWERS = 10.0  # seconds for requests that were sent before stdin was closed
 
 
-async def serve_stdio(tools: MemoryTools, asker: Asker, end: Callable[[int], None]) -> None:
-    """Serve one client over stdin and stdout until it closes them; what it asked before that is
-    answered (for 10 seconds more), so that requests may come from a pipe.
+async def serve_stdio(tools: MemoryTools, caller: Caller, end: Callable[[int], None]) -> None:
+    """Serve one client over stdin and stdout until it closes them. Requests sent before that are
+    answered, within 10 seconds, so that they may come from a pipe.
 
-    end: called with a signal that asks the process to end, and does so: what waits for stdin does
-    not see that it is cancelled.
+    end: called with a termination signal, and ends the process: a read of stdin cannot be
+    cancelled.
     """
-    server = mcp_server(tools, lambda ctx: asker)
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    server = mcp_server(tools, lambda ctx: caller)
+    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
-    async def heed() -> None:
-        with anyio.open_signal_receiver(*heeded) as arrived:
+    async def end_at_signal() -> None:
+        with anyio.open_signal_receiver(*handled) as arrived:
             async for number in arrived:
                 await run_in_threadpool(end, number)
 
     try:
         async with anyio.create_task_group() as tasks:
-            if heeded:
-                tasks.start_soon(heed)
+            if handled:
+                tasks.start_soon(end_at_signal)
             async with (
                 stdio_server() as (stdin, stdout),
                 _between(stdin, stdout) as (requests, answers),
@@ -51,15 +51,15 @@ async def serve_stdio(tools: MemoryTools, asker: Asker, end: Callable[[int], Non
 
 @asynccontextmanager
 async def _between(stdin: Any, stdout: Any) -> AsyncIterator[_Streams]:
-    """The streams of a server between those of its client. A server drops what it works on where
-    its requests end, so these end when what was asked is answered.
+    """The streams of a server, connected to those of its client. A server drops unfinished work
+    when its requests end; so these end only when every request is answered.
     """
     to_server, requests = anyio.create_memory_object_stream[Any](0)
     to_client, answers = anyio.create_memory_object_stream[Any](0)
     unanswered = set[Any]()
     answered = anyio.Condition()
 
-    async def bring() -> None:
+    async def forward_requests() -> None:
         async with to_server:
             async for sent in stdin:
                 if isinstance(sent, Exception):  # a line that is no message
@@ -76,7 +76,7 @@ async def _between(stdin: Any, stdout: Any) -> AsyncIterator[_Streams]:
                     while unanswered:
                         await answered.wait()
 
-    async def give() -> None:
+    async def forward_answers() -> None:
         async with stdout:
             async for answer in answers:
                 await stdout.send(answer)
@@ -85,7 +85,7 @@ async def _between(stdin: Any, stdout: Any) -> AsyncIterator[_Streams]:
                     answered.notify_all()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bring)
-        tasks.start_soon(give)
+        tasks.start_soon(forward_requests)
+        tasks.start_soon(forward_answers)
         async with to_client:
             yield requests, to_client

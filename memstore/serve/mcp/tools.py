@@ -1,132 +1,124 @@
-"""The tools that an agent has of a memory by MCP: ask, search, documents, ingest, forget."""
+"""The MCP tools of a memory: ask, search, documents, ingest, forget. Each takes a checked request
+and returns JSON values.
+"""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from memstore.disk.format.document import Document, is_of_prompt
 from memstore.errors import InvalidInput
-from memstore.model.answer import Source
-from memstore.model.document_ingest import Ingesting, IngestProgress
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.paths import expanded
-from memstore.serve.answering.answers import Answers, Question
-from memstore.serve.answering.jobs import Job
-from memstore.serve.answering.sampling import Sampling
-from memstore.serve.answering.worker import Worker
-from memstore.serve.api_errors import ApiError, Busy
+from memstore.serve.answering.answers import Answers, Question, Sampling
+from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
-from memstore.serve.background.file_ingest import FileIngest
-from memstore.serve.document_access import DocumentAccess
-from memstore.serve.mcp.arguments import Ask, Documents, Forget, Ingest, Search
-from memstore.serve.state.uploads import Uploads
-from memstore.serve.strict import Strict
+from memstore.serve.documents import Documents
+from memstore.serve.requests import Strict, entries
 from memstore.store.memory_store import MemoryStore
 
 OnProgress = Callable[[float, float], Awaitable[None]]
-"""Awaited with how much is done, and of how much."""
+"""Awaited with how much of an ingest is done, and of how much."""
 
-_MOST_JOBS = 64  # documents of a key that wait to be read: each holds its text
-_SECONDS_BETWEEN = 0.5  # two looks at how far an ingest is
+_LONGEST = 8192  # characters of a question or phrase: all of it is read at once
+_SECONDS_BETWEEN = 0.5  # progress reports of an ingest, at most
 
 
 @dataclass(frozen=True)
-class Asker:
-    """Who calls a tool. paths: directories whose files he may have read; owner: see Worker."""
+class Caller:
+    """The client of a call. paths: directories whose files it may have ingested."""
 
     access: Access
-    owner: str
     paths: Sequence[Path] = ()
 
 
-@dataclass(frozen=True)
+class Ask(Strict):
+    """The request of `ask`."""
+
+    question: str = Field(
+        max_length=_LONGEST, description="Taken as typed; a few words of the answer are expected."
+    )
+    documents: Annotated[list[str], entries()] | None = Field(
+        default=None, description="Ask these only."
+    )
+    max_new_tokens: int | None = Field(default=None, ge=1, description="Longest answer.")
+
+
+class Search(Strict):
+    """The request of `search`."""
+
+    phrase: str = Field(max_length=_LONGEST, description="Words as they may stand in the text.")
+    documents: Annotated[list[str], entries()] | None = Field(
+        default=None, description="Search these only."
+    )
+    top_k: int = Field(default=5, ge=1, le=100, description="How many passages.")
+
+
+class ListDocuments(Strict):
+    """The request of `documents`: it has no arguments."""
+
+
+class Ingest(Strict):
+    """The request of `ingest`."""
+
+    name: str = Field(min_length=1, description="The document's name.")
+    text: str | None = Field(
+        default=None, pattern=r"^[^\x00]*$", description="The text of the document."
+    )
+    path: str | None = Field(
+        default=None, description="Or a file on the server, where it allows that directory."
+    )
+    mode: Literal["new", "append", "replace"] = Field(
+        default="new", description="What to do where the memory has a document of that name."
+    )
+
+
+class Forget(Strict):
+    """The request of `forget`."""
+
+    name: str = Field(description="The document.")
+
+
 class MemoryTools:
-    """The tools and what they work on; each gives plain JSON values. most_tokens: of
-    an answer.
-    """
+    """The tools, and what they work with."""
 
-    reader: ModelAPI
-    store: MemoryStore
-    worker: Worker
-    answers: Answers
-    documents: DocumentAccess
-    uploads: Uploads
-    file_ingest: FileIngest
-    most_tokens: int
+    def __init__(
+        self,
+        model: ModelAPI,
+        store: MemoryStore,
+        answers: Answers,
+        documents: Documents,
+        *,
+        most_tokens: int,
+    ) -> None:
+        """most_tokens: of an answer."""
+        self.model, self.store, self.documents = model, store, documents
+        self._answers, self._most_tokens = answers, most_tokens
 
-    async def ingest(self, asker: Asker, given: Ingest, progress: OnProgress) -> dict[str, Any]:
-        """Read a document, behind the questions of others; given up, what was read is kept."""
-        if not asker.access.sees(given.name) or is_of_prompt(given.name):
-            raise ApiError(403, f"this key may not write a document {given.name!r}")
-        if given.mode == "append" and not self.documents.visible(asker.access, given.name):
-            raise ApiError(404, f"there is no document {given.name!r} to append to")
-        if self.worker.jobs_of(asker.owner) >= _MOST_JOBS:
-            raise Busy("too many documents of this key wait to be read; ingest again later", 5)
-        text = await run_in_threadpool(_text, asker, given)
-        size = await run_in_threadpool(self._count, asker, given, text)
-        steps = self.reader.ingesting(text, self.store, name=given.name, mode=given.mode)
-        at: list[IngestProgress] = []
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def on_end(job: Job) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(ended.set)
-
-        job = self.worker.in_background(asker.owner, _noted(steps, at), on_end)
-        try:
-            while not ended.is_set():
-                try:
-                    await asyncio.wait_for(ended.wait(), _SECONDS_BETWEEN)
-                except TimeoutError:
-                    if at:
-                        await progress(at[-1].characters, at[-1].total_characters)
-        finally:
-            self.worker.cancel(job)
-        if job.error is not None:
-            raise job.error
-        if job.state == "cancelled":
-            raise ApiError(503, "the server is stopping; ingest again to go on from there")
-        if given.mode != "append":
-            await run_in_threadpool(self.uploads.counted, given.name, size)
-        return _row(job.result)
-
-    def _count(self, asker: Asker, given: Ingest, text: Text) -> int:
-        """Have a text count for its key; its bytes. Raises ApiError for a full quota."""
-        content = text.content
-        size = content.stat().st_size if isinstance(content, Path) else len(content.encode())
-        more = given.mode == "append"
-        self.uploads.count(asker.access, given.name, size, more=more)
-        return size
-
-    async def ask(self, asker: Asker, given: Ask, progress: OnProgress) -> dict[str, Any]:
-        """Answer a question in a session of its own."""
+    async def ask(self, caller: Caller, given: Ask, progress: OnProgress) -> dict[str, Any]:
+        """Answer a question."""
         if not given.question.strip():
             raise InvalidInput("the question is empty")
-        names = await run_in_threadpool(self._readable, asker, given.documents, "ask")
-        defaults = self.reader.answering
-        sampling = Sampling(
-            min(given.max_new_tokens or defaults.max_new_tokens, self.most_tokens),
-            sentence=defaults.until_sentence,
-        )
-        access = asker.access
+        defaults, access = self.model.answering, caller.access
+        named = given.documents
+        if named is not None:
+            named = await run_in_threadpool(self.documents.readable, access, named)
         question = Question(
             given.question,
-            sampling,
-            names,
-            partial(self._readable, asker, None, "ask") if given.documents is None else None,
-            owner=access.name,
-            keep=False,
+            Sampling(
+                min(given.max_new_tokens or defaults.max_new_tokens, self._most_tokens),
+                sentence=defaults.until_sentence,
+            ),
+            lambda: self.documents.readable(access) if named is None else named,
             may_read=access.sees,
         )
-        pieces, outcome = self.answers.begin(asker.owner, question)
+        pieces, outcome = self._answers.begin(question)
         try:
             async for _ in pieces:
                 pass
@@ -136,86 +128,76 @@ class MemoryTools:
             "answer": outcome.text,
             "answered": outcome.answered,
             "absent": outcome.memstore["absent"],
-            "sources": [
-                {name: source[name] for name in ("document", "span", "place", "text", "weight")}
-                for source in outcome.memstore["sources"]
-            ],
+            "sources": outcome.memstore["sources"],
         }
 
-    async def search(self, asker: Asker, given: Search, progress: OnProgress) -> dict[str, Any]:
+    async def search(self, caller: Caller, given: Search, progress: OnProgress) -> dict[str, Any]:
         """Find passages."""
-        names = await run_in_threadpool(self._readable, asker, given.documents, "search")
-        reader, store = self.reader, self.store
-        matches = await self.worker.run(
-            asker.owner,
-            lambda: reader.search(given.phrase, store, documents=names, top_k=given.top_k),
+        found = await self.documents.search(
+            caller.access, given.phrase, given.documents, given.top_k
         )
+        shown = ("document", "block", "span", "place", "text", "weight")
         return {
-            "answered": matches.answered,
-            "passages": [_passage(source) for source in matches],
-            "absent": list(matches.absent),
+            "answered": found.answered,
+            "passages": [{name: getattr(source, name) for name in shown} for source in found],
+            "absent": list(found.absent),
         }
 
     async def list_documents(
-        self, asker: Asker, given: Documents, progress: OnProgress
+        self, caller: Caller, given: ListDocuments, progress: OnProgress
     ) -> dict[str, Any]:
-        """List the documents, also those that are being read."""
-        rows = await run_in_threadpool(self.store.documents)
-        return {
-            "documents": [
-                _row(row) for row in rows if self.documents.visible(asker.access, row.name)
-            ]
-        }
+        """List the documents, and those that are being ingested."""
+        rows = await run_in_threadpool(self.documents.listed, caller.access)
+        return {"documents": [_row(row) for row in rows]}
 
-    async def forget(self, asker: Asker, given: Forget, progress: OnProgress) -> dict[str, Any]:
-        """Forget a document."""
+    async def ingest(self, caller: Caller, given: Ingest, progress: OnProgress) -> dict[str, Any]:
+        """Ingest a document, in the background; cancelled, what was ingested is kept."""
+        documents = self.documents
 
-        def work() -> None:
-            if not self.documents.visible(asker.access, given.name):
-                raise ApiError(404, f"there is no document {given.name!r}")
-            self.file_ingest.forget(given.name)
+        def add() -> Any:
+            text = _text(given, caller.paths)
+            return documents.add(caller.access, text, given.mode)
 
-        await run_in_threadpool(work)
+        upload = await run_in_threadpool(add)
+        try:
+            pause = 0.01
+            while upload.active:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _SECONDS_BETWEEN)
+                if (at := upload.progress) is not None:
+                    await progress(at.characters, at.total_characters)
+        finally:
+            documents.cancel(upload)
+        if upload.error is not None:
+            raise upload.error
+        if upload.job.state == "cancelled":
+            raise ApiError(503, "the server is stopping; ingest again to go on from there")
+        return _row(await run_in_threadpool(documents.row, caller.access, given.name))
+
+    async def forget(self, caller: Caller, given: Forget, progress: OnProgress) -> dict[str, Any]:
+        """Delete a document."""
+        await run_in_threadpool(self.documents.delete, caller.access, given.name)
         return {"forgotten": given.name}
 
-    def _readable(self, asker: Asker, names: list[str] | None, to: str) -> list[str]:
-        readable = self.documents.readable(asker.access, names)
-        if not readable:
-            raise InvalidInput(f"there is no finished document to {to}; ingest one first")
-        return readable
 
-
-def _noted(steps: Ingesting, at: list[IngestProgress]) -> Ingesting:
-    """The same steps; `at` holds the latest."""
-    try:
-        while True:
-            at[:] = [next(steps)]
-            yield at[0]
-    except StopIteration as end:
-        document: Document = end.value
-        return document
-    finally:
-        steps.close()
-
-
-def _text(asker: Asker, given: Ingest) -> Text:
+def _text(given: Ingest, paths: Sequence[Path]) -> Text:
+    """The text to ingest. Raises ApiError, InvalidInput."""
     if (given.text is None) == (given.path is None):
         raise InvalidInput("give either a text or a path")
     if given.path is None:
         assert given.text is not None
-        text = Text(given.text, given.name)
-    else:
-        text = Text(_allowed(given.path, asker.paths), given.name)
+        return Text(given.text, given.name)
+    text = Text(_allowed(given.path, paths), given.name)
     try:
         text.check()
     except InvalidInput as error:
-        raise InvalidInput(str(error).replace(str(text.content), given.path or "")) from None
+        raise InvalidInput(str(error).replace(str(text.content), given.path)) from None
     return text
 
 
 def _allowed(path: str, directories: Sequence[Path]) -> Path:
-    """The file that a client named. Raises ApiError for one outside of these directories, whether
-    it is there or not.
+    """The file that a client names. Raises ApiError for one outside of these directories, whether
+    it exists or not.
     """
     try:
         file = expanded(path).resolve()
@@ -228,33 +210,22 @@ def _allowed(path: str, directories: Sequence[Path]) -> Path:
     return file
 
 
-def _passage(source: Source) -> dict[str, Any]:
-    return {
-        "document": source.document,
-        "span": list(source.span),
-        "place": source.place,
-        "text": source.text,
-        "weight": source.weight,
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    created = row["created"]
+    since = None if created is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    return {name: row[name] for name in ("name", "state", "tokens", "bytes", "error")} | {
+        "since": since
     }
 
 
-def _row(document: Document) -> dict[str, Any]:
-    return {
-        "name": document.name,
-        "state": "ready" if document.state == "ready" else "reading",
-        "tokens": document.tokens,
-        "bytes": document.bytes,
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(document.created)),
-    }
-
-
-Given = Any  # what a tool takes
-Run = Callable[[MemoryTools, Asker, Given, OnProgress], Awaitable[dict[str, Any]]]
+Given = Any
+"""The request of a tool."""
+Run = Callable[[MemoryTools, Caller, Given, OnProgress], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool: what an agent is told of it, and what it does."""
+    """A tool: its description for the agent, its request, and the method that runs it."""
 
     description: str
     takes: type[Strict]
@@ -276,7 +247,9 @@ TOOLS = {
         Search,
         MemoryTools.search,
     ),
-    "documents": Tool("List the documents of the memory.", Documents, MemoryTools.list_documents),
+    "documents": Tool(
+        "List the documents of the memory.", ListDocuments, MemoryTools.list_documents
+    ),
     "ingest": Tool(
         "Read a text into the memory, once; it can be asked and searched from then on.",
         Ingest,

@@ -1,40 +1,36 @@
-"""A cache in a directory: what was read from afar, as files, within a budget of bytes. It survives
-restarts, is shared by processes, and may be deleted at any time.
+"""A cache in a directory: values read from the object store, as files, within a budget of bytes. It
+survives restarts, is shared by processes, and may be deleted at any time.
 
-A file is written under another name and renamed, so whoever reads sees all of it or none, and waits
-for nobody. Who writes holds a lock on the file that has the count of bytes, and has counted before
-anything is written; where they would be too many, those that were used longest ago go. What is read
-is not trusted: whoever asked checks it, and drops what is damaged.
+A file is written under another name and renamed, so a reader sees all of it or none, without
+waiting. A writer holds a lock on the file that counts the bytes, and counts before it writes; where
+they would be too many, the files that were used longest ago are deleted. Values are not trusted:
+the caller checks them, and drops damaged ones.
 """
 
 import errno
+import fcntl
 import os
 import stat
 import struct
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from memstore.errors import InvalidInput, StorageFull
 from memstore.paths import expanded
-from memstore.share.calls.failures import Failure
-from memstore.share.format.rollback import Seen
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: one process uses the directory
-    fcntl = None  # type: ignore[assignment]
+from memstore.share.calls import Failure, Reason
+from memstore.tiers.stats import TierCounter
 
 _MARK = "memstore-cache"  # a file that says whose directory it is
 _USED = struct.Struct("<Q")
-_NEWEST = struct.Struct("<Q16s")  # number and id of a manifest
-_PAGE = 4096  # what a file takes, it takes in these
-_KEPT = 0.9  # of the budget, that is left when some has to go
+_PAGE = 4096  # a file takes whole pages
+_KEPT = 0.9  # of the budget that is left when files have to be deleted
 _TOUCH = 60.0  # seconds after which a use is noted again
-_LEFT = 300.0  # seconds after which a file that was never renamed is nobody's
+_LEFT = 300.0  # seconds after which a file that was never renamed belongs to no writer
 
 
 class LocalCache:
@@ -46,6 +42,7 @@ class LocalCache:
         StorageFull.
         """
         self.path, self.budget = expanded(path), budget
+        self.counter = TierCounter()
         self._lock = threading.RLock()
         self.evicted = 0
         self._folders: set[str] = set()  # that are there
@@ -59,7 +56,7 @@ class LocalCache:
                         f"{self.path} is not empty ({others[0]}); name a directory of its own for "
                         "the local cache"
                     )
-                mark.touch(mode=0o600)  # empty: another may have counted in it meanwhile
+                mark.touch(mode=0o600)  # empty: another process may have counted in it
             with mark.open("r+b") as file:  # may it be written?
                 file.seek(0, os.SEEK_END)
         except OSError as error:
@@ -80,21 +77,17 @@ class LocalCache:
         file = self._file(key)
         try:
             with open(file, "rb", buffering=0, opener=_open_at_once) as opened:
-                told = os.fstat(opened.fileno())
-                if not stat.S_ISREG(told.st_mode) or told.st_size > most:
+                status = os.fstat(opened.fileno())
+                if not stat.S_ISREG(status.st_mode) or status.st_size > most:
                     os.unlink(file)
                     raise Failure("damaged", f"{file} is none of {most:,} bytes at most")
-                if time.time() - told.st_mtime > _TOUCH:
+                if time.time() - status.st_mtime > _TOUCH:
                     os.utime(opened.fileno())
-                return opened.read(told.st_size)
+                return opened.read(status.st_size)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Failure("unreachable", f"{file}: {error.strerror}") from error
-
-    def has(self, key: str) -> bool:
-        """Is there a value, whatever it is?"""
-        return os.path.exists(self._file(key))
 
     def get_many(self, keys: Sequence[str], most: Sequence[int]) -> list[bytes | Failure | None]:
         """The values of some keys, of so many bytes each at most; of each None, or why it could not
@@ -105,11 +98,12 @@ class LocalCache:
             try:
                 found.append(self.get(key, size))
             except Failure as failure:
+                self.counter.failed(failure.reason)
                 found.append(failure)
         return found
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Keep values; those beyond the budget are passed over. Raises Failure."""
+        """Store values; those beyond the budget are passed over. Raises Failure."""
         fitting: list[tuple[str, bytes, int]] = []
         room = self.budget
         for key, value in items:
@@ -121,17 +115,17 @@ class LocalCache:
             return
         try:
             with self._lock, self._counted() as count:
-                self._make_room(count, self.budget - room)
-                before = count.value
-                count.write(before + self.budget - room)  # also if this process ends here
-                count.value = before
+                needed = self.budget - room
+                if count.value + needed > self.budget:
+                    count.value = self._sweep(int(self.budget * _KEPT) - needed)
+                count.write(count.value + needed)  # also if this process ends here
                 for key, value, size in fitting:
                     count.value += size if self._write(key, value) else 0
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            raise Failure(
-                "full" if full else "unreachable", f"{self.path}: {error.strerror}"
-            ) from error
+            reason: Reason = "full" if full else "unreachable"
+            self.counter.failed(reason)
+            raise Failure(reason, f"{self.path}: {error.strerror}") from error
 
     def _write(self, key: str, value: bytes) -> bool:
         """Write a value; False where it is there already."""
@@ -156,39 +150,12 @@ class LocalCache:
         return True
 
     def drop(self, key: str) -> None:
-        """Keep a value no longer."""
+        """Delete a value."""
         file = self._file(key)
         with suppress(OSError):
             size = _pages(os.stat(file).st_size)
             os.unlink(file)
             self._change(-size)
-
-    def newest(self, identity: str) -> Seen | None:
-        """The newest manifest of an object store that was noted, or None."""
-        with suppress(OSError), self._lock, self._counted():
-            return self._read_newest(self._newest_file(identity))
-        return None
-
-    def note_newest(self, identity: str, seen: Seen, *, anew: bool) -> None:
-        """Remember a manifest, if it is newer than the one that is remembered, or anew."""
-        file = self._newest_file(identity)
-        with suppress(OSError), self._lock, self._counted():  # a full disk remembers nothing
-            before = self._read_newest(file)
-            if anew or before is None or before[0] < seen[0]:
-                opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-                try:
-                    os.pwrite(opened, _NEWEST.pack(*seen), 0)
-                finally:
-                    os.close(opened)
-
-    def _newest_file(self, identity: str) -> str:
-        return f"{self.path}/newest-{blake2b(identity.encode(), digest_size=20).hexdigest()}"
-
-    def _read_newest(self, file: str) -> Seen | None:
-        with suppress(FileNotFoundError), open(file, "rb", opener=_open_at_once) as opened:
-            told = opened.read(_NEWEST.size)
-            return _NEWEST.unpack(told) if len(told) == _NEWEST.size else None
-        return None
 
     @property
     def used(self) -> int:
@@ -206,11 +173,6 @@ class LocalCache:
             count.value = max(0, count.value + by)
             return count.value
 
-    def _make_room(self, count: "_Count", needed: int) -> None:
-        """Have room for so many bytes, of the budget at most."""
-        if count.value + needed > self.budget:
-            count.value = self._sweep(int(self.budget * _KEPT) - needed)
-
     def _sweep(self, most: int) -> int:
         """Delete what was used longest ago until `most` bytes are left; return how many are."""
         found: list[tuple[float, int, str]] = []
@@ -220,12 +182,12 @@ class LocalCache:
                 continue
             for file in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
-                    told = file.stat()
-                    if "." in file.name:  # somebody is writing it, or was
-                        if now - told.st_mtime > _LEFT:
+                    status = file.stat()
+                    if "." in file.name:  # being written, or left by a writer that ended
+                        if now - status.st_mtime > _LEFT:
                             os.unlink(file.path)
                         continue
-                    found.append((told.st_mtime, _pages(told.st_size), file.path))
+                    found.append((status.st_mtime, _pages(status.st_size), file.path))
                     total += found[-1][1]
         for _, size, path in sorted(found):
             if total <= max(0, most):
@@ -236,36 +198,32 @@ class LocalCache:
             total -= size
         return total
 
-    def _counted(self) -> "_Count":
-        return _Count(self.path / _MARK)
+    @contextmanager
+    def _counted(self) -> "Iterator[_Count]":
+        """The count of bytes, under its lock as long as the block lasts."""
+        file = os.open(self.path / _MARK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            data = os.pread(file, _USED.size, 0)
+            count = _Count(file, _USED.unpack(data)[0] if len(data) == _USED.size else 0)
+            try:
+                yield count
+            finally:
+                count.write(count.value)
+        finally:
+            os.close(file)
 
 
+@dataclass
 class _Count:
-    """The number in a file, under its lock as long as the block lasts."""
+    """The bytes of the files, in a file."""
 
-    def __init__(self, file: Path) -> None:
-        self._path = file
-        self.value = 0
-
-    def __enter__(self) -> "_Count":
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        if fcntl is not None:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        told = os.pread(self._file, _USED.size, 0)
-        self.value = self._read = _USED.unpack(told)[0] if len(told) == _USED.size else 0
-        return self
+    file: int
+    value: int
 
     def write(self, value: int) -> None:
-        """Change it now."""
-        self.value = self._read = value
-        os.pwrite(self._file, _USED.pack(value), 0)
-
-    def __exit__(self, *args: object) -> None:
-        try:
-            if self.value != self._read:
-                self.write(self.value)
-        finally:
-            os.close(self._file)
+        """Store a number now."""
+        os.pwrite(self.file, _USED.pack(value), 0)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -1,156 +1,162 @@
-"""A Valkey or Redis server, or a cluster of them, as a cache that readers share: one value a
-record, which it may lose at any time.
+"""A Valkey or Redis server, or a cluster, as a cache that readers share: one value a record.
+
+The server may lose, evict or change a value at any time, so readers check each value as they check
+what the object store returns. A server that is unreachable or slow is skipped for some seconds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from memstore.share.caches.valkey_connections import NOBODY, UNCOVERED, Connections
-from memstore.share.caches.valkey_replies import Parts, Replies, Run, requests
-from memstore.share.calls.failures import Failure
+from memstore.errors import InvalidInput, install_extra
+from memstore.share.calls import Calls, Failure, Reason
+from memstore.share.objects.object_errors import without_credentials
+from memstore.tiers.stats import TierCounter
 
-_ONE = ""  # the server where there is no cluster
-_SENT_BYTES = 4 << 20  # that are sent together, about
-_ASKED_BYTES = 4 << 20  # that are asked for together, about
-_AHEAD = 2  # such requests that are under way: a server prepares one while another is received
-# Why a cluster is asked anew which server has which keys.
-_ELSEWHERE = frozenset({"late", "unreachable", "refused"})
+T = TypeVar("T")
+
+_SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
+_SENT_BYTES = 4 << 20  # of values that are sent in one request, about
 
 
 class Valkey:
-    """Values by key. Safe for several threads; in a forked child it connects anew."""
+    """Values by key. May be used by several threads."""
 
-    def __init__(self, url: str, *, ttl: float | None = None, timeout: float = 5.0) -> None:
-        """url, timeout: see Connections. ttl: seconds after which a value may be forgotten. Nothing
-        is connected yet. Raises InvalidInput.
+    def __init__(self, url: str, *, ttl: float | None = None, timeout: float = 2.0) -> None:
+        """Check the URL; nothing is connected yet.
+
+        url: redis://host:port/0 or rediss://; with ?cluster=true any server of a cluster. User and
+        password may come from VALKEY_USERNAME and VALKEY_PASSWORD. ttl: seconds after which the
+        server may forget a value. timeout: seconds that one call may take. Raises InvalidInput.
         """
-        self._connections = Connections(url, timeout=timeout)
-        self.shown = self._connections.shown
+        self.shown = without_credentials(url)
+        self.counter = TierCounter()  # counts every failed call
+        self._url, self._cluster = self._parse(url)
         self._ttl = None if ttl is None else max(1, round(1000 * ttl))
+        self._timeout = timeout
+        self._calls = Calls(self.counter, retry=False, name="memstore-valkey")
+        self._lock = threading.Lock()
+        self._client: Any = None
+        _redis()
 
-    def receive(
-        self,
-        keys: Sequence[str],
-        wanted: Sequence[Parts | None],
-        size: int,
-        until: float,
-        connecting: Callable[[Callable[[], Any]], Any],
-    ) -> Iterator[tuple[Sequence[int], Run]]:
-        """The values of some keys, run by run, as they come: the places of the keys, and a reply
-        for each; one Failure for all keys that could not be read for the same reason.
-
-        wanted, size: see Replies.receive; nothing is written there any more once this ends. until:
-        time.monotonic. connecting: returns what a function returns that may hang for longer, in
-        time, or raises Failure.
-        """
+    def _parse(self, url: str) -> tuple[str, bool]:
+        """The URL without our settings, and whether it names a cluster."""
         try:
-            servers = self._by_server(keys, connecting)
-        except Failure as failure:
-            self._connections.outdated()
-            yield range(len(keys)), [failure] * len(keys)
-            return
-        if _ONE in servers:
-            yield from self._receive_from(_ONE, keys, wanted, size, until, connecting)
-            return
-        nobody = servers.pop(NOBODY, ())
-        if nobody:
-            self._connections.outdated()
-            uncovered = Failure("refused", f"{self.shown}: {UNCOVERED}")
-            yield nobody, [uncovered] * len(nobody)
-        streams = []
-        for server, places in servers.items():
-            of = [keys[place] for place in places], [wanted[place] for place in places]
-            stream = self._receive_from(server, *of, size, until, connecting)
-            next(stream)  # all of them are asked before one is waited for
-            streams.append((server, places, stream))
-        for server, places, stream in streams:
-            for run, replies in stream:
-                if any(isinstance(one, Failure) and one.reason in _ELSEWHERE for one in replies):
-                    self._connections.failed(server)
-                yield [places[number] for number in run], replies
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError:
+            raise InvalidInput(
+                f"{self.shown}: not the URL of a Valkey server; give redis://host:port, and a "
+                "password in VALKEY_PASSWORD"
+            ) from None
+        if parts.scheme not in _SCHEMES:
+            raise InvalidInput(
+                f"{self.shown}: unknown scheme {parts.scheme!r} of a Valkey server; give "
+                "redis://host:port"
+            )
+        query = parse_qs(parts.query)
+        cluster = query.pop("cluster", ["false"])[0] == "true"
+        if query:
+            raise InvalidInput(f"{self.shown}: unknown setting {min(query)!r}; use cluster=true")
+        return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, parts.path, "", "")), cluster
 
-    def _by_server(
-        self, keys: Sequence[str], connecting: Callable[[Callable[[], Any]], Any]
-    ) -> dict[str, Sequence[int]]:
-        """The places of the keys that each server has, and NOBODY; _ONE, of no cluster. Raises
-        Failure.
+    def get_many(self, keys: Sequence[str], most: int, until: float) -> list[bytes | None]:
+        """The value of each key, None where there is none, by `until` (time.monotonic) at the
+        latest. No more than most + 1 bytes of a value are received. Raises Failure.
         """
-        if not self._connections.cluster:
-            return {_ONE: range(len(keys))}
-        client = connecting(lambda: self._connections.asked(self._connections.up_to_date))
-        places: dict[str, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(self._connections.server_of(client, key), []).append(place)
-        return dict(places)
 
-    def _receive_from(
-        self,
-        server: str,
-        keys: Sequence[str],
-        wanted: Sequence[Parts | None],
-        size: int,
-        until: float,
-        connecting: Callable[[Callable[[], Any]], Any],
-    ) -> Iterator[tuple[range, Run]]:
-        """The same from one server; what comes first is nothing, when it has been asked."""
-        told, asked, connection = 0, False, None
-        try:
-            connection = self._connections.take(server, connecting)
-            replies = Replies(connection._sock, until, self.shown)
-            each = max(1, _ASKED_BYTES // size)
-            pieces = [(start, start + each) for start in range(0, len(keys), each)]
-            for start, end in pieces[:_AHEAD]:
-                replies.send(requests(keys[start:end]))
-            asked = True
-            yield range(0), ()
-            for number, (start, end) in enumerate(pieces):
-                for run, found in replies.receive(wanted[start:end], size):
-                    told = start + run.stop
-                    yield range(start + run.start, told), found
-                for after in pieces[number + _AHEAD : number + _AHEAD + 1]:
-                    replies.send(requests(keys[slice(*after)]))
-            self._connections.give_back(server, connection)
-            connection = None
-        except Failure as failure:
-            if not asked:
-                yield range(0), ()
-            yield range(told, len(keys)), [failure] * (len(keys) - told)
-        finally:
-            if connection is not None:  # who knows what would come over it
-                connection.disconnect()
+        def get(client: Any) -> list[bytes | None]:
+            pipeline = client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.getrange(key, 0, most)
+            return [value or None for value in pipeline.execute()]
+
+        return self._call(get, until)
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Keep values, as long as it likes. Raises Failure."""
-        if self._connections.cluster:
-            client, all_of_them = self._connections.asked(self._connections.up_to_date), len(items)
-            items = [
-                item for item in items if self._connections.server_of(client, item[0]) != NOBODY
-            ]
-            if len(items) < all_of_them:
-                self._connections.outdated()
-        at = 0
-        while at < len(items):
-            end, size = at, 0
-            while end < len(items) and (end == at or size + len(items[end][1]) <= _SENT_BYTES):
-                size += len(items[end][1])
-                end += 1
-            some = items[at:end]
-            self._connections.asked(partial(self._set, items=some))
-            at = end
+        """Store values by key. Raises Failure."""
 
-    def _set(self, client: Any, items: Sequence[tuple[str, bytes]]) -> None:
-        pipeline = client.pipeline(transaction=False)
+        def send(client: Any, some: Sequence[tuple[str, bytes]]) -> None:
+            pipeline = client.pipeline(transaction=False)
+            for key, value in some:
+                pipeline.set(key, value, px=self._ttl)
+            pipeline.execute()
+
+        some, size = list[tuple[str, bytes]](), 0
         for key, value in items:
-            pipeline.set(key, value, px=self._ttl)
-        for answer in pipeline.execute(raise_on_error=False):
-            if isinstance(answer, Exception):
-                raise answer
+            some.append((key, value))
+            size += len(value)
+            if size >= _SENT_BYTES:
+                self._call(partial(send, some=some))
+                some, size = [], 0
+        if some:
+            self._call(partial(send, some=some))
 
     def drop(self, key: str) -> None:
-        """Keep a value no longer. Raises Failure."""
-        self._connections.asked(lambda client: client.unlink(key))
+        """Delete a value. Raises Failure."""
+        self._call(lambda client: client.unlink(key))
 
     def close(self) -> None:
-        """Close its connections; more than once is the same as once."""
-        self._connections.close()
+        """Close the connections; idempotent."""
+        self._calls.close()
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _call(self, work: Callable[[Any], T], until: float = float("inf")) -> T:
+        def tried(left: float) -> T:
+            try:
+                return work(self._connected())
+            except Exception as error:  # redis-py also raises errors of its parser
+                raise Failure(_reason(error), f"{self.shown}: {type(error).__name__}") from error
+
+        return self._calls.call(tried, min(until, time.monotonic() + self._timeout))
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                from redis.backoff import NoBackoff
+                from redis.retry import Retry
+
+                settings: dict[str, Any] = {
+                    "protocol": 2,
+                    "socket_timeout": self._timeout,
+                    "socket_connect_timeout": self._timeout,
+                    "retry": Retry(NoBackoff(), 0),  # a cache that fails is passed over
+                }
+                for name in ("username", "password"):
+                    if value := os.environ.get(f"VALKEY_{name.upper()}"):
+                        settings[name] = value
+                kind = _redis().Redis
+                if self._cluster:
+                    kind, settings["require_full_coverage"] = _redis().RedisCluster, False
+                self._client = kind.from_url(self._url, **settings)
+            return self._client
+
+
+def _redis() -> Any:
+    try:
+        import redis
+    except ImportError as error:
+        raise InvalidInput(f"a Valkey cache needs redis: {install_extra('share')}") from error
+    return redis
+
+
+def _reason(error: Exception) -> Reason:
+    """Why a call of redis-py failed."""
+    exceptions = _redis().exceptions
+    denied = (exceptions.AuthenticationError, exceptions.NoPermissionError)
+    if isinstance(error, denied) or isinstance(error.__cause__, denied):
+        return "denied"
+    if isinstance(error, exceptions.TimeoutError):
+        return "late"
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "full"
+    if isinstance(error, exceptions.ResponseError | exceptions.SlotNotCoveredError):
+        return "refused"
+    return "unreachable"

@@ -1,91 +1,78 @@
-"""WriteBehind what was read in the caches above the tier that it came from, behind the answer."""
+"""Bounded background writes of records to the caches above the object store, in order.
 
-from collections.abc import Callable, Mapping, Sequence
+A cache that fails is counted and passed over; what it does not hold is read again from the store.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
-from memstore.block import RecordKey
-from memstore.disk.format.record import RECORD_FORMAT, WriteId
+from memstore.disk.format.record import RECORD_FORMAT
 from memstore.disk.read.batch import Wanted
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock
-from memstore.share.caches.answers import Found
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_queue import WriteQueue
-from memstore.share.calls.failures import Failure
-from memstore.share.calls.rest import Rest
-from memstore.tiers.stats import TierCounter
+from memstore.share.calls import Failure
 
+_QUEUED_BYTES = 64 << 20  # records that wait to be written; more are not written
+_LAST = 5.0  # seconds that closing waits for a cache that may hang
 
-def record_name(signature: bytes, write: WriteId, key: RecordKey) -> str:
-    """The name of a record wherever it is cached: the same in every memory that has it."""
-    return f"{_names_of(signature, write)}{key.layer}:{key.block}"
+Found = tuple[Wanted, memoryview]
+"""A record of a batch, and its bytes."""
 
 
 def record_names(signature: bytes, records: Sequence[Wanted]) -> list[str]:
-    """The names of some records."""
-    writes = {write for _, _, write, _ in records}
-    of = {write: _names_of(signature, write or b"") for write in writes}
-    return [f"{of[write]}{key[2]}:{key[1]}" for _, key, write, _ in records]
-
-
-def _names_of(signature: bytes, write: WriteId) -> str:
-    return f"memstore:{RECORD_FORMAT}:{signature.hex()}:{write.hex()}:"
+    """The keys of records in every cache. A key identifies the content: the model, the write that
+    made the record (of a passage the digest of its tokens), the layer and the block.
+    """
+    start = f"memstore:{RECORD_FORMAT}:{signature.hex()}:"
+    return [f"{start}{(write or b'').hex()}:{key[2]}:{key[1]}" for _, key, write, _ in records]
 
 
 class WriteBehind:
-    """Writes to the caches. Safe for several threads."""
+    """Writes records to the local and the shared cache on a background thread, in order. Records
+    that would make the queue too large are not written. May be used by several threads.
+    """
 
-    def __init__(
-        self,
-        table: BlockTable,
-        counters: Mapping[str, TierCounter],
-        local: LocalCache | None,
-        shared: Valkey | None,
-        rest: Rest,
-    ) -> None:
-        """counters: by tier, told of failures. rest: whether the shared cache is asked."""
+    def __init__(self, table: BlockTable, local: LocalCache | None, shared: Valkey | None) -> None:
         self._table, self._signature = table, table.form.signature
-        self._counters, self._rest = counters, rest
         self._local, self._shared = local, shared
-        self._behind = WriteQueue()
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting = 0  # bytes
+        self._closed = False
 
     def keep(self, found: Sequence[Found], *, shared: bool) -> None:
-        """Keep records, some time; shared: in the shared cache, too."""
+        """Store records that were read; shared: in the shared cache, too."""
         to_shared = shared and self._shared is not None
         if not found or (self._local is None and not to_shared):
             return
-        items = [
-            (record, b"".join(parts))
-            for record, parts in found
-            if self._is_whole(record, parts)  # every byte of it
-        ]
+        items = [(record, bytes(data)) for record, data in found if self._is_whole(record, data)]
         size = sum(len(data) for _, data in items)
-        self._behind.add(lambda: self._put(items, to_shared), size)
+        self._add(lambda: self._put(items, to_shared), size)
 
     def keep_made(self, make: Callable[[], Sequence[tuple[Wanted, bytes]]], size: int) -> None:
-        """Keep records in all caches that are to be made first, some time; size: bytes that they
-        are made of.
-        """
-        self._behind.add(lambda: self._put(make(), self._shared is not None), size)
+        """Store records in all caches that are encoded first; size: bytes they are made of."""
+        self._add(lambda: self._put(make(), self._shared is not None), size)
 
     def drop(self, name: str, record: Wanted) -> None:
-        """Have a cache, by its name, keep a record no longer, some time."""
-        cache: Any = self._local if name == "local" else self._shared
+        """Delete a damaged record from the cache of this name."""
+        cache = self._local if name == "local" else self._shared
+        assert cache is not None
+        self._add(partial(cache.drop, *record_names(self._signature, [record])), 0)
 
-        def work() -> None:
-            with suppress(Failure):
-                cache.drop(*record_names(self._signature, [record]))
-
-        self._behind.add(work, 0)
-
-    def _is_whole(self, record: Wanted, parts: Sequence[memoryview]) -> bool:
+    def _is_whole(self, record: Wanted, data: memoryview) -> bool:
+        """Are all heads of a record right? Those that were wanted were checked."""
         _, key, write, places = record
         if len(places) == self._table.geometry.num_kv_heads:
-            return True  # all of its heads were checked
+            return True
         try:
-            self._table.check(parts[0], key, write)
+            self._table.check(data, key, write)
         except CorruptBlock:
             return False
         return True
@@ -93,27 +80,50 @@ class WriteBehind:
     def _put(self, items: Sequence[tuple[Wanted, bytes]], to_shared: bool) -> None:
         names = record_names(self._signature, [record for record, _ in items])
         named = [(name, data) for name, (_, data) in zip(names, items)]
-        if self._local is not None:
-            self._try("local", self._local, named)
-        if to_shared and self._rest.over:
-            failure = self._try("valkey", self._shared, named)
-            if failure is not None:
-                self._rest.told(failure.reason)
+        for cache in (self._local, self._shared if to_shared else None):
+            if cache is not None:
+                with suppress(Failure):  # the cache counts it
+                    cache.put(named)
 
-    def _try(self, name: str, cache: Any, named: Sequence[tuple[str, bytes]]) -> Failure | None:
-        try:
-            cache.put(named)
-        except Failure as failure:
-            self._counters[name].failed(failure.reason)
-            return failure
-        return None
+    # The queue
+
+    def _add(self, work: Callable[[], None], size: int) -> None:
+        """Queue work that holds `size` bytes until it has run."""
+        with self._lock:
+            if self._closed or self._waiting + size > _QUEUED_BYTES:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="memstore-behind", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system gives no more threads
+                    return
+                self._thread = thread
+            self._waiting += size
+        self._queue.put((work, size))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, size = item
+            with suppress(Exception):  # a cache never fails a read
+                work()
+            with self._lock:
+                self._waiting -= size
 
     def settle(self) -> None:
-        """Wait until all of it is done."""
-        self._behind.settle()
+        """Wait until everything queued is written."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._queue.put((done.set, 0))
+            done.wait()
 
     def close(self) -> None:
-        """Do what waits, as far as it takes a few seconds, and end; more than once is the same as
-        once.
-        """
-        self._behind.close()
+        """Write what is queued for a few seconds at most, and end; idempotent."""
+        if self._pid != os.getpid():  # a fork has no such thread, and its lock may be held
+            return
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join(_LAST)

@@ -1,1 +1,1 @@
-"""What a publication consists of: manifests, pages of documents, segments, pieces."""
+"""The format of a publication: manifests, pages of documents, segments, pieces."""

@@ -1,5 +1,5 @@
-"""The table of documents of a published memory, in pages: each the rows of up to 256 documents that
-are neighbours by name, with where their pieces are.
+"""The table of documents of a publication, in pages: each the rows of up to 256 documents that are
+neighbours by name, and where their pieces are.
 """
 
 import os
@@ -14,11 +14,10 @@ from msgspec import Meta
 from memstore.decode import Block, Count, Positive
 from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory
-from memstore.share.format.packed_objects import digest_of, open_packed, pack
-from memstore.share.format.pieces import Digest, Kind, Layer, Piece
+from memstore.share.format.packed_objects import PACKED_BYTES, digest_of, open_packed, pack
+from memstore.share.format.pieces import PIECE_BYTES, Digest, Kind, Layer, Piece
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import PACKED_BYTES, PIECE_BYTES
 
 FORMAT = 4
 PAGES = "pages"
@@ -28,14 +27,14 @@ Name = Annotated[str, Meta(max_length=4096)]
 
 
 class Entry(NamedTuple):
-    """A published document: its row, without a number, and where it lies."""
+    """A published document: its row, without a number, and its pieces."""
 
     row: Document  # its id is 1
     pieces: tuple[Piece, ...]  # in order
 
     @classmethod
     def of(cls, row: Document, pieces: Iterable[Piece]) -> "Entry":
-        """The entry of a row of a memory, without what concerns that memory alone."""
+        """The entry of a memory's row, without what concerns that memory alone."""
         return cls(replace(row.portable(), id=1), tuple(sorted(pieces)))
 
 
@@ -44,7 +43,7 @@ _Piece = tuple[Kind, Layer, Count, Positive, Block, Count, Count, _PieceSize, Di
 
 
 class Entries(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Entries as they lie there."""
+    """Entries as they are stored."""
 
     segments: list[Name]
     entries: list[tuple[dict[str, Any], list[_Piece]]]
@@ -67,7 +66,7 @@ def read_page(objects: ObjectStore, page: PageRef) -> list[Entry]:
     held = open_packed(_PAGE, FORMAT, data, Entries, what)
     try:
         if digest_of(data) != page.digest:
-            raise ValueError("it is not the one that the manifest names")
+            raise ValueError("it is another page than the manifest names")
         entries = entries_of(held)
         names = [entry.row.name for entry in entries]
         if names != sorted(set(names)) or len(names) != page.documents or names[0] != page.first:
@@ -80,7 +79,7 @@ def read_page(objects: ObjectStore, page: PageRef) -> list[Entry]:
 
 
 def write_pages(objects: ObjectStore, entries: Sequence[Entry]) -> list[PageRef]:
-    """Write pages of these documents, in order of names. Raises StoreUnavailable."""
+    """Write pages of documents, in order of names. Raises StoreUnavailable."""
     parts = -(-len(entries) // PAGE_ENTRIES)
     cuts = [len(entries) * at // parts for at in range(parts + 1)] if parts else []
 
@@ -101,25 +100,25 @@ def plain_row(row: Document) -> dict[str, Any]:
 
 
 def plain_entries(entries: Sequence[Entry]) -> tuple[list[str], list[Any]]:
-    """Entries as plain values: their segments, and rows with pieces that number these."""
+    """Entries as plain values: their segments, and rows with pieces that number the segments."""
     segments: dict[str, int] = {}
-    told = []
+    plain = []
     for entry in entries:
         row = plain_row(entry.row)
         pieces = [
             (*p[:5], segments.setdefault(p.segment, len(segments)), *p[6:]) for p in entry.pieces
         ]
-        told.append((row, pieces))
-    return list(segments), told
+        plain.append((row, pieces))
+    return list(segments), plain
 
 
 def entries_of(held: Entries) -> list[Entry]:
     """The entries of these plain values. Raises ValueError, IndexError."""
     entries = []
-    for row, told in held.entries:
+    for row, plain in held.entries:
         document = Document.decode({**row, "id": 1})
         if document.state != "ready":
             raise ValueError("a document is not ready")
-        pieces = sorted(Piece(*p[:5], held.segments[p[5]], *p[6:]) for p in told)
+        pieces = sorted(Piece(*p[:5], held.segments[p[5]], *p[6:]) for p in plain)
         entries.append(Entry(document, tuple(pieces)))
     return entries

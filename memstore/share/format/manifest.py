@@ -1,17 +1,18 @@
-"""The manifests of a published memory: numbered, each written once, each naming all that the memory
-holds; the newest is the memory.
+"""The manifests of a publication: numbered, each written once, each naming everything that the
+publication holds; readers read the newest.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
-is first in a listing. It holds the memory's signature, codec and selector, where lists of the
-selector's token landmarks are, if there are any, and where the pages of its table of documents are;
-a page (`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by
-name, and their pieces. How the next is written, and readers see a change whole or not at all:
-memstore.share.publish.manifest_commit.
+is first in a listing. It holds the memory's signature, codec and selector, the objects of lists of
+the selector's token landmarks, if there are any, and the pages of the table of documents; a page
+(`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by name,
+and their pieces. memstore.share.publish.manifest_commit writes the next manifest so that readers
+see a change whole or not at all.
 """
 
+import os
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -21,16 +22,44 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
 from memstore.share.format.document_pages import Name, PageRef
-from memstore.share.format.lists import ListsRef
-from memstore.share.format.packed_objects import open_packed, pack
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import PACKED_BYTES
+from memstore.share.format.packed_objects import PACKED_BYTES, open_packed, pack
+from memstore.share.format.pieces import Digest
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 
 FORMAT = 4
 MANIFESTS = "manifests"
+LISTS = "lists"  # objects of the lists that passages are found by in two stages
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
+
+
+class PartsRef(NamedTuple):
+    """An object of some 32 MB with parts of lists, which follow those of the one before."""
+
+    name: Name
+    size: Positive  # bytes
+
+
+class ListsRef(NamedTuple):
+    """The objects of lists (memstore.index.passage_files): a head, and parts, none of which is
+    cut.
+    """
+
+    head: Name
+    size: Annotated[int, Meta(ge=1, le=OBJECT_BYTES)]  # bytes of the head
+    digest: Digest  # XXH3-64 of it
+    parts: list[PartsRef]
+
+    @property
+    def names(self) -> set[str]:
+        """All objects."""
+        return {self.head, *(part.name for part in self.parts)}
+
+
+def new_lists_name() -> str:
+    """The name of a new object of lists."""
+    return f"{LISTS}/{os.urandom(16).hex()}"
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,13 +76,13 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A published memory as one manifest has it."""
+    """A publication at one time."""
 
     number: int
     id: bytes  # random
-    published: float  # when
+    published: float  # seconds since 1970
     signature: Signature
-    codec: str  # of the first publisher; records say their own
+    codec: str  # of the first publisher; each record names its own
     created: float
     selector: IndexSpec | None
     pages: tuple[PageRef, ...]  # in order of names
@@ -61,7 +90,7 @@ class Manifest:
 
     @property
     def documents(self) -> int:
-        """How many."""
+        """The number of documents."""
         return sum(page.documents for page in self.pages)
 
     def encode(self) -> bytes:
@@ -102,7 +131,7 @@ def manifest_number(name: str) -> int:
     """The number of a manifest by its object. Raises ValueError."""
     folder, _, digits = name.rpartition("/")
     if folder != MANIFESTS or not _DIGITS.fullmatch(digits):
-        raise ValueError(f"{name} is no manifest")
+        raise ValueError(f"{name} is not a manifest")
     return _LAST - int(digits, 16)
 
 

@@ -1,7 +1,6 @@
-"""Small objects that say what they are: msgpack, compressed, under a magic, a format and a
-checksum.
+"""Small objects: compressed msgpack with a magic, a format number and a checksum.
 
-    magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
+magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
 """
 
 import struct
@@ -13,18 +12,18 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.decode import T, unpack
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat, OlderFormat
-from memstore.share.objects.sizes import PACKED_BYTES
 
+PACKED_BYTES = 64 << 20  # a manifest, a page or a footer, packed or unpacked
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 
 
 def pack(magic: bytes, number: int, value: Any) -> bytes:
-    """An object of plain values. Raises InvalidInput where it would be too large to be read."""
+    """Encode plain values. Raises InvalidInput where readers would refuse the size."""
     plain = msgpack.packb(value)
     data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
     if max(len(plain), len(data) + _DIGEST.size) > PACKED_BYTES:
         raise InvalidInput(
-            f"a table of the documents would have {len(plain):,} bytes, which nobody would read; "
+            f"a table of the documents would have {len(plain):,} bytes, which readers refuse; "
             "publish some of them to another prefix"
         )
     return data + _DIGEST.pack(xxh3_64_intdigest(data))
@@ -36,7 +35,7 @@ def digest_of(data: bytes | memoryview) -> int:
 
 
 def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[T], what: str) -> T:
-    """The values of an object. Raises CorruptMemory, NewerFormat, OlderFormat."""
+    """Decode an object. Raises CorruptMemory, NewerFormat, OlderFormat."""
     data = bytes(data)
     try:
         if len(data) < _HEAD.size + _DIGEST.size:
@@ -55,20 +54,20 @@ def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[
 
 
 def check_format(what: str, found: int, read: int) -> None:
-    """Is what was found of the format that this version reads? Raises NewerFormat, OlderFormat."""
+    """Is this the format that this version reads? Raises NewerFormat, OlderFormat."""
     if found > read:
         raise NewerFormat(
             f"{what} is in format {found}, this version reads {read}; update memstore"
         )
     if found < read:
         raise OlderFormat(
-            f"{what} was made by an older version; read the documents in again (memstore ingest), "
+            f"{what} was made by an older version; ingest the documents again (memstore ingest), "
             "and publish them to another prefix"
         )
 
 
 def decompressed(data: bytes, most: int = PACKED_BYTES) -> bytes:
-    """What zstd compressed. Raises ValueError."""
+    """Decompress zstd. Raises ValueError, also for more than `most` bytes."""
     try:
         if not 0 <= zstandard.frame_content_size(data) <= most:
             raise ValueError("it is too large")

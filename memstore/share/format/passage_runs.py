@@ -1,5 +1,5 @@
-"""Passages in segments, by what they say: which run of records holds each, of those that lie there
-and of those that are on their way, so that none is sent twice.
+"""Passages in segments by their digest: the run of records that holds each, uploaded already or
+about to be, so that no passage is sent twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ from memstore.share.objects.object_store import ObjectStore
 
 
 class Run:
-    """Records of passages that lie one after the other, with their index."""
+    """Consecutive records of passages, with their index."""
 
     def __init__(self, piece: Piece | None = None) -> None:
-        """piece: all of it, where it is published; None until its segment is sent."""
+        """piece: all of the run; None until its segment is sent."""
         self.piece = piece
-        self.digests: list[Digest] = []  # of a new one, as are the next two
+        self.digests: list[Digest] = []  # of a new run, as are the next two
         self.sizes: list[list[int]] = []  # of each passage, by layer
         self.size = 0  # bytes of the records
         self._records: list[bytes | memoryview] = []
@@ -33,7 +33,7 @@ class Run:
         return len(self.digests) - 1
 
     def take_records(self) -> list[bytes | memoryview]:
-        """The records, which it holds no longer."""
+        """Take the records out of memory."""
         records, self._records = self._records, []
         return records
 
@@ -45,7 +45,7 @@ class _Rows:
         self.first, self.take, self.run, self.row = block, 1, run, row
 
     def extended(self, block: int, run: Run, row: int) -> bool:
-        """Take the next block if it is the next row."""
+        """Take the next block if it is the next row; return whether it is."""
         follows = self.run is run and (block - self.first, row - self.row) == (self.take,) * 2
         self.take += follows
         return follows
@@ -57,7 +57,7 @@ class _Rows:
 
 
 class PassageRuns:
-    """Where passages are, and which documents refer to them. Used by one thread."""
+    """Runs by passage, and the rows that documents refer to. Used by one thread."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -66,9 +66,7 @@ class PassageRuns:
         self._rows: dict[str, list[_Rows]] = {}  # by document
 
     def learn(self, entries: Iterable[Entry]) -> None:
-        """Know the passages of published documents, too. Raises CorruptMemory,
-        StoreUnavailable.
-        """
+        """Add the passages of published documents. Raises CorruptMemory, StoreUnavailable."""
         new: dict[str, dict[int, Piece]] = {}
         for entry in entries:
             for piece in entry.pieces if entry.row.of_passages else ():
@@ -85,22 +83,22 @@ class PassageRuns:
                     self._held.setdefault(digest, (run, row))
 
     def knows(self, digest: Digest) -> bool:
-        """Is a passage there, or on its way?"""
+        """Is a passage uploaded, or about to be?"""
         return digest in self._held
 
     def add(self, digest: Digest, run: Run, records: Sequence[bytes | memoryview]) -> None:
-        """A passage is on its way in a new run, by its records in order of layers."""
+        """Add a passage to a new run, by its records in order of layers."""
         self._held[digest] = run, run.add(digest, records)
 
     def refer(self, document: str, block: int, digest: Digest) -> None:
-        """A document has a passage there; blocks are told in order."""
+        """Note that a block of a document is this passage. Blocks come in order."""
         run, row = self._held[digest]
         rows = self._rows.setdefault(document, [])
         if not (rows and rows[-1].extended(block, run, row)):
             rows.append(_Rows(block, run, row))
 
     def pieces(self, document: str) -> list[Piece]:
-        """The pieces that a document's passages are, once all runs are sent."""
+        """The pieces of a document's passages, once all runs are sent."""
         return [rows.piece for rows in self._rows.get(document, ())]
 
 

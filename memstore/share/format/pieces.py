@@ -1,5 +1,5 @@
-"""What a segment holds of a document, piece by piece: runs of records with the index that finds
-them, and values of the tables beside them.
+"""Pieces: the parts of documents in a segment. A piece is the index of a run of records, or values
+of the tables of landmarks or tokens.
 
 A piece of values is, in little-endian order,
 
@@ -9,12 +9,12 @@ A piece of values is, in little-endian order,
     the keys, one after the other: as in the memory, without the document's number
     the values, one after the other: as in the memory, without their checksum
 
-so that its beginning tells what is the same in another state of the document. The index of a run
-of records is, compressed by zstd,
+so that its beginning shows which values another version of the document shares. The index of a
+run of records is, compressed by zstd,
 
     magic "mI", layers (u16), writes, first block, rows (u32 each), where the records begin in the
         segment (u64)
-    by what records are known (16 bytes each): the id of one write, of consecutive blocks; or of
+    what identifies the records (16 bytes each): the id of one write of consecutive blocks; or, of
         passages, whose first block is 0, the digest of each
     the layers (u16 each), then of each row and layer the bytes of its record (u32; 0: none)
 """
@@ -32,27 +32,28 @@ from xxhash import xxh3_64_intdigest
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.disk.format.record import WriteId
 from memstore.share.format.packed_objects import decompressed
-from memstore.share.objects.sizes import INDEX_BYTES
 
 Kind = Literal["records", "landmarks", "tokens"]
 Digest = Annotated[int, Meta(ge=0)]
 
+PIECE_BYTES = 64 << 20  # of a piece: 8 MiB of values and one more, or an index
+_INDEX_BYTES = 16 << 20  # of an index of records, unpacked
 _VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QIHQ")
 _INDEX = struct.Struct("<2sHIIIQ")
 _WRITE_BYTES = 16
 
 
 class Piece(NamedTuple):
-    """Where a part of a document lies. The document has of it what no later piece begins with.
+    """A part of a document in a segment. The document uses it up to where its next piece begins.
 
-    Records of passages are known by what they say: pieces of several documents, or several of one,
-    may take rows of the same index.
+    Records of passages are identified by content: pieces of several documents, or several of one
+    document, may take rows of the same index.
     """
 
     kind: Kind
     part: Layer  # landmarks: layer, or part of a selector; else 0
     first: Count  # block that it begins with; tokens: token
-    take: Positive  # how many blocks (records), or values, of it are the document's
+    take: Positive  # number of its blocks (records), or values, that the document uses
     row: Block  # of records: the row of their index that it begins with; else 0
     segment: str  # the object
     offset: Count  # of the values, or of the index of the records
@@ -61,7 +62,7 @@ class Piece(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An entry of a table: its key without the document's number, and what it holds."""
+    """An entry of a table; its key is without the document's number."""
 
     first: int  # block, or token, that it begins with
     key: bytes
@@ -69,7 +70,7 @@ class Value(NamedTuple):
 
 
 class ValueHead(NamedTuple):
-    """What a piece of values tells of each of them."""
+    """A value without its bytes, as the beginning of a piece lists it."""
 
     first: int
     key: bytes
@@ -78,13 +79,13 @@ class ValueHead(NamedTuple):
 
     @classmethod
     def of(cls, value: Value) -> "ValueHead":
-        """What is told of a value."""
+        """The head of a value."""
         digest = xxh3_64_intdigest(value.value, xxh3_64_intdigest(value.key))
         return cls(value.first, value.key, len(value.value), digest)
 
 
 def encode_values(values: Sequence[Value]) -> bytes:
-    """The piece of these values, of which there is one at least."""
+    """The piece of one or more values."""
     heads = [ValueHead.of(value) for value in values]
     table = b"".join(_VALUE.pack(h.digest, h.length, len(h.key), h.first) for h in heads)
     table += b"".join(head.key for head in heads)
@@ -93,10 +94,10 @@ def encode_values(values: Sequence[Value]) -> bytes:
 
 
 def head_bytes(start: bytes | memoryview) -> int:
-    """Bytes of a piece's beginning up to its keys, told from its first 16. Raises ValueError."""
+    """Bytes of a piece's beginning up to its keys, from its first 16 bytes. Raises ValueError."""
     magic, zero, count, _ = _unpack(_VALUES, start, 0)
     if magic != b"mV" or zero or not count:
-        raise ValueError("it is no piece of values")
+        raise ValueError("it is not a piece of values")
     return _VALUES.size + count * _VALUE.size
 
 
@@ -106,21 +107,20 @@ def table_bytes(values: int, key_bytes: int) -> int:
 
 
 def values_in(start: bytes | memoryview) -> int:
-    """How many values a piece has, told from its first 16 bytes. Raises ValueError."""
+    """The number of values of a piece, from its first 16 bytes. Raises ValueError."""
     return (head_bytes(start) - _VALUES.size) // _VALUE.size
 
 
 def decode_heads(data: bytes | memoryview) -> tuple[list[ValueHead], int]:
-    """What a piece, or its beginning, tells of its values, and where they begin. Raises
+    """The heads of a piece's values, from its beginning, and the offset of the values. Raises
     ValueError.
     """
     data = memoryview(data)
     end = head_bytes(data)
     if end > len(data):
         raise ValueError("it is truncated")
-    told = list(_VALUE.iter_unpack(data[_VALUES.size : end]))
     heads, at = [], end
-    for digest, length, key_bytes, first in told:
+    for digest, length, key_bytes, first in _VALUE.iter_unpack(data[_VALUES.size : end]):
         heads.append(ValueHead(first, bytes(data[at : at + key_bytes]), length, digest))
         at += key_bytes
     if at > len(data):
@@ -145,7 +145,7 @@ def decode_values(data: bytes | memoryview, take: int | None = None) -> Iterator
 
 
 class RecordIndex:
-    """Where records lie in their segment: a row for each of consecutive blocks, or of passages."""
+    """Where records are in their segment: a row for each of consecutive blocks, or passages."""
 
     def __init__(
         self,
@@ -155,9 +155,9 @@ class RecordIndex:
         start: int,
         sizes: np.ndarray,
     ) -> None:
-        """writes: by what the records are known: one write's id, or of each passage its digest.
-        first: block; of passages 0. sizes: bytes of each record [rows, layers], 0 for none; they
-        lie one after the other in that order, the first at byte `start`.
+        """writes: the id of one write, or the digest of each passage. first: block; 0 of passages.
+        sizes: bytes of each record [rows, layers], 0 for none. Records are consecutive in that
+        order, the first at byte `start`.
         """
         self.writes, self.first, self.layers = tuple(writes), first, tuple(layers)
         self.start, self.sizes = start, sizes.astype(np.uint32)
@@ -168,18 +168,18 @@ class RecordIndex:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return len(self.sizes)
 
     def find(self, layer: int, row: int) -> tuple[int, int] | None:
-        """First byte and length of a record; None where there is none."""
+        """First byte and length of a record, or None."""
         column = self._column.get(layer)
         if column is None or not 0 <= row < len(self.sizes) or not self.sizes[row, column]:
             return None
         return int(self.starts[row, column]), int(self.sizes[row, column])
 
     def encode(self) -> bytes:
-        """The index as it lies in its segment."""
+        """The index as it is stored."""
         head = _INDEX.pack(
             b"mI", len(self.layers), len(self.writes), self.first, len(self.sizes), self.start
         )
@@ -190,14 +190,14 @@ class RecordIndex:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "RecordIndex":
         """The index of these bytes. Raises ValueError."""
-        raw = decompressed(bytes(data), INDEX_BYTES)
+        raw = decompressed(bytes(data), _INDEX_BYTES)
         magic, count, known, first, rows, start = _unpack(_INDEX, raw, 0)
         names = _INDEX.size + _WRITE_BYTES * known
         at = names + 2 * count
         if magic != b"mI" or len(raw) != at + 4 * count * rows or first + rows > 1 << 32:
-            raise ValueError("it is no index of records")
+            raise ValueError("it is not an index of records")
         if known not in (1, rows):
-            raise ValueError("it does not tell by what its records are known")
+            raise ValueError("it does not identify its records")
         layers = np.frombuffer(raw, "<u2", count, names).tolist()
         if layers != sorted(set(layers)) or start >= 1 << 62:
             raise ValueError("its layers are not in order")
@@ -206,8 +206,15 @@ class RecordIndex:
         return cls(writes, first, layers, start, sizes)
 
 
+def most_record_bytes(raw: int) -> int:
+    """The greatest size of a record in any codec. raw: its bytes in codec raw, to which zstd adds
+    little where it cannot compress.
+    """
+    return raw + raw // 16 + 1024
+
+
 def record_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """Those that hold records, in order of blocks."""
+    """The pieces of records, in order of blocks."""
     return sorted(piece for piece in pieces if piece.kind == "records")
 
 
@@ -220,7 +227,7 @@ def piece_of(pieces: Sequence[Piece], block: int) -> Piece | None:
 
 
 def row_of(piece: Piece, block: int) -> int:
-    """The row of a piece's index that is a block's."""
+    """The row of a block in a piece's index."""
     return piece.row + block - piece.first
 
 

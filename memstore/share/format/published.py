@@ -1,21 +1,34 @@
-"""A published memory as one manifest has it: its documents, read page by page as asked for."""
+"""A publication as one manifest has it: its documents, read page by page as asked for; and the
+newest manifest of each object store that was read, by which an older one in its place is noticed.
+"""
 
+import fcntl
+import os
+import struct
+import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
 
-from memstore.errors import CorruptMemory, MemoryNotFound
+from memstore.errors import CorruptMemory, MemoryNotFound, StaleMemory
 from memstore.share.format.document_pages import Entry, PageRef, read_page
 from memstore.share.format.manifest import Manifest, manifest_name, newest_number, read_manifest
-from memstore.share.format.rollback import Remembering, Seen, check_newest, newest_seen, note_newest
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
 
+Seen = tuple[int, bytes]
+"""Number and id of a manifest."""
+
+_SEEN = struct.Struct("<Q16s")
+_lock = threading.Lock()
+_newest: dict[str, Seen] = {}  # by identity of the object store, in this process
+
 
 class Published:
-    """A published memory as one manifest has it, and its table of documents as far as it was read.
-    May be used by several threads.
-    """
+    """A publication as one manifest has it. May be used by several threads."""
 
     def __init__(
         self, objects: ObjectStore, manifest: Manifest, before: "Published | None" = None
@@ -29,14 +42,14 @@ class Published:
 
     @classmethod
     def open(
-        cls, objects: ObjectStore, *, cache: Remembering | None = None, at_least: int | None = None
+        cls, objects: ObjectStore, *, folder: Path | None = None, at_least: int | None = None
     ) -> "Published":
         """The newest.
 
-        cache: remembers which that is. at_least: its number, whatever was read before. Raises
+        folder: remembers which that is. at_least: its number, whatever was read before. Raises
         MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
         """
-        found = cls.newest(objects, cache=cache, at_least=at_least)
+        found = cls.newest(objects, folder=folder, at_least=at_least)
         if found is None:
             raise MemoryNotFound(
                 f"{objects.url} holds no published memory; memstore share push makes one"
@@ -45,16 +58,16 @@ class Published:
 
     @classmethod
     def newest(
-        cls, objects: ObjectStore, *, cache: Remembering | None = None, at_least: int | None = None
+        cls, objects: ObjectStore, *, folder: Path | None = None, at_least: int | None = None
     ) -> "Published | None":
         """The newest, or None where nothing was published. Raises as `open` does."""
-        before = newest_seen(objects.identity, cache)
+        before = newest_seen(objects.identity, folder)
         number = newest_number(objects)
         if number is None:
             return None
         found = cls.at(objects, number)
-        check_newest(objects.url, found.seen, before, at_least)
-        note_newest(objects.identity, found.seen, cache, anew=at_least is not None)
+        _check_newest(objects.url, found.seen, before, at_least)
+        note_newest(objects.identity, found.seen, folder, reset=at_least is not None)
         return found
 
     @property
@@ -109,3 +122,76 @@ class Published:
         for page, entries in zip(missing, at_once(partial(read_page, self.objects), missing)):
             self._pages[page.name] = entries
         return [self._pages[page.name] for page in pages]
+
+
+# Rollback
+
+
+def newest_seen(identity: str, folder: Path | None = None) -> Seen | None:
+    """The newest manifest of an object store that was read, by this process or, as a folder
+    remembers it, by an earlier one.
+    """
+    with _lock:
+        here = _newest.get(identity)
+    there = None
+    if folder is not None:
+        with suppress(OSError), _remembered(folder, identity, os.O_RDONLY) as file:
+            there = _unpacked(os.pread(file, _SEEN.size, 0))
+    return max(filter(None, (here, there)), key=lambda seen: seen[0], default=None)
+
+
+def note_newest(
+    identity: str, seen: Seen, folder: Path | None = None, *, reset: bool = False
+) -> None:
+    """Remember that a manifest was read, also in a folder; reset: forget a newer one."""
+    with _lock:
+        if reset or identity not in _newest or _newest[identity][0] < seen[0]:
+            _newest[identity] = seen
+    if folder is None:
+        return
+    with (
+        suppress(OSError),  # a full disk remembers nothing
+        _remembered(folder, identity, os.O_RDWR | os.O_CREAT) as file,
+    ):
+        before = _unpacked(os.pread(file, _SEEN.size, 0))
+        if reset or before is None or before[0] < seen[0]:
+            os.pwrite(file, _SEEN.pack(*seen), 0)
+
+
+@contextmanager
+def _remembered(folder: Path, identity: str, flags: int) -> Iterator[int]:
+    """The locked file in which a folder remembers the newest manifest of an object store."""
+    name = f"newest-{blake2b(identity.encode(), digest_size=20).hexdigest()}"
+    file = os.open(folder / name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _unpacked(data: bytes) -> Seen | None:
+    return _SEEN.unpack(data) if len(data) == _SEEN.size else None
+
+
+def _check_newest(url: str, found: Seen, before: Seen | None, at_least: int | None) -> None:
+    """Is the newest manifest of an object store as new as was asked for, or, where nothing was, as
+    what was read before? Raises StaleMemory.
+    """
+    number = found[0]
+    if at_least is not None:
+        if number < at_least:
+            raise StaleMemory(
+                f"{url}: its newest manifest is {number}, and one of {at_least} at least was asked "
+                "for; publish the newer state again, or ask for less"
+            )
+        return
+    if before is None or number > before[0] or found == before:
+        return
+    what = f"manifest {number}"
+    if number == before[0]:
+        what = f"another manifest {number}"
+    raise StaleMemory(
+        f"{url}: its newest is {what}, but manifest {before[0]} was read before, so somebody has "
+        f"put back an older state; publish again, or accept it by --at-least {number}"
+    )

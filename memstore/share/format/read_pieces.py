@@ -1,7 +1,6 @@
-"""Reading what is published: values, indexes of records, and whole documents piece by piece."""
+"""Reading pieces: values, indexes of records, and all records of a document."""
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -18,39 +17,21 @@ from memstore.share.format.pieces import (
     ValueHead,
     decode_heads,
     decode_values,
-    piece_of,
+    most_record_bytes,
     record_pieces,
     row_of,
 )
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import most_record_bytes
+from memstore.share.objects.object_store import Extent, ObjectStore
 
 _HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
 _BATCH_BYTES = 8 << 20  # of records that are read at once
 
 
-class Extent(NamedTuple):
-    """Where a record lies."""
-
-    segment: str
-    offset: int
-    length: int
-
-
 class Checked(NamedTuple):
-    """Where bytes lie, and their XXH3-64."""
+    """Bytes of an object, and their XXH3-64."""
 
     extent: Extent
     digest: int
-
-
-def read_piece(objects: ObjectStore, piece: Piece) -> memoryview:
-    """The bytes of a piece (of records: of their index), as they were published. Raises
-    CorruptMemory, StoreUnavailable.
-    """
-    (data,) = objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
-    check_piece(objects, piece, data)
-    return data
 
 
 def check_piece(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> None:
@@ -60,12 +41,14 @@ def check_piece(objects: ObjectStore, piece: Piece, data: bytes | memoryview) ->
 
 
 def read_values(objects: ObjectStore, piece: Piece) -> list[Value]:
-    """The values that a document has of a piece. Raises CorruptMemory, StoreUnavailable."""
-    return values_of(objects, piece, read_piece(objects, piece))
+    """The values that a document uses of a piece. Raises CorruptMemory, StoreUnavailable."""
+    (data,) = objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
+    check_piece(objects, piece, data)
+    return values_of(objects, piece, data)
 
 
 def values_of(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> list[Value]:
-    """The same, of bytes that were read. Raises CorruptMemory."""
+    """The same from the bytes of the piece. Raises CorruptMemory."""
     try:
         return list(decode_values(data, piece.take))
     except ValueError as error:
@@ -73,7 +56,7 @@ def values_of(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> l
 
 
 def read_heads(objects: ObjectStore, piece: Piece) -> list[ValueHead]:
-    """What a piece tells of the values that a document has of it. Raises CorruptMemory,
+    """The heads of the values that a document uses of a piece. Raises CorruptMemory,
     StoreUnavailable.
     """
     for length in (min(piece.length, _HEADS_BYTES), piece.length):
@@ -89,8 +72,8 @@ def read_heads(objects: ObjectStore, piece: Piece) -> list[ValueHead]:
 def index_of(
     objects: ObjectStore, entry: Entry, piece: Piece, data: bytes | memoryview
 ) -> RecordIndex:
-    """The index that a piece of records is: of the write that its document's row names, or of
-    passages. Raises CorruptMemory.
+    """The index of a piece of records: of the write that its document's row names, or of passages.
+    Raises CorruptMemory.
     """
     if entry.row.of_passages:
         return passages_index(objects, piece, data)
@@ -106,7 +89,7 @@ def passages_index(objects: ObjectStore, piece: Piece, data: bytes | memoryview)
     """The index of a run of passages. Raises CorruptMemory."""
     index = _index(objects, piece, data)
     if len(index.writes) != index.rows:
-        raise damaged(objects, piece, "it does not tell which passages it is of")
+        raise damaged(objects, piece, "it does not name its passages")
     return index
 
 
@@ -121,40 +104,8 @@ def _index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> Reco
     return index
 
 
-class Indexes:
-    """Indexes of records, read when they are first asked for. May be used by several threads."""
-
-    def __init__(self, objects: ObjectStore) -> None:
-        self._objects = objects
-        self._lock = threading.Lock()
-        self._held: dict[tuple[str, int], RecordIndex] = {}
-
-    def index(self, entry: Entry, piece: Piece) -> RecordIndex:
-        """The index of a piece of records. Raises CorruptMemory, StoreUnavailable."""
-        which = piece.segment, piece.offset
-        found = self._held.get(which)
-        if found is None:
-            (data,) = self._objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
-            found = index_of(self._objects, entry, piece, data)
-            with self._lock:
-                self._held[which] = found
-        return found
-
-    def find(self, entry: Entry, keys: Sequence[tuple[int, int]]) -> list[Extent | None]:
-        """Where the records of a document's (layer, block) lie; None for those that it has not.
-        Raises CorruptMemory, StoreUnavailable.
-        """
-        found: list[Extent | None] = []
-        for layer, block in keys:
-            piece, where = piece_of(entry.pieces, block), None
-            if piece is not None:
-                where = self.index(entry, piece).find(layer, row_of(piece, block))
-            found.append(None if where is None or piece is None else Extent(piece.segment, *where))
-        return found
-
-
 class PublishedRecord(NamedTuple):
-    """A record as it lies in its segment."""
+    """A record as it is stored."""
 
     key: RecordKey
     data: memoryview
@@ -164,11 +115,15 @@ def records(objects: ObjectStore, entry: Entry, signature: Signature) -> Iterato
     """A document's records in order of block and layer, as its row asks for them. They are not
     checked. Raises CorruptMemory, StoreUnavailable.
     """
-    row, indexes = entry.row, Indexes(objects)
+    row, indexes = entry.row, dict[tuple[str, int], RecordIndex]()
     starts = row.first_blocks(signature)
     most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
     for piece in record_pieces(entry.pieces):
-        index = indexes.index(entry, piece)
+        which = piece.segment, piece.offset
+        if which not in indexes:
+            (data,) = objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
+            indexes[which] = index_of(objects, entry, piece, data)
+        index = indexes[which]
         block, end = piece.first, piece.first + piece.take
         while block < end:
             keys: list[RecordKey] = []
@@ -193,7 +148,7 @@ def records(objects: ObjectStore, entry: Entry, signature: Signature) -> Iterato
 
 
 def damaged(objects: ObjectStore, piece: Piece, error: object) -> CorruptMemory:
-    """The error for a piece that is not as it was published."""
+    """The error for a damaged piece."""
     return CorruptMemory(
         f"{objects.url}: {piece.kind} at byte {piece.offset} of {piece.segment} are damaged "
         f"({error}); run memstore verify, or publish the document again with --check"

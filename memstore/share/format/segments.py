@@ -3,16 +3,15 @@
 A segment is
 
     magic "mRsegmnt", format (u32), a zero (u32), digest of the memory's signature (16 bytes)
-    records as they lie on disk, indexes of runs of them, values (memstore.share.format.pieces)
+    records as on disk, indexes of runs of records, values (memstore.share.format.pieces)
     footer: msgpack, compressed by zstd, of each piece its kind, part, first block or token, number
         of rows or values, first of these, offset, length and XXH3-64
-    where the footer begins (u64), its bytes (u64), XXH3-64 of it, begun with that of the first 32
+    offset of the footer (u64), its bytes (u64), its XXH3-64, seeded with that of the first 32
         bytes, magic "mRfooter"
 
-and its name is `segments/`, XXH3-128 of all that, and a random number: what was sent by a
-publisher that was interrupted is found again, and what is old enough to be removed meanwhile is
-sent under another name. Readers come by the manifest's pieces and need no footer; it says what a
-segment holds to who has nothing else.
+and its name is `segments/`, XXH3-128 of all that, and a random number: a publisher finds again what
+an interrupted one sent, and sends under another name what is old enough to be pruned. Readers use
+the pieces of the manifest and need no footer; verify, merge and other tools do.
 """
 
 import os
@@ -27,11 +26,10 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from memstore.decode import unpack
 from memstore.disk.format.record import WriteId
 from memstore.errors import CorruptMemory, ObjectNotFound
-from memstore.share.format.packed_objects import check_format, decompressed
+from memstore.share.format.packed_objects import PACKED_BYTES, check_format, decompressed
 from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import PACKED_BYTES
 
 FORMAT = 4
 SEGMENT_BYTES = 32 << 20
@@ -47,7 +45,7 @@ class Segment:
         """signature: its digest (Signature.digest)."""
         self._parts: list[bytes] = [_HEAD.pack(b"mRsegmnt", FORMAT, 0, signature)]
         self.size = _HEAD.size
-        # of which document, or run of passages; their segment has no name
+        # each with the document or run of passages that it is of; the segment has no name yet
         self.pieces: list[tuple[str | Run, Piece]] = []
 
     def add_records(
@@ -59,7 +57,7 @@ class Segment:
         sizes: np.ndarray,
         records: Sequence[bytes | memoryview],
     ) -> None:
-        """Consecutive blocks of one write of a document, or a run of passages. writes, first,
+        """Add consecutive blocks of one write of a document, or a run of passages. writes, first,
         sizes: as RecordIndex takes them.
         """
         index = RecordIndex(writes, first, layers, self.size, sizes)
@@ -68,7 +66,7 @@ class Segment:
         self._add(owner, "records", 0, first, len(sizes), index.encode())
 
     def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
-        """Values of one kind and part, in order."""
+        """Add values of one kind and part, in order."""
         self._add(document, kind, part, values[0].first, len(values), encode_values(values))
 
     def _add(
@@ -84,7 +82,7 @@ class Segment:
         self.size += len(data)
 
     def absorb(self, other: "Segment") -> None:
-        """Take in the values of another; it has no records."""
+        """Add the values of another segment, which has no records."""
         assert not any(piece.kind == "records" for _, piece in other.pieces)
         by = self.size - _HEAD.size
         for owner, piece in other.pieces:
@@ -93,20 +91,19 @@ class Segment:
             self._append(part)
 
     def encode(self) -> bytes:
-        """All of it."""
-        told = [(*piece[:5], *piece[6:]) for _, piece in self.pieces]
-        footer = zstandard.compress(msgpack.packb(told))
+        """The object."""
+        table = [(*piece[:5], *piece[6:]) for _, piece in self.pieces]
+        footer = zstandard.compress(msgpack.packb(table))
         digest = xxh3_64_intdigest(footer, xxh3_64_intdigest(self._parts[0]))
         tail = _TAIL.pack(self.size, len(footer), digest, b"mRfooter")
         return b"".join((*self._parts, footer, tail))
 
 
 def send(objects: ObjectStore, data: bytes, *, young: float) -> tuple[str, float | None]:
-    """Have a segment in the store; return its name, and since when it was there (seconds since
-    1970), or None where it had to be sent.
+    """Upload a segment unless the store has it; return its name, and when it was stored (seconds
+    since 1970), or None where it was uploaded now.
 
-    young: seconds since 1970; what was there before is not relied on, since nothing may name it
-    and it may be removed.
+    young: seconds since 1970; a segment from before may be pruned at any time, and does not count.
     """
     folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
     for found in objects.names(folder):
@@ -114,7 +111,7 @@ def send(objects: ObjectStore, data: bytes, *, young: float) -> tuple[str, float
             continue
         if found.size == len(data) and is_whole(objects, found.name):
             return found.name, found.modified
-        objects.put(found.name, data)  # it is damaged: who names it is helped as well
+        objects.put(found.name, data)  # damaged: this repairs it for all manifests that name it
         return found.name, None
     name = f"{folder}/{os.urandom(6).hex()}"
     objects.put(name, data)
@@ -122,7 +119,7 @@ def send(objects: ObjectStore, data: bytes, *, young: float) -> tuple[str, float
 
 
 def is_whole(objects: ObjectStore, name: str) -> bool:
-    """Is a segment in the store, as it was sent? Reads all of it."""
+    """Is a segment in the store, undamaged? Reads all of it."""
     try:
         return name.rpartition("/")[0] == f"{FOLDER}/{xxh3_128_hexdigest(objects.get(name))}"
     except (ObjectNotFound, CorruptMemory):
@@ -134,12 +131,12 @@ def is_there(objects: ObjectStore, name: str) -> bool:
     return any(found.name == name for found in objects.names(name.rpartition("/")[0]))
 
 
-_Told = tuple[Kind, int, int, int, int, int, int, Digest]
+_Row = tuple[Kind, int, int, int, int, int, int, Digest]
 
 
 def read_footer(objects: ObjectStore, name: str, size: int) -> tuple[bytes, list[Piece]]:
-    """The digest of the signature that a segment is of, and its pieces, by what it says itself.
-    size: of the object. Raises CorruptMemory, NewerFormat, StoreUnavailable.
+    """The digest of a segment's signature and its pieces, from its footer. size: of the object.
+    Raises CorruptMemory, NewerFormat, StoreUnavailable.
     """
     try:
         if size < _HEAD.size + _TAIL.size:
@@ -148,7 +145,7 @@ def read_footer(objects: ObjectStore, name: str, size: int) -> tuple[bytes, list
         magic, number, _, signature = _HEAD.unpack(head)
         at, length, digest, end = _TAIL.unpack(tail)
         if magic != b"mRsegmnt":
-            raise ValueError("it is no segment")
+            raise ValueError("it is not a segment")
         check_format(f"{objects.url}: {name}", number, FORMAT)
         if end != b"mRfooter" or at + length + _TAIL.size != size or at < _HEAD.size:
             raise ValueError("it has no footer")
@@ -157,8 +154,8 @@ def read_footer(objects: ObjectStore, name: str, size: int) -> tuple[bytes, list
         (footer,) = objects.get_ranges(name, [(at, length)])
         if xxh3_64_intdigest(footer, xxh3_64_intdigest(head)) != digest:
             raise ValueError("the checksum of its footer does not match")
-        told = unpack(decompressed(bytes(footer)), list[_Told])
-        return signature, [Piece(*piece[:5], name, *piece[5:]) for piece in told]
+        rows = unpack(decompressed(bytes(footer)), list[_Row])
+        return signature, [Piece(*piece[:5], name, *piece[5:]) for piece in rows]
     except ValueError as error:
         raise CorruptMemory(
             f"{objects.url}: {name} is damaged ({error}); publish its documents again with --check"

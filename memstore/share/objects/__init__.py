@@ -1,1 +1,1 @@
-"""Object stores behind one small face."""
+"""Object stores behind one small interface."""

@@ -1,5 +1,5 @@
-"""Work on threads that nothing waits for: a request that hangs keeps neither Ctrl-C nor the end of
-the process, for which concurrent.futures joins its own.
+"""Parallel work on daemon threads: a request that hangs delays neither Ctrl-C nor the end of the
+process, while concurrent.futures would join its threads.
 """
 
 import math
@@ -25,11 +25,10 @@ def begin(
     most: int = AT_ONCE,
     name: str = "memstore-share",
 ) -> "list[Future[T]]":
-    """Call work(item) for each of some items, side by side on daemon threads, which end when all is
-    done.
+    """Call work(item) for each item, in parallel on daemon threads, which end when all is done.
 
-    most: threads. What is cancelled before its turn is not done. Raises RuntimeError where the
-    system gives no thread.
+    most: threads. An item whose future is cancelled before its turn is skipped. Raises RuntimeError
+    where the system gives no thread.
     """
     futures: list[Future[T]] = [Future() for _ in items]
     waiting = deque(zip(futures, items))
@@ -50,15 +49,15 @@ def begin(
         try:
             threading.Thread(target=take_turns, name=f"{name}-{number}", daemon=True).start()
         except RuntimeError:
-            if not number:  # else those that there are do it
+            if not number:  # else the threads that started do all of it
                 raise
             break
     return futures
 
 
 def at_once(work: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
-    """The results of requests that are made side by side, in order; the first error is raised, and
-    the rest not waited for.
+    """The results of work(item) for each item, in order, made in parallel. Raises the first error
+    without waiting for the rest.
     """
     if len(items) < 2:
         return [work(item) for item in items]
@@ -77,7 +76,7 @@ def at_once(work: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
 def wait_for(futures: "Sequence[Future[T]]", until: float = math.inf) -> None:
     """Wait until all are done, one of them raised, or it is `until` (time.monotonic).
 
-    In pieces: an interrupt that comes just as a wait begins does not end it.
+    In short waits: an interrupt that comes just as a wait begins does not end that one.
     """
     while True:
         left = until - time.monotonic()

@@ -1,4 +1,4 @@
-"""What the errors of an object store mean, each in one line that holds no credentials."""
+"""Errors of an object store as errors of memstore, each one line without credentials."""
 
 import os
 import re
@@ -18,14 +18,14 @@ _REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessK
 
 
 def object_error(error: Exception, url: str, name: str) -> MemstoreError:
-    """What went wrong with an object, or a prefix of objects, of the object store at a URL."""
+    """The error for an object, or a prefix of objects, of the object store at a URL."""
     from obstore import exceptions
 
     text = str(error)
     if any(sign in text for sign in _NO_BUCKET):
         return MemoryNotFound(f"{url}: there is no such bucket; make it, or name another")
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
-        return ObjectNotFound(f"{url}: there is no {name}; it was removed meanwhile")
+        return ObjectNotFound(f"{url}: there is no {name}; another process removed it")
     if any(sign in text for sign in _NO_CREDENTIALS):
         return StoreUnavailable(
             f"{url}: no credentials; set them in the environment, as for the engine's own "
@@ -41,7 +41,7 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message, without what the environment keeps secret."""
+    """The first line of a message, without secrets of the environment."""
     text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0]
     secrets = [
         value
@@ -54,7 +54,7 @@ def first_line(error: Exception) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text whose URLs have neither users, passwords nor queries."""
+    """The text, with users, passwords and queries removed from its URLs."""
     # A password may hold a slash or an @ that should have been encoded.
     text = re.sub(r"(?<=://)([^/\s]*:\S*@|[^/\s]*@)", "", text)
     return re.sub(r"((?<=\w)|(?<=/))\?\S*", "", text)

@@ -1,4 +1,4 @@
-"""An object store behind one small face."""
+"""An object store behind one small interface."""
 
 import os
 import re
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,14 +19,14 @@ from memstore.errors import (
 )
 from memstore.share.objects.daemon_threads import at_once, begin, wait_for
 from memstore.share.objects.object_errors import object_error
-from memstore.share.objects.sizes import OBJECT_BYTES
 
 T = TypeVar("T")
 
-GAP = 256 << 10  # bytes between two ranges that are read rather than asked for apart
+OBJECT_BYTES = 256 << 20  # of any object that is read whole; segments of 32 MB are the largest
+GAP = 128 << 10  # bytes between two ranges that are read rather than asked for apart
 _DELETED_AT_ONCE = 500
-_asked_by: int | None = None  # the process that did first
-_LOCAL_LEFTOVER = re.compile(r".*#\d+")  # what a local store was writing when it was killed
+_asked_by: int | None = None  # the first process that called an object store
+_LOCAL_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
 
 
 class Found(NamedTuple):
@@ -38,38 +37,50 @@ class Found(NamedTuple):
     modified: float  # seconds since 1970, by the store's clock
 
 
-class Request(NamedTuple):
-    """Parts of an object that are asked for as one."""
+class Extent(NamedTuple):
+    """Consecutive bytes of an object."""
 
-    start: int
-    end: int
-    ranges: list[int]  # which
+    name: str
+    offset: int
+    length: int
 
 
-def coalesced(ranges: Sequence[tuple[int, int]], gap: int = GAP) -> list[Request]:
-    """Few requests for many ranges (first byte, length): one for those that lie up to `gap` bytes
-    from each other.
+class Span(NamedTuple):
+    """One request: bytes of an object, and the numbers of the extents that lie in them."""
+
+    name: str
+    offset: int
+    length: int
+    extents: list[int]
+
+
+def coalesce(extents: Sequence[Extent], gap: int = GAP, most: int | None = None) -> list[Span]:
+    """The requests that read some extents: one for extents of an object that lie up to `gap` bytes
+    apart, of `most` bytes together (None: any number).
     """
-    requests: list[Request] = []
-    for which in sorted(range(len(ranges)), key=lambda which: ranges[which]):
-        start, length = ranges[which]
-        if requests and start <= requests[-1].end + gap:
-            last = requests[-1]
-            last.ranges.append(which)
-            requests[-1] = last._replace(end=max(last.end, start + length))
-        else:
-            requests.append(Request(start, start + length, [which]))
-    return requests
+    spans: list[Span] = []
+    for number in sorted(range(len(extents)), key=lambda number: extents[number]):
+        name, offset, length = extents[number]
+        if spans and spans[-1].name == name:
+            last = spans[-1]
+            end = max(last.offset + last.length, offset + length)
+            near = offset - last.offset - last.length <= gap
+            if near and (most is None or end - last.offset <= most):
+                spans[-1] = last._replace(length=end - last.offset)
+                last.extents.append(number)
+                continue
+        spans.append(Span(name, offset, length, [number]))
+    return spans
 
 
 class ObjectStore:
     """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores. May be
     used by several threads.
 
-    url: without credentials. identity: the URL and the endpoint that it is asked at: one store, one
-    identity. Every call raises StoreUnavailable where the store is away or refuses, and
-    MemoryClosed in a fork of a process that has made one; reading what is not there raises
-    ObjectNotFound, and what is no regular file of a directory CorruptMemory.
+    url: without credentials. identity: the URL and its endpoint; one store has one identity. Every
+    call raises StoreUnavailable where the store is unavailable or refuses, and MemoryClosed in a
+    fork of a process that has called one; reading a missing object raises ObjectNotFound, and
+    reading a directory's pipe or device CorruptMemory.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class ObjectStore:
         directory: Path | None = None,
     ) -> None:
         """Use open_object_store. ordered: listings are in order of names. directory: of a local
-        one.
+        store.
         """
         self.url, self.store = url, store
         self.identity = f"{url} {endpoint}".rstrip()
@@ -93,7 +104,7 @@ class ObjectStore:
         self._obstore: Any = obstore
 
     def _check_process(self) -> None:
-        """obstore's threads are not there in a fork of their process: it would wait for ever."""
+        """A fork of a process lacks obstore's threads, and would wait for ever: MemoryClosed."""
         global _asked_by
         if _asked_by is None:
             _asked_by = os.getpid()
@@ -104,12 +115,12 @@ class ObjectStore:
             )
 
     def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        """An object. One of more than `most` bytes is CorruptMemory, and not read."""
+        """An object. One of more than `most` bytes raises CorruptMemory, and is not read."""
         self._check_process()
         self._check_regular(name)
 
         def read() -> memoryview:
-            found = self._obstore.get(self.store, name)  # its head; the rest is not read yet
+            found = self._obstore.get(self.store, name)  # its head alone
             if found.meta["size"] > most:
                 raise CorruptMemory(
                     f"{self.url}: {name} is damaged (it has {found.meta['size']:,} bytes, which "
@@ -121,9 +132,7 @@ class ObjectStore:
         return self._asked(read, name)
 
     def _asked(self, work: Callable[[], T], name: str) -> T:
-        """What a request returns; Ctrl-C, which only the main thread hears, does not wait for
-        it.
-        """
+        """What a request returns. Ctrl-C, which only the main thread gets, does not wait for it."""
         try:
             if threading.current_thread() is threading.main_thread():
                 asked = begin(lambda _: work(), [None], name="memstore-object")
@@ -136,44 +145,41 @@ class ObjectStore:
             raise object_error(error, self.url, name) from error
 
     def _check_regular(self, name: str) -> None:
-        """Is this no pipe or device of a directory, which would be waited for? Raises
-        CorruptMemory.
-        """
+        """Refuse a pipe or device in a directory, which a read would wait for: CorruptMemory."""
         if self._directory is None:
             return
-        with suppress(OSError, ValueError):  # what else is wrong with it, reading tells
+        with suppress(OSError, ValueError):  # reading reports what else is wrong
             mode = os.stat(self._directory / name).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise CorruptMemory(
-                    f"{self.url}: {name} is damaged (it is no regular file); restore it from a "
+                    f"{self.url}: {name} is damaged (it is not a regular file); restore it from a "
                     "copy, or publish to another prefix"
                 )
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Parts of an object, each (first byte, length), of just that length."""
+        """Parts of an object, each (first byte, length), of exactly that length."""
         self._check_process()
         self._check_regular(name)
         # Not by obstore's get_ranges, which panics where an object has become shorter.
-        requests = coalesced(ranges)
-        held = at_once(partial(self._range, name), requests)
-        parts = {}
-        for request, data in zip(requests, held):
-            for which in request.ranges:
-                start, length = ranges[which]
-                parts[which] = data[start - request.start : start - request.start + length]
-        return [parts[which] for which in range(len(ranges))]
+        spans = coalesce([Extent(name, start, length) for start, length in ranges])
+        parts: dict[int, memoryview] = {}
+        for span, data in zip(spans, at_once(self._range, spans)):
+            for number in span.extents:
+                start, length = ranges[number]
+                parts[number] = data[start - span.offset : start - span.offset + length]
+        return [parts[number] for number in range(len(ranges))]
 
-    def _range(self, name: str, request: "Request") -> memoryview:
-        start, end = request.start, request.end
+    def _range(self, span: Span) -> memoryview:
+        name, start, length, _ = span
         found = self._asked(
-            lambda: self._obstore.get_range(self.store, name, start=start, end=end), name
+            lambda: self._obstore.get_range(self.store, name, start=start, length=length), name
         )
-        if len(found) != end - start:
+        if len(found) != length:
             raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")
         return memoryview(found)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new object; False, and nothing is changed, where there is one already."""
+        """Write a new object; return False, and change nothing, where there is one already."""
         self._check_process()
         exceptions = self._obstore.exceptions
         taken = (FileExistsError, exceptions.AlreadyExistsError, exceptions.PreconditionError)
@@ -188,7 +194,7 @@ class ObjectStore:
         return self._asked(write, name)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, in place of another."""
+        """Write an object, in place of any other of this name."""
         self._check_process()
         self._asked(lambda: self._obstore.put(self.store, name, data, use_multipart=False), name)
 
@@ -201,7 +207,7 @@ class ObjectStore:
             try:
                 return next(pages, ())
             except FileNotFoundError:
-                return ()  # a directory that is not there has none
+                return ()  # a missing directory has none
 
         while page := self._asked(read, prefix):
             for found in page:
@@ -213,7 +219,7 @@ class ObjectStore:
         return next(found, None) if self._ordered else min(found, default=None)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are passed over."""
+        """Delete objects; missing ones are passed over."""
         for at in range(0, len(names), _DELETED_AT_ONCE):
             some = list(names[at : at + _DELETED_AT_ONCE])
             try:
@@ -230,13 +236,13 @@ class ObjectStore:
         self._asked(lambda: self._obstore.delete(self.store, names), names[0])
 
     def sweep(self, seconds: float) -> int:
-        """Remove what writers that were killed so long ago left half written in a directory."""
+        """Remove half-written files that are older than so many seconds from a directory."""
         if self._directory is None:
             return 0
         removed, before = 0, time.time() - seconds
         for folder, _, files in os.walk(self._directory, topdown=False):
             for file in filter(_LOCAL_LEFTOVER.fullmatch, files):
-                with suppress(OSError):  # another swept, or it is none of ours
+                with suppress(OSError):  # another process removed it, or owns it
                     path = Path(folder, file)
                     if path.stat().st_mtime <= before:
                         path.unlink()

@@ -1,8 +1,8 @@
 """The object store at a URL: a prefix of an S3, Google or Azure bucket, a directory, or this
 process's memory.
 
-Credentials are the engine's own: they come from the environment as its SDK has them, and stand in
-no URL, no file and no message.
+Credentials come from the environment, as the store's own SDK takes them, and are written to no URL,
+no file and no message.
 """
 
 import os
@@ -23,7 +23,7 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
 }
 _INCOMPLETE = ("Account must be specified", "Missing", "service account", "redential")
-_in_process: dict[str, Any] = {}  # stores of memory://, as long as the process lives
+_in_process: dict[str, Any] = {}  # stores of memory://, until the process ends
 
 
 def open_object_store(
@@ -31,27 +31,27 @@ def open_object_store(
 ) -> ObjectStore:
     """The object store at a URL.
 
-    make: a directory (file://) is made where there is none. timeout: seconds that a request may
-    take; retries: of a request that failed in passing. Raises InvalidInput (a URL that cannot be
-    used), MemoryNotFound (no such directory).
+    make: create a missing directory (file://). timeout: seconds that a request may take; retries:
+    of a request that failed in passing. Raises InvalidInput (a URL that cannot be used),
+    MemoryNotFound (no such directory).
     """
     try:
         parts = urlsplit(url)
     except ValueError:
         raise InvalidInput(
-            f"{without_credentials(url)}: it is no URL; give s3://bucket/prefix or file:///path"
+            f"{without_credentials(url)}: not a URL; give s3://bucket/prefix or file:///path"
         ) from None
     if parts.scheme not in SCHEMES:
         raise InvalidInput(
             f"{without_credentials(url)}: unknown scheme {parts.scheme!r}; use one of "
             f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
-    # a bucket has no colon: what is before a password with a slash in it has
+    # A bucket has no colon, while a user before a password with a slash in it has.
     user = "@" in parts.netloc or (":" in parts.netloc and parts.scheme in _ENDPOINTS)
     if user or parts.query or parts.fragment:
         raise InvalidInput(
-            f"{without_credentials(url)}: a URL carries no credentials and no options; set them "
-            "in the environment, as for the engine's own SDK"
+            f"{without_credentials(url)}: give no credentials or options in a URL; set them "
+            "in the environment, as for the store's own SDK"
         )
     url = url.rstrip("/") if parts.path.strip("/") or parts.netloc else url
     if parts.scheme == "memory":
@@ -88,7 +88,7 @@ def _local(url: str, path: Path, make: bool) -> ObjectStore:
     store = _obstore().store.LocalStore
     try:
         if (path / DATA).exists():
-            raise InvalidInput(f"{url} is a memory's own directory; name another for what it holds")
+            raise InvalidInput(f"{url} is a memory's own directory; publish to another")
         if make:
             path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():
@@ -103,7 +103,7 @@ def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectStore:
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[scheme])), "")
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
     if endpoint.startswith("http://"):
-        client["allow_http"] = True  # who says so means it, as with the engine's own SDK
+        client["allow_http"] = True  # as the store's own SDK does
     more: dict[str, Any] = {}
     if scheme == "s3" and (provider := _aws_profile()) is not None:
         more["credential_provider"] = provider
@@ -132,8 +132,8 @@ def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectStore:
 
 
 def _aws_profile() -> Any:
-    """Credentials of a profile or a login, by boto3 where that is installed; the keys of the
-    environment, roles of machines and tokens are read without it.
+    """Credentials of a profile or a login, by boto3; keys of the environment, roles of machines and
+    tokens are read without it.
     """
     names = (
         "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE",

@@ -1,5 +1,5 @@
-"""Removing what a published memory no longer names: manifests that were followed by others, and the
-segments, pages and lists that none of those that are left names, nor what is staged for the next.
+"""Garbage collection: removes superseded manifests, and segments, pages and lists that no remaining
+or staged manifest names.
 """
 
 import time
@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
 from memstore.share.format.document_pages import PAGES, Entry
-from memstore.share.format.lists import LISTS
-from memstore.share.format.manifest import MANIFESTS, manifest_name, manifest_number
+from memstore.share.format.manifest import LISTS, MANIFESTS, manifest_name, manifest_number
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
-from memstore.share.format.staged import STAGED, read_staged
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.publish.manifest_commit import STAGED, read_staged
 
-GRACE = 24 * 3600.0  # seconds that what no manifest names is kept: a publisher may be about to
+GRACE = 24 * 3600.0  # seconds: a manifest may be about to name an object that none names yet
 
 
 class Pruned(NamedTuple):
@@ -26,33 +25,32 @@ class Pruned(NamedTuple):
     manifests: int
     objects: int  # segments, pages, lists, and what was staged
     bytes: int  # of all of these
-    leftovers: int  # half-written files of a directory
+    leftovers: int  # half-written files in a directory
 
 
 def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
-    """Remove what nobody has needed for `grace` seconds: publishing must not take longer, and
-    readers of an older manifest have as long.
+    """Remove what was not needed for `grace` seconds: publishing must not take longer, and readers
+    of an older manifest have as long.
 
-    A manifest is needed until another has followed it for so long, and so is what it names; what is
-    staged, until nothing has been staged for so long.
-    Raises MemoryNotFound (nothing is published, nor staged), StoreUnavailable, CorruptMemory (a
-    manifest that is needed, or a page of it, is damaged: then nothing is removed).
+    A manifest and what it names are needed until a newer one is that old; what is staged, until
+    nothing was staged for so long. Raises MemoryNotFound (nothing is published or staged),
+    StoreUnavailable, CorruptMemory (a needed manifest or page is damaged; nothing is removed).
     """
     before = time.time() - grace
-    # Listed before the manifests are read: what a later manifest names was sent later, or is named
-    # by an earlier one, too.
+    # Listed before the manifests are read: a later manifest names only objects that are sent later,
+    # or that an earlier manifest names, too.
     listed_objects = [found for folder in (FOLDER, PAGES, LISTS) for found in objects.names(folder)]
-    staged = list(objects.names(STAGED))  # before the manifests, by one of which it may be followed
+    staged = list(objects.names(STAGED))  # before the manifests, one of which may publish it
     ever_staged = bool(staged)
     if not any(found.modified >= before for found in staged):
-        listed_objects += staged  # nobody has gone on for so long
+        listed_objects += staged  # abandoned
         staged = []
     named = _staged(objects, staged)
     listed: dict[int, Found] = {}
     for found in objects.names(MANIFESTS):
-        with suppress(ValueError):  # another's object stays where it is
+        with suppress(ValueError):  # an unknown object stays
             listed[manifest_number(found.name)] = found
-    # an ingest that nobody goes on with may have staged what no manifest ever followed
+    # An abandoned ingest may have staged documents where nothing was ever published.
     newest = Published.newest(objects) if ever_staged else Published.open(objects)
     old: list[int] = []
     if newest is not None:
@@ -64,13 +62,14 @@ def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
         found for found in listed_objects if found.name not in named and found.modified < before
     ]
     manifests = [listed[number] for number in old]
-    objects.delete([manifest_name(number) for number in old])  # first, so that none names what goes
+    # Manifests first, so that none names an object that is gone.
+    objects.delete([manifest_name(number) for number in old])
     objects.delete([found.name for found in gone])
     return Pruned(len(old), len(gone), _bytes([*manifests, *gone]), objects.sweep(grace))
 
 
 def _followed(listed: Mapping[int, Found], newest: Published, before: float) -> list[int]:
-    """The manifests that have been followed by another for so long."""
+    """The manifests that were superseded before a time."""
     return [
         number
         for number in sorted(listed)
@@ -88,7 +87,7 @@ def _named_by(objects: ObjectStore, newest: Published, numbers: Sequence[int]) -
             try:
                 named |= _named(Published.at(objects, number), known=pages)
             except ObjectNotFound:
-                continue  # another removes at the same time
+                continue  # another process prunes, too
     return named
 
 
@@ -99,13 +98,13 @@ def _staged(objects: ObjectStore, found: Iterable[Found]) -> set[str]:
         try:
             return _named(read_staged(objects, name))
         except ObjectNotFound:
-            return set()  # it was published, and is named by that manifest
+            return set()  # published by now; a manifest names its objects
 
     return set().union(*at_once(named, [each.name for each in found]))
 
 
 def _named(published: Published, known: set[str] | None = None) -> set[str]:
-    """The objects that a manifest names; pages that are known are not read, and not named again."""
+    """The objects that a manifest names, without those of known pages, which are not read."""
     pages = [page for page in published.manifest.pages if page.name not in (known or ())]
     entries: list[Entry] = []
     for read in at_once(published.read, pages):

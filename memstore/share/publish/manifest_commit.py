@@ -1,25 +1,27 @@
-"""Writing the next manifest of a published memory.
+"""Writing the next manifest of a publication, and manifests of documents that wait for it.
 
 A change writes the pages that it touches, then manifest n + 1, by a create that fails where there
 is one: the loser of a race reads the winner's and tries again. So readers see a change whole or not
 at all, and none is lost.
+
+Documents that several processes sent wait, staged, for the manifest that publishes all of them: of
+each batch a manifest of its own, `staged/KEY`, which no reader looks for.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import CorruptMemory, StoreUnavailable
 from memstore.share.format.document_pages import PAGE_ENTRIES, Entry, PageRef, write_pages
-from memstore.share.format.lists import ListsRef
-from memstore.share.format.manifest import Manifest, manifest_name, read_manifest
-from memstore.share.format.published import Published
-from memstore.share.format.rollback import note_newest
+from memstore.share.format.manifest import ListsRef, Manifest, manifest_name, read_manifest
+from memstore.share.format.packed_objects import PACKED_BYTES
+from memstore.share.format.published import Published, note_newest
 from memstore.share.objects.object_store import ObjectStore
 
+STAGED = "staged"
 _TRIES = 100
 
 
@@ -27,8 +29,6 @@ class Change(NamedTuple):
     """What a publisher wants of the next manifest."""
 
     entries: Mapping[str, Entry | None]  # by name; None for one that goes
-    selector: IndexSpec | None = None
-    new_selector: bool = False  # what was found by the old one is not found by its lists any more
     lists: ListsRef | None = None  # in place of those there are
 
 
@@ -37,11 +37,11 @@ def commit(
 ) -> Published | None:
     """Write the next manifest.
 
-    change: what the newest is to become: told the newest (None where there is none), it returns the
-    manifest to begin from and what changes, or None where nothing does; asked again where another
-    publisher was faster. Return the newest.
+    change: takes the newest (None where there is none), and returns the manifest to begin from and
+    what changes, or None where nothing does; called again where another publisher was faster.
+    Return the newest.
 
-    Raises StoreUnavailable; the memory is then as it was, or has all of the change.
+    Raises StoreUnavailable; the publication then has all of the change, or none.
     """
     for _ in range(_TRIES):
         newest = Published.newest(objects)
@@ -50,24 +50,19 @@ def commit(
             return newest
         base, changes = wanted
         pages = _changed_pages(objects, newest, changes.entries)
-        form = changes.selector if changes.new_selector else base.selector
-        lists = changes.lists or (None if changes.new_selector else base.lists)
         manifest = replace(
             base,
             number=1 if newest is None else newest.manifest.number + 1,
             id=os.urandom(16),
             published=time.time(),
-            selector=form,
             pages=tuple(pages),
-            lists=lists,
+            lists=changes.lists or base.lists,
         )
         if _create(objects, manifest):
             published = Published(objects, manifest)
-            note_newest(objects.identity, published.seen, anew=manifest.number == 1)
+            note_newest(objects.identity, published.seen, reset=manifest.number == 1)
             return published
-    raise StoreUnavailable(
-        f"{objects.url}: {_TRIES} others published meanwhile, one after the other; try again"
-    )
+    raise StoreUnavailable(f"{objects.url}: {_TRIES} others published at the same time; try again")
 
 
 def _create(objects: ObjectStore, manifest: Manifest) -> bool:
@@ -124,3 +119,22 @@ def _changed_pages(
             continue
         pages += write_pages(objects, [held[name] for name in sorted(held)])
     return pages
+
+
+def write_staged(objects: ObjectStore, key: str, first: Manifest, entries: Sequence[Entry]) -> str:
+    """Stage documents, in order of names; return the object. first: has their signature, codec and
+    selector. Raises StoreUnavailable.
+    """
+    pages = tuple(write_pages(objects, entries))
+    name = f"{STAGED}/{key}"
+    made = replace(first, number=1, id=os.urandom(16), published=time.time(), pages=pages)
+    objects.put(name, made.encode())
+    return name
+
+
+def read_staged(objects: ObjectStore, name: str) -> Published:
+    """The documents that an object stages. Raises ObjectNotFound, CorruptMemory, NewerFormat,
+    StoreUnavailable.
+    """
+    data = objects.get(name, PACKED_BYTES)
+    return Published(objects, Manifest.decode(data, f"{objects.url}: {name}"))

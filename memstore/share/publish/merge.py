@@ -1,9 +1,8 @@
-"""Merging: what lies in many small segments, as publications of one small document each leave them,
-is written into few large ones, and so is what is left of large ones of which edited documents use
-less than half; the next manifest names these.
+"""Merging: copies what is in many small segments, and what is used of large ones of which documents
+use less than half, into few large segments, which the next manifest names.
 
-Nothing of what is held changes, so readers of either manifest answer alike; the old segments stay
-until `prune` removes them. What another publishes meanwhile is left as that publisher has it.
+Contents do not change, so readers of either manifest answer alike; `prune` removes the old
+segments. Documents that another process publishes at the same time stay as they are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from memstore.share.publish.garbage_collection import GRACE
 from memstore.share.publish.manifest_commit import Change, commit
 from memstore.share.publish.segment_writer import SegmentWriter
 
-_SMALL = 4  # a segment is small that is less than one part in so many of what it may be
+_SMALL = 4  # a segment below the limit divided by this is small
 _TOGETHER = 64 << 20  # bytes of small segments that are held at once, about
 
 
@@ -35,8 +34,8 @@ class Merged(NamedTuple):
     """What merging did."""
 
     number: int  # of the manifest that is the newest now
-    documents: int  # that lie elsewhere now
-    before: int  # small segments that were named, and those that were used to less than half
+    documents: int  # that were moved
+    before: int  # small segments, and those of which less than half was used
     after: int  # segments that were written in their place
     bytes: int  # of these
 
@@ -44,8 +43,7 @@ class Merged(NamedTuple):
 def merge(
     objects: ObjectStore, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BYTES
 ) -> Merged:
-    """Write what lies in small segments into few, if there are several, and what is used of those
-    that are used to less than half.
+    """Copy what is in small segments, if there are several, and what is used of mostly unused ones.
 
     grace: seconds, that of `prune`. Raises MemoryNotFound, CorruptMemory (a record or value is
     damaged; nothing is changed), StoreUnavailable.
@@ -79,7 +77,9 @@ def merge(
         if not entries:
             return None
         if not sending.lasts():
-            raise StoreUnavailable(f"{objects.url}: others prune what this merged; merge again")
+            raise StoreUnavailable(
+                f"{objects.url}: another process pruned what this one merged; merge again"
+            )
         return now.manifest, Change(entries)
 
     published = commit(objects, change)
@@ -94,8 +94,8 @@ def _lies_in(entry: Entry, segments: set[str]) -> bool:
 def _half_used(
     objects: ObjectStore, entries: Sequence[Entry], sizes: Mapping[str, int]
 ) -> set[str]:
-    """Those of these segments of which documents of passages use less than half of the bytes.
-    Raises CorruptMemory, StoreUnavailable.
+    """The segments of which documents of passages use less than half of the bytes. Raises
+    CorruptMemory, StoreUnavailable.
     """
     used: dict[str, dict[int, list[tuple[int, int]]]] = {}  # rows by segment and piece
     for entry in entries if any(entry.row.of_passages for entry in entries) else ():
@@ -112,12 +112,12 @@ def _half_used(
 
 
 def _used_bytes(rows: Mapping[int, list[tuple[int, int]]], pieces: Sequence[Piece]) -> int:
-    """Bytes of a segment that documents use, about: a part of a run counts by its rows. rows: by
-    offset of the pieces, as documents take them.
+    """About how many bytes of a segment documents use: part of a run counts by its rows. rows: that
+    documents use, by offset of the piece.
     """
     used = end = 0
     for piece in sorted(pieces, key=lambda piece: piece.offset):
-        begin, end = end, piece.offset + piece.length  # records lie before their index
+        begin, end = end, piece.offset + piece.length  # records are before their index
         last = taken = 0
         for low, high in sorted(rows.get(piece.offset, ())):
             taken += max(0, high - max(low, last))
@@ -128,7 +128,7 @@ def _used_bytes(rows: Mapping[int, list[tuple[int, int]]], pieces: Sequence[Piec
 
 
 def _moved(entry: Entry, segments: set[str], pieces: Sequence[Piece]) -> Entry:
-    """A document with these pieces in place of those that lie in some segments."""
+    """A document with these pieces in place of those in some segments."""
     others = [piece for piece in entry.pieces if piece.segment not in segments]
     return entry._replace(pieces=tuple(sorted([*others, *pieces])))
 
@@ -136,13 +136,13 @@ def _moved(entry: Entry, segments: set[str], pieces: Sequence[Piece]) -> Entry:
 def _batches(
     objects: ObjectStore, entries: Sequence[Entry], named: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[list[Entry], dict[str, memoryview]]]:
-    """Some entries at a time, with the small segments that they lie in."""
+    """Some entries at a time, with the segments to copy that they are in."""
 
     def read(name: str) -> memoryview:
         try:
             return objects.get(name, sizes[name])
         except ObjectNotFound as error:  # of an unpublished document, say, and pruned
-            raise StoreUnavailable(f"{error}; others changed the memory, merge again") from error
+            raise StoreUnavailable(f"{error}; the publication changed, merge again") from error
 
     def segments(some: Sequence[Entry]) -> list[str]:
         wanted = {p.segment: None for entry in some for p in entry.pieces if p.segment in named}
@@ -164,14 +164,14 @@ def _batches(
 
 
 class _Copying:
-    """Puts pieces of documents into other segments, one document after the other."""
+    """Copies pieces of documents into new segments, one document after the other."""
 
     def __init__(self, objects: ObjectStore, manifest: Manifest, sending: SegmentWriter) -> None:
         self._objects, self._sending, self._signature = objects, sending, manifest.signature
         self._table = BlockTable(manifest.signature, manifest.codec)
 
     def copy(self, entry: Entry, segments: Mapping[str, memoryview]) -> None:
-        """The pieces of a document that lie in these segments."""
+        """Copy the pieces of a document that are in these segments."""
         for (kind, part), some in groupby(sorted(entry.pieces), key=lambda piece: piece[:2]):
             # neighbours among them become one piece
             for here, run in groupby(some, key=lambda piece: piece.segment in segments):
@@ -206,7 +206,7 @@ class _Copying:
     def _copy_passages(
         self, entry: Entry, pieces: Sequence[Piece], segments: Mapping[str, memoryview]
     ) -> None:
-        """Records of passages, but for those that another document has brought already."""
+        """Copy records of passages, without those that another document brought already."""
         layers = entry.row.layers_of(self._signature)
         runs, run = self._sending.runs, Run()
         indexes: dict[tuple[str, int], RecordIndex] = {}

@@ -1,11 +1,9 @@
-"""Publishing: documents of a memory into segments of an object store, and then into its next
-manifest.
+"""Publishing: uploads documents of a memory as segments, and then writes the next manifest.
 
-What is there already is not sent again: of a document, the records of writes that are published,
-and values (landmarks, tokens) that are the same from the beginning on; of passages, the records of
-those that a former version of one of the documents has, or that another one of them has sent; of a
-publisher that was interrupted, the segments that it had sent. Until the manifest is written nobody
-sees any of it.
+Published data is not sent again: of a document, the records of published writes and the values
+(landmarks, tokens) that are equal from the start; of passages, the records that an earlier version
+of one of the documents has, or another of the documents sent; of an interrupted publisher, the
+segments that it sent. Until the manifest is written no reader sees any of it.
 """
 
 import time
@@ -15,13 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar, get_args
 
+import numpy as np
+
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Keep
+from memstore.disk.format.text_parts import Keep, Passage, PassagePart, decode_part
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
+    CorruptMemory,
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
+    ObjectNotFound,
     StoreUnavailable,
     WrongModel,
 )
@@ -29,10 +31,10 @@ from memstore.share.format.document_pages import Entry
 from memstore.share.format.manifest import Manifest
 from memstore.share.format.pieces import Piece
 from memstore.share.format.published import Published
+from memstore.share.format.read_pieces import read_values
 from memstore.share.format.segments import SEGMENT_BYTES, is_whole
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.appended import Appended
 from memstore.share.publish.garbage_collection import GRACE
 from memstore.share.publish.manifest_commit import Change, commit
 from memstore.share.publish.segment_writer import SegmentWriter
@@ -44,7 +46,11 @@ _TRIES = 20
 _READS = 4  # segments that are read at once
 
 Progress = Callable[[int, int], None]
-"""Takes the documents that are done, and the documents there are."""
+"""Takes the number of documents that are done, and of all."""
+
+
+def _silent(done: int, documents: int) -> None:
+    """A Progress that shows nothing."""
 
 
 class Report(NamedTuple):
@@ -52,24 +58,24 @@ class Report(NamedTuple):
 
     number: int  # of the manifest that is the newest now
     documents: list[str]  # that are new in it, or changed
-    there: list[str]  # that were published already, as they are
+    there: list[str]  # that were published already, unchanged
     segments: int  # that were sent
     bytes: int  # of these
 
 
 class _Changed(Exception):
-    """Others changed a document, or removed what was to be published, meanwhile."""
+    """Another process changed a document, or pruned what was to be published."""
 
 
 @dataclass(frozen=True)
 class PublishOptions:
     """How documents are published.
 
-    keep: "text" for no keys and values of their passages, which readers compute. replace: also in
-    place of published documents of these names that hold other content. check: read what is
-    published of the documents, and send again what is damaged. grace: seconds, that of `prune`, by
-    whoever prunes: nothing that no manifest names is relied on once it is older than half of it.
-    segment_bytes: of a segment, about.
+    keep: "text" for no keys and values of their passages, which readers compute. replace: also
+    replace published documents of these names that hold other content. check: read what is
+    published of the documents, and send damaged parts again. grace: seconds, the same as for
+    `prune`: objects that no manifest names are not relied on after half of it. segment_bytes: of a
+    segment, about.
     """
 
     keep: Keep = "kv"
@@ -87,14 +93,13 @@ def publish(
     documents: Sequence[Document],
     objects: ObjectStore,
     options: PublishOptions = _USUAL,
-    progress: Progress = lambda done, documents: None,
+    progress: Progress = _silent,
 ) -> Report:
     """Publish ready documents of a memory.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
-    document that changed meanwhile, or that is not made of passages and to be kept as text),
-    CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket). What was published before stays
-    whatever happens.
+    document that changed while it was published, or that cannot be kept as text), CorruptMemory,
+    StoreUnavailable, MemoryNotFound (no bucket). Whatever happens, what was published before stays.
     """
     return _tried(
         documents,
@@ -107,8 +112,8 @@ def publish(
 def send_ahead(
     catalog: Catalog, documents: Sequence[Document], objects: ObjectStore, options: PublishOptions
 ) -> tuple[Manifest, list[Entry]]:
-    """Send documents for a manifest that is to come; return what a first one would be, and what it
-    is to say of those that are not published as they are, in order of names. Raises as `publish`.
+    """Send documents for a later manifest; return what the first manifest would be, and the entries
+    of new and changed documents, in order of names. Raises as `publish`.
     """
     return _tried(
         documents,
@@ -124,7 +129,7 @@ def _tried(
     options: PublishOptions,
     work: Callable[[], T],
 ) -> T:
-    """The result of work that finds again what was sent, where others changed what is there."""
+    """Repeat work, which finds again what it sent, while others change what is published."""
     _check_keep(documents, options.keep)
     for _ in range(_TRIES):
         with suppress(_Changed):
@@ -138,15 +143,15 @@ def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
     for document in documents:
         if keep == "text" and not document.of_passages:
             raise InvalidInput(
-                f"document {document.name!r} is not made of passages, whose keys and values alone "
-                "can be computed; publish it without --keep text"
+                f"document {document.name!r} is not made of passages, and its keys and values "
+                "cannot be computed; publish it without --keep text"
             )
 
 
 def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
-    """Take documents out of a published memory; return the number of its newest manifest.
+    """Remove documents from a publication; return the number of its newest manifest.
 
-    Who has read an earlier manifest goes on with it until `prune` has removed what it names. Raises
+    Readers of an earlier manifest continue with it until `prune` removes what it names. Raises
     DocumentNotFound, MemoryNotFound, StoreUnavailable.
     """
 
@@ -163,6 +168,16 @@ def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
     return published.manifest.number
 
 
+def check_form(first: Manifest, newest: Published | None, url: str) -> None:
+    """Is the newest manifest of the model and selector of this one? Raises WrongModel."""
+    if newest is None:
+        return
+    elsewhere = "publish to another prefix"
+    first.signature.check_same(newest.manifest.signature, url, elsewhere)
+    if newest.manifest.selector != first.selector:
+        raise WrongModel(f"{url} holds documents that are found by another selector; {elsewhere}")
+
+
 class _Publishing:
     """One try."""
 
@@ -174,34 +189,32 @@ class _Publishing:
         options: PublishOptions,
     ) -> None:
         self._catalog, self._objects, self._options = catalog, objects, options
-        self._appended = Appended(catalog, objects, damaged=options.check)
+        self._appended = _Appended(catalog, objects, damaged=options.check)
         self._documents = sorted(documents, key=lambda document: document.name)
-        digest = catalog.signature.digest
+        self._first = Manifest(
+            0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(),
+            catalog.index_spec, (),
+        )  # fmt: skip
         self._sending = SegmentWriter(
-            objects, digest, limit=options.segment_bytes, grace=options.grace
+            objects, catalog.signature.digest, limit=options.segment_bytes, grace=options.grace
         )
 
     def run(self, progress: Progress) -> Report:
-        objects, form, sending = self._objects, self._catalog.index_spec, self._sending
-        newest = Published.newest(objects)
+        sending = self._sending
+        newest = Published.newest(self._objects)
         old = self._admitted(newest)
-        new_form = newest is None or newest.manifest.selector != form
-        entries = self.send(newest, old, progress)
-        change = Change(entries, form, new_form)
+        entries = self._send(old, progress)
 
         def next_manifest(now: Published | None) -> tuple[Manifest, Change] | None:
             if self._admitted(now) != old:
                 raise _Changed
-            if now is not None:
-                if now.manifest.selector != (None if newest is None else newest.manifest.selector):
-                    raise _Changed
-                if not (entries or new_form):
-                    return None
+            if now is not None and not entries:
+                return None
             if not sending.lasts():
                 raise _Changed
-            return self.first() if now is None else now.manifest, change
+            return self._first if now is None else now.manifest, Change(entries)
 
-        published = commit(objects, next_manifest)
+        published = commit(self._objects, next_manifest)
         assert published is not None
         there = [d.name for d in self._documents if d.name not in entries]
         return Report(
@@ -210,33 +223,31 @@ class _Publishing:
 
     def ahead(self) -> tuple[Manifest, list[Entry]]:
         """As send_ahead."""
-        newest = Published.newest(self._objects)
-        entries = self.send(newest, self._admitted(newest), lambda done, documents: None)
+        entries = self._send(self._admitted(Published.newest(self._objects)), _silent)
         if not self._sending.lasts():
             raise _Changed
-        return self.first(), [entries[name] for name in sorted(entries)]
+        return self._first, [entries[name] for name in sorted(entries)]
 
-    def send(
-        self, newest: Published | None, old: Mapping[str, Entry], progress: Progress
-    ) -> dict[str, Entry]:
-        """Send what is not there of the documents that are not published as they are; return what
-        a manifest is to say of these. old: what is published of the documents.
+    def _send(self, old: Mapping[str, Entry], progress: Progress) -> dict[str, Entry]:
+        """Upload missing pieces of new and changed documents; return the entries of these. old:
+        what is published of the documents.
         """
-        objects, form = self._objects, self._catalog.index_spec
-        whole = self._whole(newest, old)
-        new_form = newest is None or newest.manifest.selector != form
+        whole = self._whole(old)
         wanted = [
             document
             for document in self._documents
-            if new_form
-            or (entry := old.get(document.name)) is None
+            if (entry := old.get(document.name)) is None
             or whole[document.name] != entry
             or not self._is_there(document, entry)
         ]
         sending = self._sending
         sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
         documents = DocumentPublisher(
-            self._catalog, objects, sending, keep=self._options.keep, others=list(whole.values())
+            self._catalog,
+            self._objects,
+            sending,
+            keep=self._options.keep,
+            others=list(whole.values()),
         )
         for done, document in enumerate(wanted):
             progress(done, len(wanted))
@@ -245,20 +256,11 @@ class _Publishing:
         progress(len(wanted), len(wanted))
         return {d.name: self._entry(d, sending.pieces(d.name)) for d in wanted}
 
-    def first(self) -> Manifest:
-        """What the first manifest begins from."""
-        catalog, selector = self._catalog, self._catalog.index_spec
-        return Manifest(
-            0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(), selector, (),
-        )  # fmt: skip
-
     def _entry(self, document: Document, pieces: Sequence[Piece]) -> Entry:
-        """What is published of a document."""
+        """The entry of a document in the manifest."""
         if self._options.keep == "text":
             document = replace(document, bytes=0)
         return Entry.of(document, pieces)
-
-    # What is there
 
     def _is_there(self, document: Document, published: Entry) -> bool:
         """Is a document published as it is to be?"""
@@ -273,16 +275,8 @@ class _Publishing:
         """
         if newest is None:
             return {}
-        catalog, url = self._catalog, self._objects.url
-        catalog.signature.check_same(newest.manifest.signature, url, "publish to another prefix")
+        check_form(self._first, newest, self._objects.url)
         old = newest.entries([document.name for document in self._documents])
-        if newest.manifest.selector != catalog.index_spec:
-            others = newest.manifest.documents - len(old)
-            if others:
-                raise WrongModel(
-                    f"{url} holds {others} other documents that are found by another selector; "
-                    "publish all of them together, or to another prefix"
-                )
         for document in self._documents:
             entry = old.get(document.name)
             if (
@@ -291,19 +285,17 @@ class _Publishing:
                 and not self._appended.continues(document, entry)
             ):
                 raise DocumentExists(
-                    f"document {document.name!r} is published at {url} with other content; give "
-                    "--replace to put this in its place, or publish it under another name"
+                    f"document {document.name!r} is published at {self._objects.url} with other "
+                    "content; give --replace to put this in its place, or publish it under "
+                    "another name"
                 )
         return old
 
-    def _whole(self, newest: Published | None, old: Mapping[str, Entry]) -> dict[str, Entry]:
-        """What is published of the documents, and is not damaged, as far as that is to be
-        looked at.
-        """
-        entries = {**old}
+    def _whole(self, old: Mapping[str, Entry]) -> dict[str, Entry]:
+        """The undamaged pieces of published documents, where that is to be checked; else all."""
         if not self._options.check:
-            return entries
-        names = sorted({piece.segment for entry in entries.values() for piece in entry.pieces})
+            return {**old}
+        names = sorted({piece.segment for entry in old.values() for piece in entry.pieces})
         whole: set[str] = set()
         for at in range(0, len(names), _READS):
             some = names[at : at + _READS]
@@ -311,5 +303,79 @@ class _Publishing:
             whole |= {name for name, good in zip(some, found) if good}
         return {
             name: entry._replace(pieces=tuple(p for p in entry.pieces if p.segment in whole))
-            for name, entry in entries.items()
+            for name, entry in old.items()
         }
+
+
+class _Appended:
+    """Compares documents of a memory with what is published under their names."""
+
+    def __init__(self, catalog: Catalog, objects: ObjectStore, *, damaged: bool) -> None:
+        """damaged: take what is damaged or missing there for another document, not for an error."""
+        self._catalog, self._objects, self._damaged = catalog, objects, damaged
+        self._found: dict[str, Entry] = {}  # published documents that were appended to
+
+    def continues(self, document: Document, published: Entry) -> bool:
+        """Is a document the one that is published, or what appends made of it?"""
+        row = published.row
+        if document.writes[: len(row.writes)] == row.writes:
+            return True
+        if document.appended_to < row.tokens:
+            return False
+        # An append replaces the last write, or all, where that had no whole chunk.
+        if self._found.get(row.name) == published:
+            return True
+        if row.of_passages != document.of_passages:
+            return False
+        begins = self._begins_passages if row.of_passages else self._begins_tokens
+        try:
+            same = begins(document, published)
+        except (CorruptMemory, ObjectNotFound):
+            if not self._damaged:
+                raise
+            return False
+        if same:
+            self._found[row.name] = published
+        return same
+
+    def _begins_tokens(self, document: Document, published: Entry) -> bool:
+        """Does a document begin with what is published, token by token?"""
+        there = b"".join(value[8:] for _, value in self._values(published))
+        with self._catalog.database.read() as txn:
+            parts = self._catalog.texts.token_parts(txn, document.id, 0, published.row.tokens)
+            ids = b"".join(part.ids.astype("<u4").tobytes() for part in parts)
+        return ids[: len(there)] == there
+
+    def _begins_passages(self, document: Document, published: Entry) -> bool:
+        """The same for passages; an append may have extended the last one."""
+        size = self._catalog.signature.block_size
+        there: list[Passage] = []
+        for number, value in self._values(published):
+            there += self._decoded(published, number, value, size).passages
+        here: list[Passage] = []
+        with self._catalog.database.read() as txn:
+            for part in self._catalog.texts.passage_parts(txn, document.id, 0, len(there)):
+                here += part.passages
+        if not there or len(here) < len(there):
+            return not there
+        *whole, (ids, lead, gap, start, _) = there
+        same = all(
+            old[1:] == new[1:] and np.array_equal(old.ids, new.ids) for old, new in zip(whole, here)
+        )
+        last = here[len(whole)]
+        begins = (gap, start, ids[lead]) == (last.gap, last.start, last.ids[last.lead])
+        return bool(same and begins)
+
+    def _decoded(self, published: Entry, number: int, value: bytes, size: int) -> PassagePart:
+        try:
+            return decode_part(number, value, size)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"passages of {published.row.name!r}, published at {self._objects.url}, are "
+                f"damaged ({error}); run memstore verify"
+            ) from error
+
+    def _values(self, published: Entry) -> list[tuple[int, bytes]]:
+        """The published tokens of a document, part by part."""
+        pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
+        return [(v.first, v.value) for piece in pieces for v in read_values(self._objects, piece)]

@@ -1,5 +1,5 @@
-"""Pieces of documents on their way into segments: many small documents share one, a large one fills
-several, and segments are sent while the next are filled.
+"""Segments of a publisher: many small documents share one, a large document fills several, and
+segments are uploaded while the next are filled.
 """
 
 import time
@@ -16,15 +16,15 @@ from memstore.share.format.segments import Segment, is_there, send
 from memstore.share.objects.daemon_threads import at_once, begin
 from memstore.share.objects.object_store import ObjectStore
 
-_SENDS = 4  # segments on their way at once
+_SENDS = 4  # segments that are uploaded at once
 _PIECE_BYTES = 8 << 20  # values in a piece, about
-# Of the grace period: how old a segment that no manifest names may be to be taken for one that was
-# sent, and how old when a manifest names it. The rest is for clocks that differ.
+# Parts of the grace period: the greatest age of an unnamed segment that is used again, and the
+# greatest when the manifest names it. The rest is for clocks that differ.
 _TAKEN, _NAMED = 0.5, 0.75
 
 
 class SegmentWriter:
-    """Segments that are filled and sent. Used by one thread."""
+    """Fills and uploads segments. Used by one thread."""
 
     def __init__(self, objects: ObjectStore, signature: bytes, *, limit: int, grace: float) -> None:
         """signature: its digest (Signature.digest). limit: bytes of a segment, about. grace:
@@ -32,13 +32,13 @@ class SegmentWriter:
         """
         self._objects, self._signature, self._limit, self._grace = objects, signature, limit, grace
         self._young = time.time() - _TAKEN * grace
-        # What is read together is kept together.
+        # Data that is read together is stored together.
         self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
         self._futures: list[Future[None]] = []
         self.runs = PassageRuns(objects)
-        self._pieces: dict[str, list[Piece]] = {}  # by document, but for records of passages
-        self.sent: list[int] = []  # bytes of each segment that was not there
-        self._since: dict[str, float | None] = {}  # of each segment, as `send` returns it
+        self._pieces: dict[str, list[Piece]] = {}  # by document, without records of passages
+        self.sent: list[int] = []  # bytes of each uploaded segment
+        self._since: dict[str, float | None] = {}  # of each segment, when it was stored: see `send`
 
     @property
     def room(self) -> int:
@@ -46,17 +46,15 @@ class SegmentWriter:
         return self._limit - self._records.size
 
     def pieces(self, document: str) -> list[Piece]:
-        """Those of a document, once `flush` has returned."""
+        """The pieces of a document, once `flush` has returned."""
         return [*self._pieces.get(document, ()), *self.runs.pieces(document)]
 
     def reuse(self, document: str, pieces: Iterable[Piece]) -> None:
-        """A document has these pieces, which are published."""
+        """Add pieces to a document that are published already."""
         self._pieces.setdefault(document, []).extend(pieces)
 
     def add_run(self, run: Run, layers: Sequence[int]) -> None:
-        """The records of new passages, in these layers, if there are any. Raises
-        StoreUnavailable.
-        """
+        """Add the records of new passages, if there are any. Raises StoreUnavailable."""
         if run.digests:
             sizes = np.array(run.sizes, dtype=np.uint32)
             self.add_records(run, run.digests, 0, layers, sizes, run.take_records())
@@ -77,7 +75,7 @@ class SegmentWriter:
             self._records = self._segment()
 
     def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
-        """Any number of values of one kind and part, in order. Raises StoreUnavailable."""
+        """Add values of one kind and part, in order. Raises StoreUnavailable."""
         for some in _cut(values):
             segment = self._tokens if kind == "tokens" else self._keys
             segment.add_values(document, kind, part, some)
@@ -89,7 +87,7 @@ class SegmentWriter:
                     self._keys = self._segment()
 
     def flush(self) -> None:
-        """Send what is left, in one segment if it is little, and wait for all of them. Raises
+        """Upload the rest, as one segment if it is small, and wait for all uploads. Raises
         StoreUnavailable.
         """
         left = [self._records, self._keys, self._tokens]
@@ -103,8 +101,8 @@ class SegmentWriter:
         self._wait(0)
 
     def lasts(self) -> bool:
-        """Are all segments there, and none so old that it may be removed before a manifest names
-        it? Raises StoreUnavailable.
+        """Are all segments stored, and none so old that pruning may remove it before a manifest
+        names it? Raises StoreUnavailable.
         """
         oldest = time.time() - _NAMED * self._grace
         if any(since is not None and since < oldest for since in self._since.values()):
@@ -138,7 +136,7 @@ class SegmentWriter:
 
 
 def _cut(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
-    """Values in pieces that are not too large."""
+    """Cut values into pieces of a bounded size."""
     first, size = 0, 0
     for at, value in enumerate(values):
         size += len(value.value)

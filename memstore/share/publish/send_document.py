@@ -1,5 +1,5 @@
-"""A document of a memory on its way into segments: what is not published of it yet is read, checked
-and sent.
+"""Uploads documents of a memory: reads and checks what is not published yet, and adds it to
+segments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from memstore.share.publish.segment_writer import SegmentWriter
 
 
 class DocumentPublisher:
-    """Sends documents of a memory, one after the other."""
+    """Uploads documents of a memory, one after the other."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class DocumentPublisher:
         keep: Keep,
         others: Sequence[Entry],
     ) -> None:
-        """keep: "text" for no records of passages. others: published documents of this memory, of
-        which it is learned what they hold once a passage stands in several documents.
+        """keep: "text" for no records of passages. others: published documents of this memory, to
+        look for passages in that several documents have.
         """
         self._catalog, self._objects, self._sending = catalog, objects, sending
         self._keep, self._others = keep, others
 
     def add(self, document: Document, old: Entry | None) -> None:
-        """Send what is not there of a document; old: as it is published, if it is. Raises
-        InvalidInput (it was changed meanwhile), CorruptMemory, StoreUnavailable.
+        """Upload missing pieces of a document; old: its published version. Raises InvalidInput (it
+        changed while it was published), CorruptMemory, StoreUnavailable.
         """
         if not document.of_passages:
             self._send_blocks(document, old)
@@ -52,7 +52,7 @@ class DocumentPublisher:
             while first < document.blocks:
                 first = self._add_passages(document, first)
         elif old is not None and record_pieces(old.pieces):
-            old = None  # or keys and values would stay where tokens are that are used again
+            old = None  # reused tokens would keep the segments of keys and values alive
         kinds: list[tuple[Kind, int]] = [("landmarks", part) for part in self._parts(document)]
         for kind, part in [*kinds, ("tokens", 0)]:
             values = self._values(document, kind, part)
@@ -62,7 +62,7 @@ class DocumentPublisher:
             self._sending.add_values(document.name, kind, part, rest)
 
     def _parts(self, document: Document) -> list[int]:
-        """Under which the keys of its landmarks lie, once they are published."""
+        """The parts of a document's landmarks, as they are published."""
         runs = self._catalog.runs
         return list(runs.parts(document.layers_of(self._catalog.signature)))
 
@@ -80,7 +80,7 @@ class DocumentPublisher:
                 low = self._add_records(document, write, low, high)
 
     def _add_records(self, document: Document, write: WriteId, first: int, end: int) -> int:
-        """Put blocks into the segment until it is full; return the first that is not in it."""
+        """Add blocks to the segment until it is full; return the first that is not in it."""
         catalog = self._catalog
         signature = catalog.signature
         starts = document.first_blocks(signature)
@@ -138,7 +138,7 @@ class DocumentPublisher:
         return block + 1
 
     def _knows(self, passage: StoredPassage) -> bool:
-        """Is a passage there, or on its way?"""
+        """Is a passage uploaded, or about to be?"""
         runs = self._sending.runs
         if not runs.knows(passage.digest) and passage.references > 1:
             others, self._others = self._others, ()
@@ -160,7 +160,7 @@ class DocumentPublisher:
         return [found[layer] for layer in layers]
 
     def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
-        """What the memory holds of a kind, as it is published."""
+        """The values of a kind in the memory, as they are published."""
         catalog, number = self._catalog, document.id
         low, high = run_range(number, part)
         if kind == "tokens":
@@ -180,7 +180,7 @@ class DocumentPublisher:
         return values
 
     def _same(self, old: Entry, kind: Kind, part: int, values: Sequence[Value]) -> list[Piece]:
-        """The published pieces that hold the first of these values, as far as they are the same."""
+        """The published pieces that hold the same values, up to the first that differs."""
         heads = [ValueHead.of(value) for value in values]
         same: list[Piece] = []
         at = 0
@@ -200,12 +200,12 @@ class DocumentPublisher:
     def _check_unchanged(self, txn: Transaction, document: Document) -> None:
         if self._catalog.row(txn, document.id) != document:
             raise InvalidInput(
-                f"document {document.name!r} was changed while it was published; publish it again"
+                f"document {document.name!r} changed while it was published; publish it again"
             )
 
 
 def _by_write(document: Document, first: int, end: int) -> Iterator[tuple[WriteId, int, int]]:
-    """The writes that made blocks `first` to `end`, each with its part of them."""
+    """The writes of blocks `first` to `end`, each with its blocks."""
     ends = [*(write.first for write in document.writes[1:]), document.blocks]
     for write, high in zip(document.writes, ends):
         low, high = max(first, write.first), min(end, high)
@@ -214,7 +214,7 @@ def _by_write(document: Document, first: int, end: int) -> Iterator[tuple[WriteI
 
 
 def _reused(document: Document, old: Entry | None) -> Iterator[Piece]:
-    """The published records that are a document's, in order of blocks."""
+    """The published records that a document still has, in order of blocks."""
     if old is None:
         return
     ends = {write: (low, high) for write, low, high in _by_write(document, 0, document.blocks)}

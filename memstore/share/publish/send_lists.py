@@ -1,6 +1,4 @@
-"""Sending what passages are found by in two stages to a published memory, and naming it in the next
-manifest.
-"""
+"""Publishing lists, by which passages are found in two stages, in the next manifest."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -10,42 +8,41 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
-from memstore.share.format.lists import ListsRef, PartsRef, new_name
-from memstore.share.format.manifest import Manifest
+from memstore.share.format.manifest import ListsRef, Manifest, PartsRef, new_lists_name
 from memstore.share.format.published import Published
 from memstore.share.format.segments import SEGMENT_BYTES
 from memstore.share.objects.daemon_threads import begin
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.sizes import OBJECT_BYTES
+from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.publish.manifest_commit import Change, commit
 
-_SENDS = 4  # objects on their way at once
+_SENDS = 4  # objects that are uploaded at once
 
 
 def send_lists(
     objects: ObjectStore, digest: str, parts: Iterable[np.ndarray], head_of: Callable[[], Pieces]
 ) -> int:
-    """Have a published memory be searched by what was made for a selector of this digest; return
-    its bytes. head_of: tells the head, once the parts have gone by.
+    """Publish lists for a selector of this digest; return their bytes. head_of: returns the head,
+    once all parts were taken.
 
-    Documents that came, or changed, meanwhile are none of its, which readers see. Raises WrongModel
-    (another selector by now), InvalidInput (too many passages), MemoryNotFound, StoreUnavailable.
+    The lists need not cover documents that others publish at the same time; readers notice. Raises
+    WrongModel (another selector), InvalidInput (too many passages), MemoryNotFound,
+    StoreUnavailable.
     """
     refs = _send_parts(objects, parts)
     head = b"".join(head_of())
     if len(head) > OBJECT_BYTES:
         raise InvalidInput(
-            f"lists of so many passages have a head of {len(head):,} bytes, which nobody would "
-            "read; publish some documents to another prefix"
+            f"lists of so many passages have a head of {len(head):,} bytes, which readers refuse"
+            "; publish some documents to another prefix"
         )
-    ref = ListsRef(new_name(), len(head), xxh3_64_intdigest(head), refs)
+    ref = ListsRef(new_lists_name(), len(head), xxh3_64_intdigest(head), refs)
     objects.put(ref.head, head)
 
     def change(newest: Published | None) -> tuple[Manifest, Change]:
         newest = newest or Published.open(objects)
         selector = newest.manifest.selector
         if selector is None or selector.digest != digest:
-            raise WrongModel(f"{objects.url} is found by another selector by now; open it anew")
+            raise WrongModel(f"{objects.url} is found by another selector; open it again")
         return newest.manifest, Change({}, lists=ref)
 
     commit(objects, change)
@@ -53,7 +50,7 @@ def send_lists(
 
 
 def _send_parts(objects: ObjectStore, parts: Iterable[np.ndarray]) -> list[PartsRef]:
-    """Send parts, as many to an object as make it large enough."""
+    """Upload parts, several to an object."""
     refs: list[PartsRef] = []
     sending: list[Future[None]] = []
     some, size = list[np.ndarray](), 0
@@ -62,7 +59,7 @@ def _send_parts(objects: ObjectStore, parts: Iterable[np.ndarray]) -> list[Parts
         while len(sending) >= _SENDS:
             sending.pop(0).result()
         data = b"".join(part.data for part in some)
-        refs.append(PartsRef(new_name(), len(data)))
+        refs.append(PartsRef(new_lists_name(), len(data)))
         name = refs[-1].name
         sending.extend(begin(lambda data: objects.put(name, data), [data], name="memstore-lists"))
 

@@ -1,8 +1,8 @@
-"""Publishing what several processes have sent: each stages its documents, and one of them, or
-another, writes the manifest that names all.
+"""Publishing by several processes: each uploads and stages its documents, and one process writes
+the manifest that names all of them.
 
-What is staged is found again by who goes on, and no reader sees it. It stays while anybody stages
-there: see `prune`.
+A process that continues finds what is staged; readers do not see it. It stays while any process
+stages there: see `prune`.
 """
 
 import time
@@ -11,23 +11,22 @@ from typing import NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import ObjectNotFound, StoreUnavailable, WrongModel
+from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.manifest import Manifest
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
-from memstore.share.format.staged import STAGED, read_staged, write_staged
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.manifest_commit import Change, commit
-from memstore.share.publish.publish import PublishOptions, send_ahead
+from memstore.share.publish.manifest_commit import STAGED, Change, commit, read_staged, write_staged
+from memstore.share.publish.publish import PublishOptions, check_form, send_ahead
 
-_RENEWED = 0.25  # of the grace period: how old what was staged last may be, to be relied on
+_RENEWED = 0.25  # of the grace period: the age at which the latest staged object is renewed
 
 
 class Staged(NamedTuple):
-    """What a staged object holds."""
+    """The contents of a staged object."""
 
     name: str
     entries: dict[str, Entry]  # by name
@@ -35,11 +34,11 @@ class Staged(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What publishing it did."""
+    """The result of publishing staged documents."""
 
-    number: int  # of the manifest that is the newest now
+    number: int  # of the newest manifest
     published: list[str]  # documents that are new in it, or changed
-    refused: list[str]  # under whose names others published other content meanwhile
+    refused: list[str]  # under whose names others published other content
 
 
 def stage(
@@ -49,7 +48,7 @@ def stage(
     key: str,
     options: PublishOptions,
 ) -> str:
-    """Send documents of a memory and stage them; return the object, `staged/KEY`. Raises as
+    """Upload documents of a memory and stage them; return the object, `staged/KEY`. Raises as
     `publish` does.
     """
     first, entries = send_ahead(catalog, documents, objects, options)
@@ -57,8 +56,8 @@ def stage(
 
 
 def find_staged(objects: ObjectStore, like: Manifest, *, grace: float = GRACE) -> list[Staged]:
-    """What was staged by whoever had this signature, selector and codec, and is still all there; it
-    is renewed, so that it stays. Raises CorruptMemory, StoreUnavailable.
+    """Complete staged documents of this signature, selector and codec; renews them, so that they
+    stay. Raises CorruptMemory, StoreUnavailable.
     """
     found = list(objects.names(STAGED))
     if not found:
@@ -70,7 +69,7 @@ def find_staged(objects: ObjectStore, like: Manifest, *, grace: float = GRACE) -
 
 
 def read_all(objects: ObjectStore, like: Manifest, names: Sequence[str]) -> list[Staged]:
-    """The same of these objects; those that are gone are passed over."""
+    """The same of these objects; missing ones are passed over."""
     segments = {each.name for each in objects.names(FOLDER)}
 
     def read(name: str) -> Staged | None:
@@ -90,18 +89,6 @@ def read_all(objects: ObjectStore, like: Manifest, names: Sequence[str]) -> list
     return [held for held in at_once(read, names) if held is not None]
 
 
-def check_form(first: Manifest, newest: Published | None, url: str) -> None:
-    """Raises WrongModel where another model's memory is published, or one that is found by another
-    selector.
-    """
-    if newest is None:
-        return
-    elsewhere = "publish to another prefix"
-    first.signature.check_same(newest.manifest.signature, url, elsewhere)
-    if newest.manifest.selector != first.selector:
-        raise WrongModel(f"{url} holds documents that are found by another selector; {elsewhere}")
-
-
 def publish_staged(
     objects: ObjectStore,
     first: Manifest,
@@ -113,10 +100,9 @@ def publish_staged(
 ) -> Outcome:
     """Write the manifest that names staged documents, if there are any.
 
-    wanted: the digests of their texts, by name. staged: as they were found. before: what was
-    published under their names when they were read. replace: also in place of what others published
-    under them meanwhile. Raises WrongModel, StoreUnavailable (others pruned what was staged: begin
-    again).
+    wanted: the digests of their texts, by name. staged: their entries. before: what was published
+    under their names when they were ingested. replace: also replace what others published since.
+    Raises WrongModel, StoreUnavailable (another process pruned what was staged: ingest again).
     """
     new: dict[str, Entry | None] = {}
     refused: list[str] = []
@@ -140,8 +126,7 @@ def publish_staged(
                 refused.append(name)
         if not new:
             return None
-        form = newest is None or newest.manifest.selector != first.selector
-        return first if newest is None else newest.manifest, Change(new, first.selector, form)
+        return first if newest is None else newest.manifest, Change(new)
 
     published = commit(objects, change)
     number = 0 if published is None else published.manifest.number
@@ -150,16 +135,16 @@ def publish_staged(
 
 def _pruned(objects: ObjectStore) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{objects.url}: others pruned what was read; give the same command again"
+        f"{objects.url}: another process pruned what was ingested; give the same command again"
     )
 
 
 def remove_staged(
     objects: ObjectStore, staged: Iterable[Staged], published: Collection[str]
 ) -> None:
-    """Remove what was staged of documents that are all published, or given up, by now."""
+    """Remove staged objects whose documents are all published or given up."""
     done = [held for held in staged if held.entries.keys() <= set(published)]
-    objects.delete([held.name for held in done])  # first, so that none names what goes
+    objects.delete([held.name for held in done])  # first, so that none names a missing page
     objects.delete([page for held in done for page in held.pages])
 
 

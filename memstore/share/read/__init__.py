@@ -1,1 +1,1 @@
-"""A published memory as it is read."""
+"""Reading a publication."""

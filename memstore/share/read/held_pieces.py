@@ -1,19 +1,19 @@
-"""Pieces of published documents as a reader has them: from the local cache or from afar, each
-checked, and those that are asked for again and again held in main memory.
+"""Pieces of published documents for a reader: from main memory, the local cache or the object
+store, each checked.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
 from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.calls.failures import Failure
+from memstore.share.calls import Failure
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.pieces import (
     Piece,
@@ -35,24 +35,56 @@ from memstore.share.format.read_pieces import (
 )
 from memstore.share.read.remote import Remote, as_failure
 
-# Indexes of records, pieces of tokens, and tables of pieces that are held.
-_INDEXES, _TOKENS, _TABLES = 4096, 64, 1 << 16
-_SMALL_BYTES = 64 << 20  # of landmarks that are held
+K = TypeVar("K")
+V = TypeVar("V")
 
+# Held in main memory: indexes of records, pieces of tokens, tables of pieces, bytes of landmarks.
+_INDEXES, _TOKENS, _TABLES, _LANDMARK_BYTES = 4096, 64, 1 << 16, 64 << 20
 
 Check = Callable[[int, bytes | memoryview], None]
-"""Raises CorruptMemory where these are not the bytes of an extent, by its number."""
+"""Takes the number of an extent and bytes; raises CorruptMemory where they are not its bytes."""
+
+
+class _Recent(Generic[K, V]):
+    """The values that were used last. May be used by several threads."""
+
+    def __init__(self, most: int, weight: Callable[[V], int] = lambda value: 1) -> None:
+        """most: of the sum of weights."""
+        self._most, self._weight = most, weight
+        self._lock = threading.Lock()
+        self._held: OrderedDict[K, V] = OrderedDict()
+        self._sum = 0
+
+    def find(self, keys: Iterable[K]) -> dict[K, V]:
+        """Those of some values that are held."""
+        found: dict[K, V] = {}
+        with self._lock:
+            for key in keys:
+                if key in self._held:
+                    self._held.move_to_end(key)
+                    found[key] = self._held[key]
+        return found
+
+    def add(self, values: Mapping[K, V]) -> None:
+        """Hold values, in place of those that were used longest ago."""
+        with self._lock:
+            for key, value in values.items():
+                if key not in self._held:
+                    self._sum += self._weight(value)
+                    self._held[key] = value
+            while self._sum > self._most:
+                self._sum -= self._weight(self._held.popitem(last=False)[1])
 
 
 class Table(NamedTuple):
-    """Where the values of a piece lie in its segment, by the block that each begins with."""
+    """Where the values of a piece are in its segment, by the first block of each."""
 
     segment: str
     places: dict[int, tuple[int, int]]  # offset, bytes
 
     @classmethod
     def of(cls, piece: Piece, data: bytes | memoryview, key_bytes: int) -> "Table | None":
-        """Of a piece's beginning; None where that is too short. Raises ValueError."""
+        """The table from a piece's beginning; None where that is too short. Raises ValueError."""
         if table_bytes(values_in(data), key_bytes) > len(data):
             return None
         heads, at = decode_heads(data)
@@ -64,48 +96,34 @@ class Table(NamedTuple):
 
 
 class HeldPieces:
-    """The pieces of an object store that were asked for last. May be used by several threads."""
+    """Pieces of an object store. May be used by several threads."""
 
     def __init__(self, remote: Remote, local: LocalCache | None) -> None:
         self._remote, self._local = remote, local
-        self._lock = threading.Lock()
-        self._indexes: OrderedDict[tuple[str, int], RecordIndex] = OrderedDict()
-        self._tokens: OrderedDict[Piece, list[Value]] = OrderedDict()
-        self._tables: dict[Piece, Table] = {}
-        self._small: OrderedDict[Checked, bytes] = OrderedDict()
-        self._small_bytes = 0
+        self._indexes = _Recent[tuple[str, int], RecordIndex](_INDEXES)
+        self._tokens = _Recent[Piece, list[Value]](_TOKENS)
+        self._tables = _Recent[Piece, Table](_TABLES)
+        self._landmarks = _Recent[Checked, bytes](_LANDMARK_BYTES, len)
 
     def values(self, pieces: Sequence[Piece]) -> list[list[Value]]:
         """The values of pieces, all that are missing read at the same time. Raises CorruptMemory,
         StoreUnavailable.
         """
-        held: dict[Piece, list[Value]] = {}
-        with self._lock:
-            for piece in pieces:
-                if piece in self._tokens:
-                    held[piece] = self._tokens[piece]
-                    self._tokens.move_to_end(piece)
+        held = self._tokens.find(pieces)
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
         for piece, data in zip(missing, self._data(missing, None)):
             held[piece] = values_of(self._remote.objects, piece, data)
-        with self._lock:
-            for piece in missing:
-                if piece.kind == "tokens":
-                    self._tokens[piece] = held[piece]
-            while len(self._tokens) > _TOKENS:
-                self._tokens.popitem(last=False)
+        self._tokens.add({piece: held[piece] for piece in missing if piece.kind == "tokens"})
         return [held[piece] for piece in pieces]
 
     def tables(self, pieces: Sequence[Piece], key_bytes: int) -> list[Table]:
-        """Where the values of pieces lie, told by their beginnings alone, those that are missing
-        read at the same time. key_bytes: of the key of each value. Raises CorruptMemory,
-        StoreUnavailable.
+        """Where the values of pieces lie, read from their beginnings alone, all that are missing at
+        the same time. key_bytes: of the key of each value. Raises CorruptMemory, StoreUnavailable.
         """
-        with self._lock:
-            held = {piece: self._tables[piece] for piece in pieces if piece in self._tables}
+        held = self._tables.find(pieces)
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
         counts = [piece.take for piece in missing]
-        for _ in range(2):  # again for those that hold what no document has of them any more
+        for _ in range(2):  # again for pieces with values that no document uses any more
             begins = self._beginnings(missing, counts, key_bytes)
             found = {p: Table.of(p, data, key_bytes) for p, data in begins.items()}
             held |= {piece: table for piece, table in found.items() if table is not None}
@@ -113,16 +131,13 @@ class HeldPieces:
             counts = [values_in(begins[piece]) for piece in missing]
         for piece in missing:
             raise damaged(self._remote.objects, piece, "its table is truncated")
-        with self._lock:
-            self._tables |= held
-            while len(self._tables) > _TABLES:
-                del self._tables[next(iter(self._tables))]
+        self._tables.add(held)
         return [held[piece] for piece in pieces]
 
     def _beginnings(
         self, pieces: Sequence[Piece], counts: Sequence[int], key_bytes: int
     ) -> dict[Piece, bytes | memoryview]:
-        """Of each piece as much as a table of so many values has."""
+        """The beginning of each piece, as long as a table of so many values."""
 
         def check(number: int, data: bytes | memoryview) -> None:
             try:
@@ -137,31 +152,22 @@ class HeldPieces:
         return dict(zip(pieces, self._checked(extents, check)))
 
     def landmarks(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
-        """As `checked`, of small parts, of which those that were asked for last are held."""
-        with self._lock:
-            found = {one: self._small[one] for one in wanted if one in self._small}
+        """As `checked`, of small parts; those that were asked for last are held."""
+        found = self._landmarks.find(wanted)
         missing = [one for one in dict.fromkeys(wanted) if one not in found]
         # copies: what is read comes in stretches, of which little may be wanted
         found |= {one: bytes(data) for one, data in zip(missing, self.checked(missing))}
-        with self._lock:
-            for one in found:
-                self._small_bytes += 0 if one in self._small else one.extent.length
-                self._small[one] = found[one]
-                self._small.move_to_end(one)
-            while self._small_bytes > _SMALL_BYTES:
-                self._small_bytes -= self._small.popitem(last=False)[0].extent.length
+        self._landmarks.add(found)
         return [found[one] for one in wanted]
 
     def checked(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
-        """Bytes that lie somewhere, from the local cache or from afar. Raises CorruptMemory,
-        StoreUnavailable.
-        """
+        """Bytes of objects, checked. Raises CorruptMemory, StoreUnavailable."""
 
         def check(number: int, data: bytes | memoryview) -> None:
             if xxh3_64_intdigest(data) != wanted[number].digest:
                 where = wanted[number].extent
                 raise CorruptMemory(
-                    f"{self._remote.objects.url}: {where.length:,} bytes of {where.segment} from "
+                    f"{self._remote.objects.url}: {where.length:,} bytes of {where.name} from "
                     f"{where.offset:,} on are damaged"
                 )
 
@@ -179,8 +185,9 @@ class HeldPieces:
     def _checked(
         self, extents: Sequence[Extent], check: Check, until: float | None = None
     ) -> list[bytes | memoryview]:
-        """What lies there, all that is missing read at the same time, until then (None: as long as
-        it may take). Raises CorruptMemory, StoreUnavailable.
+        """The bytes of extents from the local cache or the object store, all that are missing read
+        at the same time, until then (None: within the deadline). Raises CorruptMemory,
+        StoreUnavailable.
         """
         found: list[bytes | memoryview | None] = [None] * len(extents)
         names = [_name(self._remote.objects.identity, extent) for extent in extents]
@@ -219,8 +226,8 @@ class HeldPieces:
     def find(
         self, entries: Mapping[int, Entry], wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
-        """Where the records of documents lie; None for one that its document has not, a Failure for
-        one whose extent could not be read. Raises DocumentNotFound, CorruptMemory.
+        """Where the records of documents are; None for one that its document lacks, a Failure where
+        that could not be read. Raises DocumentNotFound, CorruptMemory.
         """
         pieces = [self._piece(entries, document, key.block) for document, key in wanted]
         needed = {
@@ -253,33 +260,24 @@ class HeldPieces:
     def _indexes_of(
         self, wanted: Mapping[tuple[str, int], tuple[Entry, Piece]], until: float
     ) -> dict[tuple[str, int], RecordIndex | Failure]:
-        """Indexes of records by segment and offset, each a piece of a document."""
-        indexes: dict[tuple[str, int], RecordIndex | Failure] = {}
-        with self._lock:
-            for which in wanted:
-                if which in self._indexes:
-                    self._indexes.move_to_end(which)
-                    indexes[which] = self._indexes[which]
+        """Indexes of records by segment and offset; wanted: each as a piece of a document."""
+        indexes: dict[tuple[str, int], RecordIndex | Failure] = {**self._indexes.find(wanted)}
         missing = [which for which in wanted if which not in indexes]
         try:
             parts = self._data([wanted[which][1] for which in missing], until)
-            for which, data in zip(missing, parts):
-                index = index_of(self._remote.objects, *wanted[which], data)
-                indexes[which] = index
-                with self._lock:
-                    self._indexes[which] = index
-                    while len(self._indexes) > _INDEXES:
-                        self._indexes.popitem(last=False)
-        except (StoreUnavailable, CorruptMemory) as error:
-            # of several it is told of all: who can do without one asks for one after the other
-            if isinstance(error, StoreUnavailable):
-                failure = as_failure(error)
-            else:
-                failure = Failure("damaged", str(error))
-            indexes |= {which: failure for which in missing if which not in indexes}
+            new = {
+                which: index_of(self._remote.objects, *wanted[which], data)
+                for which, data in zip(missing, parts)
+            }
+            self._indexes.add(new)
+            indexes |= new
+        except StoreUnavailable as error:  # of one: the caller may ask for one at a time
+            indexes |= dict.fromkeys(missing, as_failure(error))
+        except CorruptMemory as error:
+            indexes |= dict.fromkeys(missing, Failure("damaged", str(error)))
         return indexes
 
 
 def _name(identity: str, extent: Extent) -> str:
-    """As the local cache knows it; what lies in an object never changes."""
-    return f"{identity}:{extent.segment}:{extent.offset}:{extent.length}"
+    """The key in the local cache; the bytes of an object never change."""
+    return f"{identity}:{extent.name}:{extent.offset}:{extent.length}"

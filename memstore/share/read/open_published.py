@@ -1,4 +1,4 @@
-"""Opening a published memory: its tables, and the tiers that its blocks are read from."""
+"""Opening a publication: its tables, and the tiers that its records are read from."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,13 @@ from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
-from memstore.share.read.computed_records import Computed
 from memstore.share.read.published_source import SharedSource
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.share.read.remote import Remote
 
 
 class PublishedCatalog(Catalog):
-    """The tables of a published memory; what is written into a directory is not written here."""
+    """The read-only tables of a publication."""
 
     source: SharedSource
 
@@ -38,41 +37,32 @@ class PublishedCatalog(Catalog):
         self.allow_partial = allow_partial
         self._published = database
         super().__init__(database)  # type: ignore[arg-type]
-        self.source = SharedSource(
-            self,
-            database.remote,
-            database.find,
-            look_again=database.look_again,
-            local=local,
-            shared=shared,
-        )
+        self.source = SharedSource(self, database, local, shared)
 
     @property
     def manifest(self) -> int:
-        """The number of the manifest that is read now; a newer one may be looked for beside it.
-        Raises MemoryClosed.
-        """
-        self._published.version  # noqa: B018 (looks)
+        """The number of the manifest that is read now. Raises MemoryClosed."""
+        self._published.version  # noqa: B018 (looks for a newer one)
         return self._published.state.manifest.number
 
     def changes(self, txn: Any) -> Changes:
-        """Whose rows changed last, in this process."""
+        """The documents whose rows changed last, in this process."""
         found: Changes = txn.changes
         return found
 
     def leaving(self, txn: Any) -> dict[int, Document]:
-        """Documents that are published no more, and stay a while."""
+        """Unpublished documents that stay a while."""
         return {number: self.document(txn, number) for number in txn.leaving}
 
     def counts(self) -> PassageCounts:
-        """Its passages, counted in each document that has them."""
+        """The passages of all documents, counted in each."""
         entries = [e for e in self._published.state.published.values() if e.row.of_passages]
         stored = sum(p.take for e in entries for p in e.pieces if p.kind == "records")
         blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
         return PassageCounts(blocks, stored, size)
 
     def _passage_at(self, txn: Any, digest: Digest, document: int, block: int) -> StoredAt:
-        """Stored, too, where nothing is published of it but a cache may have what another reader
+        """Also stored where no record is published but a cache may have one that another reader
         computed.
         """
         number = self._published.places.number(digest, document, block)
@@ -80,26 +70,26 @@ class PublishedCatalog(Catalog):
         return StoredAt(number, 0, bool(stored), digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
-        """Have the caches keep what a session computed of a passage, some time, so that other
-        readers find it; k, v as in share.computed.Computed.
+        """Store what a session computed of a passage in the caches, so that other readers find it.
+        As SharedSource.keep_computed.
         """
         if self.source.caches:
-            self.source.keep_computed([Computed(digest, codec, k, v)])
+            self.source.keep_computed(digest, codec, k, v)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
-        """Read these documents' values of a table at the same time: they are needed next. Raises
-        CorruptMemory, StoreUnavailable.
+        """Read the values of a table of these documents at the same time, before they are needed.
+        Raises CorruptMemory, StoreUnavailable.
         """
         txn.bring(documents, table)
 
     def close(self) -> None:
-        """End its threads; more than once is the same as once."""
+        """End its threads; idempotent."""
         self.source.close()
         super().close()
 
 
 def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
-    """The tables of the published memory at a URL. Raises InvalidInput, MemoryNotFound,
+    """The tables of the publication at a URL. Raises InvalidInput, MemoryNotFound,
     CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable, StorageFull (the local cache).
     """
     deadline = options.get("deadline") or DEADLINE
@@ -108,7 +98,7 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     local = None if path is None else LocalCache(path, budget)
     shared = None
     if server is not None:
-        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 4))
+        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 10))
     remote = Remote(open_object_store(url, timeout=deadline, retries=0), deadline=deadline)
     try:
         return PublishedCatalog(

@@ -1,4 +1,4 @@
-"""A published memory as one manifest has it, seen as what a Catalog takes for a transaction."""
+"""A publication as one manifest has it, as a transaction of a Catalog."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,10 +10,10 @@ from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.changes import Changes
 from memstore.errors import ObjectNotFound
 from memstore.share.format.pieces import Piece, Value, piece_of
-from memstore.share.format.read_pieces import Checked, Extent
+from memstore.share.format.read_pieces import Checked
+from memstore.share.objects.object_store import Extent
 from memstore.share.read.held_pieces import HeldPieces
-from memstore.share.read.passage_numbers import PassagePlaces
-from memstore.share.read.published_states import State
+from memstore.share.read.published_states import PassagePlaces, State
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ Parts = dict[bytes, bytes]  # values by key, of one document and table
 
 
 class Snapshot:
-    """What a Catalog takes for a transaction: the tables of one State. Documents that leave are
-    found by their number.
+    """A read transaction over the tables of one State. Unpublished documents that stay a while are
+    found by their number alone.
     """
 
     writable = False
@@ -32,9 +32,9 @@ class Snapshot:
     def __init__(
         self, state: State, pieces: HeldPieces, places: PassagePlaces, newest: Callable[[], State]
     ) -> None:
-        """newest: the newest state, looked for now. Raises what reading raises."""
+        """newest: reads the newest state."""
         self._state, self._pieces, self._places, self._newest = state, pieces, places, newest
-        self._parts: dict[tuple[str, int], Parts] = {}  # that were brought
+        self._parts: dict[tuple[str, int], Parts] = {}  # that were read by `bring`
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A row, or None."""
@@ -43,7 +43,7 @@ class Snapshot:
         return self.get_checked(table, key)
 
     def get_checked(self, table: str, key: bytes) -> bytes | None:
-        """A value, or None; what was read from afar was checked there."""
+        """A value, or None; values from the object store are checked already."""
         if table == "meta":
             return self._state.meta.get(key)
         if table == "documents":
@@ -53,7 +53,7 @@ class Snapshot:
         return self._of(table, key, key).get(key)
 
     def all_checked(self, table: str, keys: Sequence[bytes]) -> list[bytes] | None:
-        """Values of all of these keys; None where one of them is not there."""
+        """Values of all keys; None where one is missing."""
         values = [value for key in keys if (value := self.get_checked(table, key)) is not None]
         return values if len(values) == len(keys) else None
 
@@ -63,8 +63,8 @@ class Snapshot:
         return None if value is None else memoryview(value)
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[bytes | memoryview] | None:
-        """Parts of landmarks, all read at the same time; None where one is not as it must be.
-        Raises CorruptMemory, StoreUnavailable.
+        """Parts of landmarks, all read at the same time; None where one has another size. Raises
+        CorruptMemory, StoreUnavailable.
         """
         numbers = [*dict.fromkeys(int.from_bytes(part.key[:_BLOCK], "big") for part in wanted)]
         return self._again(numbers, lambda: self._landmarks(wanted))
@@ -117,17 +117,17 @@ class Snapshot:
         return max((known for known in self._of(table, key, key) if known <= key), default=None)
 
     def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
-        """For a walk over values, which are all read when the first is."""
+        """Nothing: all values of a document are read with the first."""
         return iter(())
 
     @property
     def changes(self) -> Changes:
-        """Which documents' rows changed last."""
+        """The documents whose rows changed last."""
         return self._state.changes
 
     @property
     def leaving(self) -> list[int]:
-        """Documents that are published no more, and stay a while."""
+        """Unpublished documents that stay a while."""
         return list(self._state.leaving)
 
     def has_records(self, document: int, block: int) -> bool:
@@ -154,7 +154,7 @@ class Snapshot:
         if table != "tokens":
             self.bring([number], table)
             return self._parts[table, number]
-        # Of tokens, of which some are wanted, the pieces that may hold them.
+        # Only some tokens are wanted: read the pieces that may hold them.
         first = read_tokens_key(start)[1] if len(start) > _BLOCK else 0
         last = read_tokens_key(end)[1] if end is not None and len(end) > _BLOCK else 1 << 64
 
@@ -184,7 +184,7 @@ class Snapshot:
         return self._again(numbers, read)
 
     def _again(self, numbers: Sequence[int], read: Callable[[], T]) -> T:
-        """The result of reading what is of these documents, once more where that has moved."""
+        """The result of reading documents, repeated once where their pieces moved."""
         try:
             return read()
         except ObjectNotFound:
@@ -193,8 +193,8 @@ class Snapshot:
         return read()
 
     def _found_elsewhere(self, numbers: Sequence[int]) -> bool:
-        """Look where the newest manifest has what is the same there, since objects are away: they
-        were merged and pruned. Does it have these documents, as they were? Raises CorruptMemory,
+        """Objects are gone, by merging and pruning: use the pieces of the newest manifest for
+        unchanged documents. Return whether these are unchanged and moved. Raises CorruptMemory,
         StoreUnavailable.
         """
         state, newest = self._state, self._newest()
@@ -213,5 +213,5 @@ class Snapshot:
 
 
 def _first(key: bytes) -> int:
-    """The block that landmarks begin with, by their key."""
+    """The first block of landmarks, from their key."""
     return int.from_bytes(key[_BLOCK + 2 : _BLOCK + 6], "big")

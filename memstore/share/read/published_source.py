@@ -1,71 +1,62 @@
-"""The tiers below the host tier of a published memory: a local cache, a cache that readers share,
-and the object store. Misses of one come up from the next, many at a time, and nothing is used that
-is not the record that was asked for.
+"""Records of a publication for the host tier: from the local cache, the cache that readers share,
+or the object store, in that order, many at a time. A record is used only once it was checked.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 
 from torch import Tensor
 
-from memstore.block import BlockKey
+from memstore.block import BlockKey, RecordKey
+from memstore.disk.format.document import write_of
+from memstore.disk.lmdb.environment import Version
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.tables.catalog import Catalog
-from memstore.share.caches.answers import Answers, Found, fill
+from memstore.disk.tables.passage_table import Digest
+from memstore.errors import (
+    BlocksUnavailable,
+    CorruptBlock,
+    CorruptMemory,
+    MemoryNotFound,
+    MissingBlock,
+    StoreUnavailable,
+)
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import SharedReads
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import WriteBehind, record_names
-from memstore.share.calls.failures import Failure
-from memstore.share.calls.rest import Rest
-from memstore.share.objects.sizes import most_record_bytes
-from memstore.share.read.computed_records import Computed, encode
-from memstore.share.read.object_reads import Find, ObjectReads
-from memstore.share.read.remote import Remote
+from memstore.share.caches.write_behind import Found, WriteBehind, record_names
+from memstore.share.calls import Failure, Reason
+from memstore.share.format.pieces import most_record_bytes
+from memstore.share.objects.object_store import Extent
+from memstore.share.read.published_tables import PublishedDatabase
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 
 
 class SharedSource:
-    """A LowestTier over the records of a published memory."""
+    """A LowestTier over the records of a publication. May be used by several threads."""
 
     def __init__(
         self,
         catalog: Catalog,
-        remote: Remote,
-        find: Find,
-        *,
-        look_again: Callable[[], object] = lambda: None,
-        local: LocalCache | None = None,
-        shared: Valkey | None = None,
+        database: PublishedDatabase,
+        local: LocalCache | None,
+        shared: Valkey | None,
     ) -> None:
-        """catalog, find, look_again: as ObjectReads takes them. local, shared: caches above the
-        object store.
-        """
-        self._catalog = catalog
-        self._object_reads = ObjectReads(catalog, remote, find, look_again)
-        self.remote, self.local, self.shared = remote, local, shared
+        """catalog: over the database. local, shared: caches above the object store."""
+        self._catalog, self._database = catalog, database
+        self.remote, self.local, self.shared = database.remote, local, shared
         self._signature = catalog.signature.digest
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
         self.counters: Mapping[str, TierCounter] = {
-            **({} if local is None else {"local": TierCounter()}),
-            **({} if shared is None else {"valkey": TierCounter()}),
-            "remote": remote.counter,
+            **({} if local is None else {"local": local.counter}),
+            **({} if shared is None else {"valkey": shared.counter}),
+            "remote": self.remote.counter,
         }
-        self.shared_reads: SharedReads | None = None
-        if shared is not None:
-            counter = self.counters["valkey"]
-            self.shared_reads = SharedReads(shared, counter, catalog.blocks, remote.deadline)
-        reads = self.shared_reads
-        self._keeping = WriteBehind(
-            catalog.blocks, self.counters, local, shared,
-            Rest() if reads is None else reads.rest,
-        )  # fmt: skip
+        self._writes = WriteBehind(catalog.blocks, local, shared)
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
-
-    # Reading
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         """As UnitSource.read. Raises also StoreUnavailable."""
@@ -74,8 +65,8 @@ class SharedSource:
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
     ) -> tuple[list[int], list[str]]:
-        """As `read`; of each unit also the name of the tier that had it. Raises CorruptBlock,
-        DocumentNotFound, BlocksUnavailable (which tells the units that could not be had).
+        """As `read`; also the name of the tier that had each unit. Raises CorruptBlock,
+        MissingBlock, DocumentNotFound, BlocksUnavailable (which names the unavailable units).
         """
         if not units:
             return [], []
@@ -84,75 +75,70 @@ class SharedSource:
         if latest is None or latest[0] is not slab:
             latest = self._slots = slab, Slots(raw_view(slab))
         batch = Batch(units, latest[1], slots, self._catalog.blocks)
-        used = self._catalog.database.version
+        used = self._database.version
         with self._catalog.database.read() as txn:
-            rest: Sequence[Wanted] = batch.by_record(
+            rest = batch.by_record(
                 {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
             )
         tiers = [""] * len(units)
-        if self.local is not None:
+        local, shared = self.local, self.shared
+        if local is not None:
+            sizes = [self._most] * len(rest)
             rest = self._from_cache(
-                "local", lambda some: self._from_local(batch, some), batch, rest, tiers
+                "local", lambda names: local.get_many(names, sizes), batch, rest, tiers
             )
-        reads = self.shared_reads
-        if reads is not None and rest:
+        if shared is not None and rest:
             rest = self._from_cache(
                 "valkey",
-                lambda some: reads.read(
-                    batch,
-                    some,
-                    record_names(self._signature, some),
-                    until,
-                    lambda found: fill(batch, found),
-                ),
+                lambda names: shared.get_many(names, self._most, until),
                 batch,
                 rest,
                 tiers,
             )
         if rest:
-
-            def done(good: list[Found], seconds: float) -> None:
-                self._count("remote", batch, good, [], tiers, seconds)
-                self._keeping.keep(good, shared=True)
-
-            self._object_reads.read(batch, rest, until, used, done)
+            self._from_store(batch, rest, until, used, tiers)
         return batch.lengths, tiers
+
+    # Caches
+
+    @property
+    def caches(self) -> bool:
+        """Is there a cache, which may hold what another reader computed?"""
+        return self.local is not None or self.shared is not None
 
     def _from_cache(
         self,
         name: str,
-        read: Callable[[Sequence[Wanted]], Answers],
+        get_many: Callable[[Sequence[str]], Sequence[bytes | Failure | None]],
         batch: Batch,
         wanted: Sequence[Wanted],
         tiers: list[str],
     ) -> list[Wanted]:
-        """Fill what a cache has; return the records that it has not, or could not be read."""
-        began, counter = time.perf_counter(), self.counters[name]
-        good, bad, missing, unread = read(wanted)
+        """Fill the records that a cache holds; return the others, in order."""
+        began = time.perf_counter()
+        found: list[Found] = []
+        missing: list[Wanted] = []
+        unread: list[Wanted] = []  # the failure is counted
+        try:
+            values = get_many(record_names(self._signature, wanted))
+        except Failure:
+            return list(wanted)
+        for record, value in zip(wanted, values):
+            if value is None:
+                missing.append(record)
+            elif isinstance(value, Failure):
+                unread.append(record)
+            else:
+                found.append((record, memoryview(value)))
+        good, bad = _fill(batch, found)
         for record, failure in bad:
-            counter.failed(failure.reason)
-            self._keeping.drop(name, record)
+            self.counters[name].failed(failure.reason)
+            self._writes.drop(name, record)
             unread.append(record)
         self._count(name, batch, good, missing, tiers, time.perf_counter() - began)
         if name == "valkey":
-            self._keeping.keep(good, shared=False)
+            self._writes.keep(good, shared=False)
         return sorted(missing + unread, key=itemgetter(0))
-
-    def _from_local(self, batch: Batch, wanted: Sequence[Wanted]) -> Answers:
-        assert self.local is not None
-        found, missing, unread = [], [], []
-        for record, answer in zip(
-            wanted,
-            self.local.get_many(record_names(self._signature, wanted), [self._most] * len(wanted)),
-        ):
-            if answer is None:
-                missing.append(record)
-            elif isinstance(answer, Failure):
-                self.counters["local"].failed(answer.reason)
-                unread.append(record)
-            else:
-                found.append((record, (memoryview(answer),)))
-        return Answers(*fill(batch, found), missing, unread)
 
     def _count(
         self,
@@ -180,24 +166,156 @@ class SharedSource:
                 seconds=seconds / len(layers),
             )
 
-    @property
-    def caches(self) -> bool:
-        """Is there one between it and the readers, which may have what was never published?"""
-        return self.local is not None or self.shared is not None
+    def keep_computed(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
+        """Store a passage that a reader computed in the caches, in the background, as the records
+        it would have been published in.
 
-    def keep_computed(self, passages: Sequence[Computed]) -> None:
-        """Keep passages that a reader computed in the caches, some time."""
+        k, v: [memory layers, Hkv, n, D] in the KV dtype, k without position. digest: of a codec.
+        """
         layers, table = self._catalog.signature.memory_layers, self._catalog.blocks
-        size = sum(2 * each.k.nbytes for each in passages)
-        self._keeping.keep_made(lambda: list(encode(table, layers, passages)), size)
+
+        def encode() -> list[tuple[Wanted, bytes]]:
+            records = table.encode_passage(layers, raw_view(k), raw_view(v), digest, codec)
+            return [
+                ((b"", RecordKey(0, 0, layer), digest, ()), record)
+                for layer, record in records.items()
+            ]
+
+        self._writes.keep_made(encode, 2 * k.nbytes)
+
+    # Object store
+
+    def _from_store(
+        self,
+        batch: Batch,
+        wanted: Sequence[Wanted],
+        until: float,
+        used: Version | None,
+        tiers: list[str],
+    ) -> None:
+        """Fill all of these from the object store, by where the newest manifest has them.
+
+        used: the version of the catalog that they were looked up in; None on the second try, after
+        a newer manifest was read. Raises CorruptBlock, MissingBlock, DocumentNotFound,
+        BlocksUnavailable.
+        """
+        began = time.perf_counter()
+        failed: list[tuple[Wanted, Failure]] = []
+        if used is None:
+            wanted, failed = self._still_there(wanted)
+        extents = self._database.find([(record[1].document, record[1]) for record in wanted], until)
+        there: list[tuple[Wanted, Extent]] = []
+        for record, extent in zip(wanted, extents):
+            if extent is None:
+                raise MissingBlock(
+                    f"{record[1]}: no such record in {self.remote.objects.url}; run verify"
+                )
+            if isinstance(extent, Failure):
+                failed.append((record, extent))
+            elif extent.length > self._most:
+                what = f"{record[1]} should be {extent.length:,} bytes, of {self._most:,} at most"
+                failed.append((record, Failure("damaged", what)))
+            else:
+                there.append((record, extent))
+
+        def check(number: int, data: memoryview) -> None:
+            _, key, write, _ = there[number][0]
+            try:
+                self._catalog.blocks.check(data, key, write)
+            except CorruptBlock as error:
+                raise _as_failure(error) from error
+
+        found: list[Found] = []
+        answers = self.remote.read([extent for _, extent in there], check, until)
+        for (record, _), answer in zip(there, answers):
+            if isinstance(answer, Failure):
+                failed.append((record, answer))
+            else:
+                found.append((record, answer))
+        good, bad = _fill(batch, found)
+        failed += bad
+        self._count("remote", batch, good, [], tiers, time.perf_counter() - began)
+        self._writes.keep(good, shared=True)
+        if not failed:
+            return
+        # An append may have written a record again ("other"), or pruning removed its segment.
+        changed = any(failure.reason in ("missing", "other") for _, failure in failed)
+        if changed and used is not None and self._look_again(used):
+            self._from_store(batch, [record for record, _ in failed], until, None, tiers)
+            return
+        raise self._error(batch, failed)
+
+    def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
+        (_, key, _, _), failure = failed[0]
+        if all(found.reason in ("damaged", "other") for _, found in failed):
+            return CorruptBlock(
+                f"{self.remote.objects.url}: {failure}; publish the document again with --check"
+            )
+        units = [batch.units[at] for record, _ in failed for at in record[3]]
+        worst = next(f for _, f in failed if f.reason not in ("damaged", "other"))
+        return BlocksUnavailable(
+            f"{len(units)} blocks of {self.remote.objects.url} could not be read, {key} among "
+            f"them ({worst.reason}: {worst}); what is cached still answers",
+            units,
+        )
+
+    def _look_again(self, used: Version) -> bool:
+        """Read the newest manifest; is it another one than was used? Another thread may have read
+        it in between.
+        """
+        with suppress(StoreUnavailable, MemoryNotFound, CorruptMemory):
+            self._database.look_again()
+        return self._database.version != used
+
+    def _still_there(
+        self, wanted: Sequence[Wanted]
+    ) -> tuple[list[Wanted], list[tuple[Wanted, Failure]]]:
+        """The records that the newest manifest still has, and those that were written again.
+        Raises DocumentNotFound (unpublished).
+        """
+        with self._catalog.database.read() as txn:
+            writes = {
+                document: self._catalog.writes(txn, document)
+                for document in {record[1].document for record in wanted}
+            }
+        there: list[Wanted] = []
+        gone: list[tuple[Wanted, Failure]] = []
+        for record in wanted:
+            _, key, write, _ = record
+            if write_of(writes[key.document], key.block) == write:
+                there.append(record)
+            else:
+                gone.append((record, Failure("missing", "it was written again; read it again")))
+        return there, gone
 
     def settle(self) -> None:
-        """Wait until what was read is kept."""
-        self._keeping.settle()
+        """Wait until the caches hold what was read."""
+        self._writes.settle()
 
     def close(self) -> None:
-        """End its threads, when what was read is kept; more than once is the same as once."""
-        self._keeping.close()
+        """End its threads, once what was read is written to the caches; idempotent."""
+        self._writes.close()
         if self.shared is not None:
             self.shared.close()
         self.remote.close()
+
+
+def _fill(batch: Batch, found: Sequence[Found]) -> tuple[list[Found], list[tuple[Wanted, Failure]]]:
+    """Check records and copy their wanted heads into the slots; return the right and the wrong."""
+    good: list[Found] = []
+    bad: list[tuple[Wanted, Failure]] = []
+    for record, data in found:
+        try:
+            batch.fill(record, data)
+            good.append((record, data))
+        except CorruptBlock as error:
+            bad.append((record, _as_failure(error)))
+    return good, bad
+
+
+def _as_failure(error: CorruptBlock) -> Failure:
+    """Why a record is not the one that was asked for."""
+    text = str(error)
+    foreign = "it is the record of" in text or "another model" in text
+    reason: Reason = "other" if foreign else "damaged"
+    return Failure(reason, text)

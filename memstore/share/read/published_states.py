@@ -1,39 +1,47 @@
-"""A published memory as one manifest after another has it: numbers for its documents, which of them
-changed, and those that are published no more and stay a while for who has begun to read them.
+"""A publication as one manifest after another has it: numbers for its documents and passages, which
+documents changed, and those that were unpublished and stay a while for answers that are under way.
 """
 
 import os
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import msgpack
 
+from memstore.block import RecordKey
 from memstore.disk.format.document import Write
 from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
+from memstore.disk.tables.passage_table import Digest
+from memstore.errors import DocumentNotFound
 from memstore.share.format.document_pages import Entry, plain_row
 from memstore.share.format.manifest import Manifest
 
 LEAVING = 300.0  # seconds: as long as a server's answer may take
-_CHANGES = 4096  # that are told
+_CHANGES = 4096  # that are remembered
+_FIRST_PASSAGE = 1 << 40  # number of the first passage, above all numbers of documents
+_PASSAGES = 1 << 17  # that are remembered, those that were asked for last
 
 
 @dataclass(frozen=True)
 class State:
-    """The memory as one manifest has it, and what is leaving."""
+    """The publication as one manifest has it, and unpublished documents that stay a while."""
 
     manifest: Manifest
-    entries: Mapping[int, Entry]  # by number, also of those that leave
+    entries: Mapping[int, Entry]  # by number, also unpublished documents that stay
     rows: Mapping[int, bytes]
-    leaving: Mapping[int, float]  # until when (time.monotonic), by number
+    leaving: Mapping[int, float]  # until when unpublished documents stay (time.monotonic)
     serial: int  # among the states of this process
     changes: Changes
 
     @cached_property
     def meta(self) -> dict[bytes, bytes]:
-        """What the memory says of itself, as a directory's tables would."""
+        """The description of the memory, as the tables of a directory have it."""
         selector = self.manifest.selector
         described = {
             "format": FORMAT,
@@ -50,18 +58,18 @@ class State:
 
     @property
     def published(self) -> dict[int, Entry]:
-        """The documents by number, without those that leave."""
+        """The published documents by number."""
         return {n: entry for n, entry in self.entries.items() if n not in self.leaving}
 
     @property
     def has_left(self) -> bool:
-        """Has a document stayed for as long as it may?"""
+        """Has an unpublished document stayed long enough?"""
         return min(self.leaving.values(), default=float("inf")) <= time.monotonic()
 
 
 class States:
-    """Makes the states of one memory in this process: a document keeps its number while it is only
-    appended to, and none is given twice. Used by one thread at a time.
+    """Makes the states of one publication in this process. Appending does not change a document's
+    number, and no number is used twice. Used by one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -69,12 +77,12 @@ class States:
         self._last = 0
 
     def first(self, manifest: Manifest, entries: Sequence[Entry]) -> State:
-        """The state that a memory is opened with."""
+        """The first state."""
         there = self._numbered(entries)
         return State(manifest, there, _rows(there, {}, {}), {}, 1, Changes(os.urandom(8), 1))
 
     def next(self, before: State, manifest: Manifest, entries: Sequence[Entry]) -> State:
-        """The state of a manifest with these documents, which may be the one before."""
+        """The state of a manifest with these documents; it may be the same manifest."""
         now, old, there = time.monotonic(), before.published, self._numbered(entries)
         leaving = {n: until for n, until in before.leaving.items() if until > now}
         leaving = {
@@ -92,12 +100,12 @@ class States:
         return State(manifest, every, rows, leaving, before.serial + 1, changes)
 
     def without_leaving(self, before: State) -> State:
-        """The same, once nobody can read what leaves."""
+        """The same without unpublished documents, whose objects are gone."""
         return self.next(replace(before, leaving=dict.fromkeys(before.leaving, 0.0)),
                          before.manifest, [*before.published.values()])  # fmt: skip
 
     def _numbered(self, entries: Sequence[Entry]) -> dict[int, Entry]:
-        """The numbers of these documents, the oldest first."""
+        """Documents by number, the oldest first."""
         numbered = {}
         for entry in sorted(entries, key=lambda entry: (entry.row.created, entry.row.name)):
             row = entry.row
@@ -112,7 +120,7 @@ class States:
 def _rows(
     entries: Mapping[int, Entry], before: Mapping[int, Entry], rows: Mapping[int, bytes]
 ) -> dict[int, bytes]:
-    """The rows of documents, packed, but for those that were before."""
+    """The packed rows of documents; unchanged ones are taken from before."""
 
     def packed(number: int, entry: Entry) -> bytes:
         old = before.get(number)
@@ -121,3 +129,54 @@ def _rows(
         return bytes(msgpack.packb(plain_row(entry.row)))
 
     return {number: packed(number, entry) for number, entry in entries.items()}
+
+
+class _Known(NamedTuple):
+    digest: Digest
+    document: int  # and block, where it was seen last
+    block: int
+
+
+class PassagePlaces:
+    """Numbers for passages in this process, one for equal content. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[Digest, int] = {}
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._next = _FIRST_PASSAGE
+
+    def number(self, digest: Digest, document: int, block: int) -> int:
+        """The number of a passage that is in a block of a document."""
+        with self._lock:
+            number = self._numbers.setdefault(digest, self._next)
+            if number == self._next:
+                self._next += 1
+            self._known[number] = _Known(digest, document, block)
+            self._known.move_to_end(number)
+            if len(self._known) > _PASSAGES:
+                _, gone = self._known.popitem(last=False)
+                del self._numbers[gone.digest]
+            return number
+
+    def row(self, number: int) -> bytes | None:
+        """The row that PassageTable reads of a passage; None for an unknown number."""
+        known = self._known.get(number)
+        if known is None:
+            return None
+        row: bytes = msgpack.packb([known.digest, 1, 1, known.document, known.block])
+        return row
+
+    def in_documents(self, wanted: Sequence[tuple[int, RecordKey]]) -> list[tuple[int, RecordKey]]:
+        """Records by document and key, with passages replaced by a document that has them. Raises
+        DocumentNotFound for a passage that was asked for too long ago.
+        """
+        found = []
+        for document, key in wanted:
+            if document >= _FIRST_PASSAGE:
+                known = self._known.get(document)
+                if known is None:
+                    raise DocumentNotFound(f"passage {document} is not known any more; ask again")
+                document, key = known.document, RecordKey(known.document, known.block, key.layer)
+            found.append((document, key))
+        return found

@@ -1,6 +1,6 @@
-"""A published memory seen as the tables of a directory: what a Catalog reads there, it reads here.
+"""A publication as a database of tables, which a Catalog reads as it reads those of a directory.
 
-Blocks are not among them: they are read by memstore.share.read.published_source.
+Records are not among them: memstore.share.read.published_source reads those.
 """
 
 import logging
@@ -21,25 +21,23 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.calls.failures import Failure
+from memstore.share.calls import Failure
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.manifest import newest_number
-from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import Extent
-from memstore.share.format.rollback import note_newest
+from memstore.share.format.published import Published, note_newest
+from memstore.share.objects.object_store import Extent
 from memstore.share.publication_options import REFRESH
 from memstore.share.read.held_pieces import HeldPieces
-from memstore.share.read.passage_numbers import PassagePlaces
 from memstore.share.read.published_snapshot import Snapshot
-from memstore.share.read.published_states import State, States
+from memstore.share.read.published_states import PassagePlaces, State, States
 from memstore.share.read.remote import Remote
 
 _log = logging.getLogger("memstore")
-_PATIENCE = 2.0  # seconds that who was idle waits for a look for a newer manifest
+_PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
 
 
 class PublishedDatabase:
-    """Stands where Catalog has its Database; only read. May be used by several threads."""
+    """The read-only Database of a PublishedCatalog. May be used by several threads."""
 
     read_only = True
     limit: int | None = None
@@ -52,39 +50,43 @@ class PublishedDatabase:
         refresh: float = REFRESH,
         at_least: int | None = None,
     ) -> None:
-        """Read the newest manifest and its table of documents. refresh: seconds after which a newer
-        one is looked for. at_least: its number, whatever was read before. Raises MemoryNotFound,
-        CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
+        """Read the newest manifest and its table of documents. local: caches pieces, and remembers
+        the newest manifest. refresh: seconds after which a newer one is looked for. at_least: the
+        lowest number to accept, whatever was read before. Raises MemoryNotFound, CorruptMemory,
+        StaleMemory, NewerFormat, StoreUnavailable.
         """
         self.path = remote.objects.url
         self.remote, self.pieces = remote, HeldPieces(remote, local)
-        self._local, self._at_least, self._told = local, at_least, False
+        self._folder = None if local is None else local.path
+        self._at_least, self._warned = at_least, False
         self._states = States()
         self.places = PassagePlaces()
         self._lock, self._following = threading.Lock(), threading.Lock()
         self._closed, self._pid = False, os.getpid()
         self._looking = False
         self._looked, self._refresh_after = time.monotonic(), refresh
-        # its pages need not be read for the next
+        # Kept, so that its pages need not be read again for the next manifest.
         self._published, entries = self.remote.call(self._newest_documents)
         self.state = self._states.first(self._published.manifest, entries)
 
     # The newest state
 
     def _newest_documents(self) -> tuple[Published, list[Entry]]:
-        found = Published.open(self.remote.objects, cache=self._local, at_least=self._at_least)
+        objects, folder = self.remote.objects, self._folder
+        found = Published.open(objects, folder=folder, at_least=self._at_least)
         return found, found.documents()
 
     def _documents_of(self, number: int) -> tuple[Published, list[Entry]]:
         objects = self.remote.objects
         found = Published.at(objects, number, self._published)
-        note_newest(objects.identity, found.seen, self._local)
+        note_newest(objects.identity, found.seen, self._folder)
         return found, found.documents()
 
     @property
     def version(self) -> Version:
-        """Which state is read. A newer manifest is looked for every few seconds, beside it; who was
-        idle for longer waits for it, but not for a store that takes long. Raises MemoryClosed.
+        """The version of the state that is read. A newer manifest is looked for every few seconds,
+        in the background; a reader that was idle for longer waits for it, up to two seconds. Raises
+        MemoryClosed.
         """
         self._check()
         waited = time.monotonic() - self._looked
@@ -103,18 +105,18 @@ class PublishedDatabase:
         try:
             self.refresh()
         except (StoreUnavailable, MemoryNotFound, CorruptMemory, DocumentNotFound):
-            pass  # what is there is read on
+            pass  # the state before is read on
         finally:
             self._looked, self._looking = time.monotonic(), False
 
     def refresh(self) -> None:
-        """Read the newest manifest now, if there is a newer one; an older one is told, once, and
-        what was read is read on. Raises what opening raises.
+        """Read the newest manifest now, if it is newer. An older one is logged, once, and not read.
+        Raises what opening raises.
         """
         held = self.state.manifest.number
         number = self.remote.call(lambda: newest_number(self.remote.objects))
-        if (number is None or number < held) and not self._told:
-            self._told = True
+        if (number is None or number < held) and not self._warned:
+            self._warned = True
             _log.warning(
                 "%s: its newest manifest is %s, but %d was read before, so somebody has put back "
                 "an older state; publish again",
@@ -134,8 +136,8 @@ class PublishedDatabase:
                 self.state = self._states.next(state, state.manifest, [*state.published.values()])
 
     def look_again(self) -> State:
-        """The newest state, read since objects are away: nothing leaves any more, but is gone.
-        Raises what refreshing raises.
+        """The newest state, read because objects are missing: unpublished documents are dropped at
+        once. Raises what refreshing raises.
         """
         self.refresh()
         with self._following:
@@ -145,7 +147,7 @@ class PublishedDatabase:
 
     @contextmanager
     def read(self) -> "Iterator[Snapshot]":
-        """The tables as they are now, for as long as the block lasts."""
+        """The tables of the current state, until the block ends."""
         self._check()
         yield Snapshot(self.state, self.pieces, self.places, self.look_again)
 
@@ -157,11 +159,11 @@ class PublishedDatabase:
     def find(
         self, wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
-        """Where records lie now, as HeldPieces.find."""
+        """Where records are now: see HeldPieces.find."""
         return self.pieces.find(self.state.entries, self.places.in_documents(wanted), until)
 
     def close(self) -> None:
-        """Close; more than once is the same as once."""
+        """Close; idempotent."""
         self._closed = True
 
     def _check(self) -> None:

@@ -1,82 +1,53 @@
-"""Reading parts of objects: neighbouring ones in one request, all requests at the same time, each
-checked by who asked, tried again and given up in time.
+"""Reading parts of objects: neighbouring ones in one request, all requests in parallel, each
+checked by the caller's function, retried, and given up at the deadline.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from memstore.errors import MemstoreError, ObjectNotFound, StoreUnavailable
-from memstore.share.calls.deadlines import Calls
-from memstore.share.calls.failures import Failure, Reason
-from memstore.share.format.read_pieces import Extent
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.calls import Calls, Failure, Reason
+from memstore.share.objects.object_store import GAP, Extent, ObjectStore, Span, coalesce
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
 
-# Of one request: bytes that nobody asked for between two that are asked for (they take less time
-# than another request), and bytes in all, beyond which a second one beside it is faster.
-GAP, MOST = 128 << 10, 4 << 20
-# Requests of one read, and where they are small in the mean: these only wait for their answers.
-AT_ONCE, SMALL_AT_ONCE, SMALL = 32, 128, 64 << 10
+_MOST = 4 << 20  # bytes of one request: two smaller ones in parallel are faster than a larger one
+# Requests of one read in parallel, and where they have _SMALL bytes in the mean: those only wait.
+_AT_ONCE, _SMALL_AT_ONCE, _SMALL = 32, 128, 64 << 10
 # Bytes of one read within the deadline; more of them have longer, up to so many times.
-IN_TIME, LONGEST = 32 << 20, 100.0
-_TRIES = 3  # of what comes and is not what was asked for
-
-
-class Span(NamedTuple):
-    """One request: bytes of an object, and which of the extents they hold."""
-
-    segment: str
-    offset: int
-    length: int
-    extents: list[int]
-
-
-def coalesce(extents: Sequence[Extent], gap: int = GAP, most: int = MOST) -> list[Span]:
-    """The requests that read some extents."""
-    spans: list[Span] = []
-    for number in sorted(range(len(extents)), key=lambda number: extents[number][:2]):
-        segment, offset, length = extents[number]
-        if spans and spans[-1].segment == segment:
-            last = spans[-1]
-            end = max(last.offset + last.length, offset + length)
-            if offset - last.offset - last.length <= gap and end - last.offset <= most:
-                spans[-1] = last._replace(length=end - last.offset)
-                last.extents.append(number)
-                continue
-        spans.append(Span(segment, offset, length, [number]))
-    return spans
+_IN_TIME, _LONGEST = 32 << 20, 100.0
+_TRIES = 3  # of extents with wrong bytes
 
 
 class Remote:
-    """The object store as a tier. Safe for several threads."""
+    """The object store as a tier. May be used by several threads."""
 
     def __init__(self, objects: ObjectStore, *, deadline: float, gap: int = GAP) -> None:
-        """deadline: seconds of one read of up to IN_TIME bytes; gap: see GAP."""
+        """deadline: seconds of one read of up to 32 MB; gap: see coalesce."""
         self.objects, self.deadline = objects, deadline
         self.counter = TierCounter()
-        self.calls = Calls(self.counter, threads=AT_ONCE, name="memstore-remote")
+        self.calls = Calls(self.counter, threads=_AT_ONCE, name="memstore-remote")
         self._gap = gap
-        self.requests = self.bytes = 0  # that were asked for, those of repeated ones too
+        self.requests = self.bytes = 0  # that were asked for, with retries
 
     def until(self, size: int = 0) -> float:
-        """When a read that begins now has to have ended (time.monotonic), of so many bytes."""
-        return time.monotonic() + self.deadline * min(max(1.0, size / IN_TIME), LONGEST)
+        """The deadline of a read of so many bytes that begins now (time.monotonic)."""
+        return time.monotonic() + self.deadline * min(max(1.0, size / _IN_TIME), _LONGEST)
 
     def read(
         self, extents: Sequence[Extent], check: Callable[[int, memoryview], None], until: float
     ) -> list[memoryview | Failure]:
-        """The bytes of some extents, or why they could not be had. check: raises Failure where
-        these are not the bytes of an extent, by its number; those are asked for again.
+        """The bytes of some extents, or why they could not be read. check: takes the number of an
+        extent and bytes, and raises Failure where they are not its bytes; those are read again.
         """
         found: list[memoryview | Failure | None] = [None] * len(extents)
         left = list(range(len(extents)))
         for tried in range(_TRIES):
-            spans = coalesce([extents[number] for number in left], self._gap)
-            small = sum(span.length for span in spans) <= SMALL * len(spans)
-            threads = SMALL_AT_ONCE if small else AT_ONCE
+            spans = coalesce([extents[number] for number in left], self._gap, _MOST)
+            small = sum(span.length for span in spans) <= _SMALL * len(spans)
+            threads = _SMALL_AT_ONCE if small else _AT_ONCE
             answers = self.calls.gather([self._reading(span) for span in spans], until, threads)
             again = []
             for span, answer in zip(spans, answers):
@@ -105,18 +76,18 @@ class Remote:
             self.requests += 1
             self.bytes += span.length
             try:
-                (part,) = self.objects.get_ranges(span.segment, [(span.offset, span.length)])
+                (part,) = self.objects.get_ranges(span.name, [(span.offset, span.length)])
             except StoreUnavailable as error:
                 raise as_failure(error) from error
             if len(part) != span.length:
-                raise Failure("short", f"{self.objects.url}: {span.segment} was cut short")
+                raise Failure("short", f"{self.objects.url}: {span.name} was cut short")
             return part
 
         return read
 
     def call(self, work: Callable[[], T]) -> T:
-        """The result of something else that is asked of the store, within the deadline. Raises
-        what it raises, StoreUnavailable.
+        """The result of another call of the store, within the deadline. Raises what the call
+        raises, and StoreUnavailable.
         """
 
         def asking(left: float) -> T | MemstoreError:
@@ -137,7 +108,7 @@ class Remote:
         return result
 
     def error(self, failure: Failure) -> StoreUnavailable:
-        """The error for something that could not be had, with the reason."""
+        """The error for a failed read, with the reason."""
         kind = ObjectNotFound if failure.reason == "missing" else StoreUnavailable
         if isinstance(failure.__cause__, kind):
             return kind(str(failure))
@@ -146,7 +117,7 @@ class Remote:
         )
 
     def close(self) -> None:
-        """End its threads; more than once is the same as once."""
+        """End its threads; idempotent."""
         self.calls.close()
 
 
@@ -169,6 +140,10 @@ def _reason(error: StoreUnavailable) -> Reason:
 
 _SIGNS: tuple[tuple[str, Reason], ...] = (
     ("truncated", "short"),
+    # a range that begins after the end of an object
+    ("range was invalid", "short"),
+    ("invalid range", "short"),
+    ("status code: 416", "short"),
     ("credentials", "denied"),
     ("timed out", "late"),
     ("timeout", "late"),

@@ -12,10 +12,10 @@ import numpy as np
 from memstore.errors import CorruptMemory, ObjectNotFound, StoreUnavailable, WrongModel
 from memstore.index.index_file import FilePart, Unusable
 from memstore.index.passage_files import Digested, ListsHead, Made, PassageDirectory
-from memstore.share.calls.failures import Failure
-from memstore.share.format.lists import ListsRef, PartsRef
-from memstore.share.format.read_pieces import Checked, Extent
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.calls import Failure
+from memstore.share.format.manifest import ListsRef, PartsRef
+from memstore.share.format.read_pieces import Checked
+from memstore.share.objects.object_store import Extent, ObjectStore
 from memstore.share.publication_options import DEADLINE
 from memstore.share.publish.send_lists import send_lists
 from memstore.share.read.published_tables import PublishedDatabase

@@ -30,7 +30,7 @@ from memstore.errors import (
 )
 from memstore.paths import expanded
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.lists import LISTS, ListsRef
+from memstore.share.format.manifest import LISTS, ListsRef
 from memstore.share.format.pieces import Piece
 from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER, read_footer

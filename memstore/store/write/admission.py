@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from memstore.decode import check_plain
-from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
+from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
@@ -178,7 +178,7 @@ def no_document(
     name: str, rows: Iterable[Document], where: Path | str | None = None
 ) -> DocumentNotFound:
     """The error for a name that no document has: it lists the names there are."""
-    listed = [repr(row.name) for row in rows if row.is_listed and not is_of_prompt(row.name)]
+    listed = [repr(row.name) for row in rows if row.is_listed]
     names = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
     return DocumentNotFound(
         f"no document {name!r} in {where or 'this memory'}; "

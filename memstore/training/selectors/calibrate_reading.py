@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -14,7 +16,6 @@ from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.store.memory_store import MemoryStore
-from memstore.temporary import temporary_directory
 from memstore.training.selectors.questions import Fact
 from memstore.training.selectors.windows import WindowWriter
 
@@ -62,9 +63,9 @@ def calibrate_reading(
         planted = [facts.literal(), facts.literal(), facts.reworded()]
         asked += planted
         pieces.append(writer.window(planted).text)
-    with temporary_directory() as directory:
+    with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
         signature, keeps = reader.signature, reader.keeps
-        with MemoryStore.create(directory / "m", signature, selector=keeps) as store:
+        with MemoryStore.create(Path(directory) / "m", signature, selector=keeps) as store:
             report(f"reading {windows} windows into a memory")
             reader.ingest("\n\n".join(pieces), store, name="calibration")
             tried = [_answers(reader, store, asked, one) for one in RANGES]

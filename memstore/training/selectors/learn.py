@@ -135,12 +135,9 @@ class _Run:
         torch.manual_seed(config.seed)
         self.model = Trained(states, layer, idf, config.width, config.blanked)
         self.kinds: dict[str, list[Asked]] = defaultdict(list)
-        self.same: dict[str, set[int]] = defaultdict(set)  # passages that answer the same
         self.like: dict[str, list[int]] = defaultdict(list)  # passages of a subject, a relation
         for asked in states.asked:
             self.kinds[asked.question.kind].append(asked)
-            if asked.question.key:
-                self.same[asked.question.key] |= asked.touched
             if asked.right >= 0:
                 for part in asked.question.key.split("|"):
                     self.like[part].append(asked.right)
@@ -184,10 +181,8 @@ class _Run:
         scores = self.model.scores(*rows, keys, [len(part) for part in parts])
         hidden = torch.zeros_like(scores, dtype=torch.bool)
         for row, one in enumerate(asked):
-            same = one.touched | self.same.get(one.question.key, set())
-            hidden[row, [place[passage] for passage in same - {one.right} if passage in place]] = (
-                True
-            )
+            same = (one.touched | one.others) - {one.right}
+            hidden[row, [place[passage] for passage in same if passage in place]] = True
         null = self.model.null.expand(len(scores), 1)
         logits = torch.cat([scores.masked_fill(hidden, -1.0), null], 1) * self.model.scale.exp()
         logits = logits.masked_fill(F.pad(hidden, (0, 1)), -1e4)

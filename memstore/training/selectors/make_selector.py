@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import torch
-
+from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.adaptation import Adaptation, MadeFor
-from memstore.model.passages.selector import Captured, Learned, Selector, asked
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.selector import Captured, Captures, Learned, Selector, asked
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
-from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
-from memstore.training.selectors.states import Walk, read_states
-from memstore.training.selectors.windows import Cut, Window, WindowWriter, firsts
+from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
+from memstore.training.selectors.questions import Split
+from memstore.training.selectors.states import States, Walk, read_states
+from memstore.training.selectors.windows import Cut, WindowWriter
 
 Report = Callable[[str], None]
 
@@ -42,8 +45,8 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that a selector is made for. cut: a text as its passages, filled up to so many
-    tokens; walk: reads rows of ids, each alone behind the model's prefix.
+    """The model that a selector is made for. cut: a text as its passages, filled up to
+    `passage_tokens`; walk: reads rows of ids, each alone after the model's prefix.
     """
 
     made_for: MadeFor
@@ -51,6 +54,22 @@ class Subject:
     cut: Cut
     walk: Walk
     passage_tokens: int
+
+    @classmethod
+    def of(cls, reader: PassageModel, made_for: MadeFor) -> Subject:
+        """A model as a subject. made_for: its sizes."""
+
+        def cut(text: str) -> list[Passage]:
+            return list(passages_of(reader, [text]))
+
+        def walk(rows: Sequence[Sequence[int]], captures: Captures) -> list[Captured]:
+            order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
+            given = (rows[row] for row in order)
+            read = encode(reader, given, layers=captures.layers, captures=captures)
+            found = dict(zip(order, (one.captured for one in read), strict=True))
+            return [found[row] for row in range(len(rows))]
+
+        return cls(made_for, reader.tokenizer, cut, walk, reader.passage_tokens)
 
 
 def adapt(
@@ -61,145 +80,80 @@ def adapt(
     options: AdaptOptions | None = None,
     report: Report = lambda line: None,
 ) -> Adaptation:
-    """A selector for a model, with what held-out questions say of it.
+    """Make a selector for a model, and measure it with held-out questions.
 
     texts: prose to plant facts in. work: a directory for the states of what was read; an
-    interrupted run goes on from there. report: told of progress, a line each. Raises InvalidInput
+    interrupted run continues from there. report: called with lines of progress. Raises InvalidInput
     for texts that are too short.
     """
     options = options or AdaptOptions()
-    cut, seed = model.cut, options.seed
-    training = WindowWriter(texts, model.tokenizer, cut, "train", seed)
-    held_out = WindowWriter(texts, model.tokenizer, cut, "validation", seed)
-    against = list(held_out.windows(options.held_out))
-    learned, haystack, questions = _Making(model, options, report, training, against).learned(
-        texts, work
+    layer = max(1, model.made_for.num_layers // 2 - 1) if options.layer is None else options.layer
+
+    def read(split: Split, count: int, folder: str) -> States:
+        writer = WindowWriter(texts, model.tokenizer, model.cut, split, options.seed)
+        windows = list(writer.windows(count))
+
+        def progress(done: int, of: int) -> None:
+            report(f"{folder}: {done} of {of} windows read")
+
+        return read_states(windows, model.walk, [layer], work / folder, progress)
+
+    held_out = read("validation", options.held_out, "held-out")
+    states = read("train", options.windows, "train")
+    sample = (
+        passage.ids.tolist() for text in _sample(texts, options.seed) for passage in model.cut(text)
     )
-    chosen, outcomes = _with_words(learned, haystack, questions)
-    literal = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
+    idf = rarity(sample, model.made_for.vocabulary)
+
+    def learning(step: int, loss: float, first: float) -> None:
+        report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
+
+    learned = learn(states, layer, idf, options.learn, learning)
+    both = Selector(learned, word_weight=1.0)
+    haystack = Haystack(both.spec)
+    for some, most in ((held_out, len(held_out.ends)), (states, _HAY)):
+        passages = [some.shown(at) for at in range(min(most, len(some.ends)))]
+        haystack.add_passages(both, model.tokenizer, passages)
+    chosen, outcomes = _with_words(learned, haystack, held_out)
+    answered = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
     unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
-    found = recalls(outcomes)
     return Adaptation(
         chosen,
-        gate=gate_of(literal, unanswered, haystack.passages),
+        gate=gate_of(answered, unanswered, haystack.passages),
         passage_tokens=model.passage_tokens,
         weights=model.made_for.weights,
-        scores={kind: shares[_AMONG] for kind, shares in sorted(found.items())},
+        scores={kind: shares[_AMONG] for kind, shares in sorted(recalls(outcomes).items())},
     )
-
-
-@dataclass(frozen=True)
-class _Making:
-    """A selector in the making. training, against: windows to learn from, and to measure with."""
-
-    model: Subject
-    options: AdaptOptions
-    report: Report
-    training: WindowWriter
-    against: Sequence[Window]
-
-    def learned(self, texts: Sequence[str], work: Path) -> tuple[Learned, Haystack, list[Sought]]:
-        layer = self.options.layer
-        if layer is None:
-            layer = max(1, self.model.made_for.num_layers // 2 - 1)
-        windows = list(self.training.windows(self.options.windows))
-        states = read_states(
-            windows, self.model.walk, [layer], work / "train", _counted(self.report, "read")
-        )
-        sample = (
-            ids
-            for text in _sample(texts, self.options.seed)
-            for ids in passages_in(self.model.cut, text)
-        )
-        idf = rarity(sample, self.model.made_for.vocabulary)
-
-        def told(step: int, loss: float, first: float) -> None:
-            self.report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
-
-        learned = learn(states, layer, idf, self.options.learn, told)
-        unseen = read_states(
-            self.against,
-            self.model.walk,
-            [layer],
-            work / "held-out",
-            _counted(self.report, "read held-out"),
-        )
-        both = Selector(learned, word_weight=1.0)
-        haystack = Haystack(both.spec)
-        for some in (unseen, states):  # windows of self.training are hay here
-            wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
-            add(haystack, both, self.model.tokenizer, [some.shown(at) for at in range(wanted)])
-        return learned, haystack, sought(self.against, unseen.question)
 
 
 def _with_words(
-    learned: Learned, haystack: Haystack, questions: Sequence[Sought]
+    learned: Learned, haystack: Haystack, states: States
 ) -> tuple[Selector, list[Outcome]]:
     """The selector with the weight of words that finds most, and what it finds."""
-    alone = Selector(learned)
+    alone, scope = Selector(learned), haystack.scope
     by_landmarks, by_words = [], []
-    for one in questions:
-        by_landmarks.append(alone.scores(one.captured, one.text, haystack, haystack.scope))
-        by_words.append(haystack.word_scores(asked(one.text), haystack.scope))
+    for one in states.asked:
+        text = one.question.text
+        by_landmarks.append(alone.scores(states.captured(one), text, haystack, scope))
+        by_words.append(haystack.word_scores(asked(text), scope))
     tried = []
     for weight in _WORD_WEIGHTS:
-        selector = Selector(learned, weight)
-        scores = by_landmarks
+        selector, scores = Selector(learned, weight), by_landmarks
         if weight:
             scores = [
-                selector.joined(landmarks, words, one.text, haystack)
-                for landmarks, words, one in zip(by_landmarks, by_words, questions, strict=True)
+                selector.joined(landmarks, words, one.question.text, haystack)
+                for landmarks, words, one in zip(by_landmarks, by_words, states.asked, strict=True)
             ]
-        outcomes = measure(selector, haystack, questions, scores)
+        outcomes = measure(selector, haystack, states, scores)
         tried.append((_mean(outcomes), -weight, selector, outcomes))
     _, _, selector, outcomes = max(tried, key=lambda one: one[:2])
     return selector, outcomes
 
 
 def _mean(outcomes: Sequence[Outcome]) -> float:
-    """Over kinds of question, and over the best 1, 4 and 8, the mean share found."""
+    """The mean share found over kinds of question and over the best 1, 4 and 8."""
     shares = [share for found in recalls(outcomes).values() for share in found[:3]]
     return sum(shares) / len(shares)
-
-
-def sought(windows: Sequence[Window], captured: Callable[[int, int], Captured]) -> list[Sought]:
-    """The questions of windows, with the passages that answer, those of all windows counted on.
-
-    captured: of (window, number of the question in it), what was shown of its own words.
-    """
-    same: dict[str, set[int]] = {}
-    found = []
-    for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
-        for place, question in enumerate(window.questions):
-            right = tuple(before + passage for passage in question.touched)
-            if question.key:
-                same.setdefault(question.key, set()).update(right)
-            found.append((question, right, captured(number, place)))
-    return [
-        Sought(
-            question.kind,
-            question.text,
-            shown,
-            right,
-            frozenset(same.get(question.key, set()) - set(right)),
-        )
-        for question, right, shown in found
-    ]
-
-
-def add(
-    haystack: Haystack, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Captured]
-) -> None:
-    """One more document, of these passages, with what the selector keeps of them."""
-    kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
-    words = selector.words([tokenizer.decode(one.ids) for one in passages])
-    lengths = [len(one.ids) for one in passages]
-    haystack.add(lengths, torch.cat(kept) if kept else None, words)
-
-
-def passages_in(cut: Cut, text: str) -> list[list[int]]:
-    """The ids of a text's passages."""
-    return [passage.ids.tolist() for passage in cut(text)]
 
 
 def _sample(texts: Sequence[str], seed: int) -> Iterator[str]:
@@ -209,7 +163,3 @@ def _sample(texts: Sequence[str], seed: int) -> Iterator[str]:
     for text in texts:
         start = rng.randrange(max(1, len(text) - length))
         yield text[start : start + length]
-
-
-def _counted(report: Report, done: str) -> Callable[[int, int], None]:
-    return lambda number, of: report(f"{done} {number} of {of} windows")

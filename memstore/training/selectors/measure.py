@@ -1,4 +1,4 @@
-"""How well a selector finds: the rank of the passage that answers, among all of many windows."""
+"""How well a selector finds: the rank of the passage that answers among those of many windows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.word_index import WordIndex
+from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_choice import Candidates
 from memstore.model.passages.selector import GATE_TOGETHER, Captured, Gate, Selector, confidence
+from memstore.training.selectors.states import States
 
 KS = (1, 4, 8, 16)
 _HALVINGS = 3  # of a haystack, to see how its best score rises
@@ -52,6 +54,15 @@ class Haystack:
             self._words.add(number, 0, BlockWords.of(words))
         self.scope.append((number, 0, len(lengths)))
 
+    def add_passages(
+        self, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Captured]
+    ) -> None:
+        """One more document, of these passages, with what the selector stores of them."""
+        kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
+        words = selector.words([tokenizer.decode(one.ids) for one in passages])
+        lengths = [len(one.ids) for one in passages]
+        self.add(lengths, torch.cat(kept) if kept else None, words)
+
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         assert self._tokens is not None
         return self._tokens.maxima(q, head, scope)
@@ -59,21 +70,6 @@ class Haystack:
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         assert self._words is not None
         return self._words.scores(words, scope)
-
-
-@dataclass(frozen=True)
-class Sought:
-    """A question to measure with.
-
-    captured: of the user's words. right: passages, numbered over the whole haystack, that answer;
-    others: passages that answer it as well and count neither way.
-    """
-
-    kind: str
-    text: str
-    captured: Captured
-    right: tuple[int, ...]
-    others: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -91,31 +87,29 @@ class Outcome:
 
 
 def measure(
-    selector: Selector,
-    haystack: Haystack,
-    questions: Sequence[Sought],
-    scored: Sequence[Tensor] | None = None,
+    selector: Selector, haystack: Haystack, states: States, scored: Sequence[Tensor] | None = None
 ) -> list[Outcome]:
-    """Ask every question of the whole haystack. scored: the selector's scores of each question,
-    where they are known.
+    """Ask every question of `states` of the whole haystack, which begins with their passages.
+    scored: the selector's scores of each question, if they are known.
     """
     found = []
-    for number, question in enumerate(questions):
-        adds = partial(selector.adds, question.captured, haystack)
+    for number, asked in enumerate(states.asked):
+        captured = states.captured(asked)
         if scored is None:
-            scores = selector.scores(question.captured, question.text, haystack, haystack.scope)
+            scores = selector.scores(captured, asked.question.text, haystack, haystack.scope)
         else:
             scores = scored[number]
+        adds = partial(selector.adds, captured, haystack)
         best = Candidates(scores, haystack.scope, GATE_TOGETHER, adds, lambda *place: place)
-        together = best.together
-        right = list(question.right)
+        right = sorted(asked.touched)
         skipped = torch.zeros(len(scores), dtype=torch.bool)
-        skipped[list(question.others)] = True
-        skipped[right] = True
+        skipped[right + sorted(asked.others)] = True
         rest = scores[~skipped]
         rank = int((rest > scores[right].max()).sum()) if right else -1
         whole = torch.cat([scores[right], rest])
-        found.append(Outcome(question.kind, rank, confidence(whole), _growth(rest), together))
+        growth = _growth(rest)
+        kind = asked.question.kind
+        found.append(Outcome(kind, rank, confidence(whole), growth, best.together))
     return found
 
 

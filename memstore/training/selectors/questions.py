@@ -14,14 +14,19 @@ from itertools import count
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
-from memstore.training.selectors import question_forms as forms
-from memstore.training.selectors.relations import RELATIONS
-from memstore.training.selectors.word_pools import word_pools
+from memstore.training.vocabulary import forms, relations, sections, word_pools
 
 Split = Literal["train", "validation", "held-out"]
 Kind = Literal["literal", "key", "passage", "reworded", "synonyms"]
 T = TypeVar("T")
 
+# In a form: {e} the subject ("the old ship", "Nora Quill"), {a} an attribute, {v} the value. After
+# `|` of a question are the words that begin its answer. Passages are asked for with some of their
+# own words, {x}.
+_FORMS = {name: forms(text) for name, text in sections("selector_forms").items()}
+STATEMENTS, QUESTIONS = _FORMS["STATEMENTS"], _FORMS["QUESTIONS"]
+KEY_STATEMENTS, KEY_QUESTIONS = _FORMS["KEY_STATEMENTS"], _FORMS["KEY_QUESTIONS"]
+PASSAGE_QUESTIONS = _FORMS["PASSAGE_QUESTIONS"]
 _VALIDATION, _HELD_OUT = 12, 22  # percent of the names
 _ONLY_IN_TESTS = frozenset({"pass key", "passkey", "special magic number", "magic number"})
 
@@ -91,7 +96,7 @@ class Facts:
         self._numbers = of_split(words.number_attributes, wanted)
         self._worded = of_split(words.word_attributes, wanted)
         self._keys = of_split(words.keys, wanted)
-        self._relations = of_split(RELATIONS, wanted)
+        self._relations = of_split(relations(), wanted)
         self._used: set[str] = set()
 
     def _form(self, choices: Sequence[str]) -> str:
@@ -159,11 +164,11 @@ class Facts:
         subject = self.subject(named=0.0 if otherwise else 0.15)
         stated = {"a": attribute, "e": subject.name, "v": value}
         asked = stated | ({"e": subject.otherwise} if otherwise else {})
-        question, begun = self._form(forms.QUESTIONS).split("|")
+        question, begun = self._form(QUESTIONS).split("|")
         return Fact(
             "synonyms" if otherwise else "literal",
             f"{attribute}|{subject.name}",
-            capital(self._form(forms.STATEMENTS).format(**stated)),
+            capital(self._form(STATEMENTS).format(**stated)),
             cased(question.format(**asked), question),
             begun.format(**asked),
             value,
@@ -173,12 +178,12 @@ class Facts:
         """A fact without a subject, like a pass key."""
         attribute = self.rng.choice(self._keys)
         value = self._word() if "word" in attribute else self._number(5)
-        question, begun = self._form(forms.KEY_QUESTIONS).split("|")
+        question, begun = self._form(KEY_QUESTIONS).split("|")
         stated = {"a": attribute, "v": value}
         return Fact(
             "key",
             attribute,
-            capital(self._form(forms.KEY_STATEMENTS).format(**stated)),
+            capital(self._form(KEY_STATEMENTS).format(**stated)),
             question.format(**stated),
             begun.format(**stated),
             value,
@@ -193,7 +198,7 @@ class Facts:
         fitting = [
             name
             for name in self._relations
-            if subject is None or subject.kind in RELATIONS[name].subjects
+            if subject is None or subject.kind in relations()[name].subjects
         ]
         rng.shuffle(fitting)
         chosen = fitting[0]
@@ -201,7 +206,7 @@ class Facts:
             if subject is None or f"{name}|{subject.name}" not in self._used:
                 chosen = name
                 break
-        relation = RELATIONS[chosen]
+        relation = relations()[chosen]
         subject = subject or self.subject(relation.subjects, 0.0 if synonyms else 0.25)
         key = f"{chosen}|{subject.name}"
         self._used.add(key)
@@ -236,9 +241,7 @@ class Facts:
             return None
         asked = " ".join(kept)
         return capital(
-            self._form(forms.PASSAGE_QUESTIONS).format(
-                x=asked.lower() if rng.random() < 0.5 else asked
-            )
+            self._form(PASSAGE_QUESTIONS).format(x=asked.lower() if rng.random() < 0.5 else asked)
         )
 
     def _synonym(self, word: str) -> str:

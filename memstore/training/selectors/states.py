@@ -1,12 +1,14 @@
-"""What a model's layers make of windows and questions, computed once and kept in files, so that
-selectors are trained and compared in seconds.
+"""States of a model for windows and questions, computed once and stored in files, so that selectors
+are trained and compared in seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -25,14 +27,17 @@ _PIECE = 16  # windows of a file
 
 @dataclass(frozen=True)
 class Asked:
-    """A question of a window, and its rows [first, end) in States.rows. right, touched: as in
-    Question, with the passages of all windows counted on.
+    """A question of a window, and its rows [first, end) in States.rows.
+
+    Passages are numbered over all windows: right, where the value begins (-1 if none); touched,
+    those that the fact reaches into; others, those that answer the same and are not touched.
     """
 
     question: Question
     window: int
     right: int
     touched: frozenset[int]
+    others: frozenset[int]
     first: int
     end: int
 
@@ -53,14 +58,13 @@ class States:
     row_ids: Tensor
     asked: tuple[Asked, ...]
 
-    def question(self, window: int, place: int) -> Captured:
-        """What was shown of a window's question number `place`, of its own words."""
-        asked = [one for one in self.asked if one.window == window][place]
+    def captured(self, asked: Asked) -> Captured:
+        """What was captured of a question's own words."""
         rows = {layer: states[asked.first : asked.end] for layer, states in self.rows.items()}
         return Captured(list(asked.question.ids), rows)
 
     def shown(self, passage: int) -> Captured:
-        """What was shown of a passage."""
+        """What was captured of a passage."""
         at = self._place(passage)
         states = {layer: states[at] for layer, states in self.passages.items()}
         return Captured(self.ids[at].tolist(), states)
@@ -81,10 +85,9 @@ def read_states(
     directory: Path,
     report: Callable[[int, int], None] | None = None,
 ) -> States:
-    """Walk the passages of windows and their questions; what `directory` holds already is not read
-    again.
+    """Read the passages of windows and their questions, but what `directory` holds already.
 
-    report: told (windows done, of how many) after every few.
+    report: called with (windows done, of how many) after every few.
     """
     directory.mkdir(parents=True, exist_ok=True)
     pieces = []
@@ -112,14 +115,27 @@ def read_states(
 
 
 def _asked(windows: Sequence[Window]) -> tuple[Asked, ...]:
-    asked, end = [], 0
+    placed = []
+    same: dict[str, set[int]] = defaultdict(set)  # passages that answer the same, by key
     for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
         for question in window.questions:
-            first, end = end, end + len(question.ids)
-            right = before + question.passage if question.passage >= 0 else -1
             touched = frozenset(before + passage for passage in question.touched)
-            asked.append(Asked(question, number, right, touched, first, end))
-    return tuple(asked)
+            same[question.key] |= touched if question.key else set()
+            right = before + question.passage if question.passage >= 0 else -1
+            placed.append((question, number, right, touched))
+    ends = accumulate(len(question.ids) for question, *_ in placed)
+    return tuple(
+        Asked(
+            question,
+            window,
+            right,
+            touched,
+            frozenset(same[question.key] - touched),
+            end - len(question.ids),
+            end,
+        )
+        for (question, window, right, touched), end in zip(placed, ends)
+    )
 
 
 def _walk_piece(piece: Sequence[Window], walk: Walk, layers: tuple[int, ...]) -> dict[str, Tensor]:

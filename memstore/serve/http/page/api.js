@@ -1,8 +1,9 @@
-// The server: requests with the key, errors as they are told, and events that are streamed.
+// The server: requests with the key, its errors, and the events of a stream.
 
 import { $ } from "./dom.js";
 
 const KEY = "memstore-key";
+export const DOCUMENTS = "/v1/memstore/documents";
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -25,7 +26,7 @@ export function refused(status, text) {
   try {
     message = JSON.parse(text).error.message;
   } catch {
-    // not OpenAI's shape: what there is has to do
+    // not OpenAI's shape: show the text itself
   }
   if (status === 401) {
     $("key-form").hidden = false;
@@ -44,7 +45,7 @@ export async function get(path) {
   return (await send(path)).json();
 }
 
-export async function forget(path) {
+export async function remove(path) {
   return (await send(path, { method: "DELETE" })).json();
 }
 
@@ -67,20 +68,19 @@ export async function* events(path, body, signal) {
     for (const part of parts)
       for (const line of part.split("\n"))
         if (line.startsWith("data: ") && line !== "data: [DONE]") {
-          const told = JSON.parse(line.slice(6));
-          if (told.error) throw new Refused(500, told.error.message);
-          yield told;
+          const event = JSON.parse(line.slice(6));
+          if (event.error) throw new Refused(500, event.error.message);
+          yield event;
         }
   }
 }
 
-// One file, told how much of it was sent: fetch cannot tell.
+// Upload one file; progress is called with the part that was sent, which fetch cannot report.
 export function upload(file, progress) {
   return new Promise((resolve, reject) => {
     const form = new FormData(), request = new XMLHttpRequest();
-    form.append("purpose", "assistants");
     form.append("file", file, file.name);
-    request.open("POST", "/v1/files");
+    request.open("POST", DOCUMENTS);
     for (const [name, value] of Object.entries(headers())) request.setRequestHeader(name, value);
     request.upload.onprogress = (event) => event.total && progress(event.loaded / event.total);
     request.onload = () =>

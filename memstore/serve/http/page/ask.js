@@ -6,7 +6,7 @@ import { closeDocument, showMarks } from "./document.js";
 import { showHeads } from "./heads.js";
 import { showChoice, showSources } from "./sources.js";
 
-let served = null, running = null, said = [], told = null, words = [];
+let served = null, running = null, said = [], report = null, words = [];
 
 export function startAsking(server) {
   if (served === null) {
@@ -40,23 +40,23 @@ async function listScope() {
     $("scope-list").replaceChildren(
       ...ready.map(({ name }) =>
         el("label", { class: "check" },
-          el("input", { type: "checkbox", value: name, onchange: tellScope,
+          el("input", { type: "checkbox", value: name, onchange: showScope,
             checked: chosen === null || chosen.includes(name) }),
           ` ${name}`)));
   } catch (error) {
     problem(error);
   }
-  tellScope();
+  showScope();
 }
 
-// What was forgotten is not asked.
+// Documents that were deleted leave the list.
 export function onlyThese(names) {
   for (const box of $("scope-list").querySelectorAll("input"))
     if (!names.includes(box.value)) box.parentElement.remove();
-  tellScope();
+  showScope();
 }
 
-function tellScope() {
+function showScope() {
   const names = scope();
   $("scope").querySelector("summary").textContent =
     names === null ? "All documents" : names.length === 1 ? names[0] : `${names.length} documents`;
@@ -74,7 +74,7 @@ async function ask() {
     messages,
     stream: true,
     stream_options: { include_usage: true },
-    memstore: { trace: true, max_sources: 12, from_memory: true, ...(scope() && { documents: scope() }) },
+    memstore: { trace: true, max_sources: 12, from_memory: !$("freely").checked, ...(scope() && { documents: scope() }) },
     ...($("most").value && { max_tokens: Number($("most").value) }),
   };
   running = new AbortController();
@@ -84,7 +84,7 @@ async function ask() {
       const delta = chunk.choices[0]?.delta?.content;
       if (delta) $("answer").textContent = text += delta;
       usage = chunk.usage ?? usage;
-      told = chunk.memstore ?? told;
+      report = chunk.memstore ?? report;
     }
     said = [...messages, { role: "assistant", content: text }];
     finish(text, usage);
@@ -101,7 +101,7 @@ async function ask() {
 
 function begin(question) {
   problem(null);
-  told = null;
+  report = null;
   words = [];
   closeDocument();
   $("hint").hidden = true;
@@ -117,29 +117,25 @@ function begin(question) {
 
 function finish(text, usage) {
   $("cost").textContent = "";
-  if (told === null) return;
-  if (!text) $("answer").append(el("em", {}, told.answered
+  if (report === null) return;
+  if (!text) $("answer").append(el("em", {}, report.answered
     ? "The model said nothing."
     : "Nothing in the memory answers this."));
-  else if (told.tokens.length) showWords();
+  else if (report.tokens.length) showWords();
   $("cost").textContent = cost(usage);
   select(null);
-  showChoice(told.choice, served);
+  showChoice(report.choice, served);
 }
 
 function cost(usage) {
-  const parts = [`${seconds(told.seconds)}, first word after ${seconds(told.first_token_seconds)}`];
-  if (usage !== null) {
-    const cached = usage.prompt_tokens_details?.cached_tokens;
-    parts.push(`${plural(usage.prompt_tokens, "token", "tokens")} of question`
-      + (cached ? ` (${count(cached)} read before)` : ""));
-  }
-  const { done, skipped } = told.lookups;
-  if (told.reader === "landmarks")
+  const parts = [`${seconds(report.seconds)}, first word after ${seconds(report.first_token_seconds)}`];
+  if (usage !== null) parts.push(`${plural(usage.prompt_tokens, "token", "tokens")} of question`);
+  const { done, skipped } = report.lookups;
+  if (report.reader === "landmarks")
     parts.push(`${plural(done, "lookup", "lookups")}, ${count(skipped)} skipped by the gate`);
-  if (told.absent.length) parts.push(`could not be read and left out: ${told.absent.join(", ")}`);
-  for (const [tier, counts] of Object.entries(told.tiers))
-    if (counts.hits) parts.push(`${tier} ${plural(counts.hits, "unit", "units")}, ${bytes(counts.hits * told.unit_bytes)}`);
+  if (report.absent.length) parts.push(`could not be read and left out: ${report.absent.join(", ")}`);
+  for (const [tier, counts] of Object.entries(report.tiers))
+    if (counts.hits) parts.push(`${tier} ${plural(counts.hits, "unit", "units")}, ${bytes(counts.hits * report.unit_bytes)}`);
   return parts.join(" · ");
 }
 
@@ -147,7 +143,7 @@ function cost(usage) {
 
 function showWords() {
   words = [];
-  told.tokens.forEach((token, number) => {
+  report.tokens.forEach((token, number) => {
     if (!words.length || /^\s/u.test(token.text)) words.push({ text: "", tokens: [] });
     const word = words.at(-1);
     word.text += token.text;
@@ -171,44 +167,44 @@ function showWords() {
 function mass(word) {
   let sum = 0;
   for (const number of word.tokens)
-    for (const [, part] of told.tokens[number].sources) sum += part;
+    for (const [, part] of report.tokens[number].sources) sum += part;
   return sum / word.tokens.length;
 }
 
 // What is shown: of the whole answer, or of one of its words.
 
 function select(number) {
-  if (told === null) return;
+  if (report === null) return;
   words.forEach((word, at) => word.node.setAttribute("aria-pressed", String(at === number)));
-  const tokens = number === null ? told.tokens : words[number].tokens.map((at) => told.tokens[at]);
-  const weights = number === null ? told.sources.map((source) => source.weight) : weightsOf(tokens);
+  const tokens = number === null ? report.tokens : words[number].tokens.map((at) => report.tokens[at]);
+  const weights = number === null ? report.sources.map((source) => source.weight) : weightsOf(tokens);
   const of = number === null ? "" : `“${words[number].text.trim()}”`;
   $("shown").hidden = number === null;
   $("shown").replaceChildren(`What was read for ${of} `,
     el("button", { type: "button", class: "plain", onclick: () => select(null) }, "whole answer"));
-  const heads = () => showHeads(told.attention, sumOf(tokens), of ? `for ${of}` : "of the whole answer");
-  showSources(told, weights, {
-    picked: (source) => (source === null ? heads() : showHeads(told.attention,
-      { mass: source.heads, skipped: null, tokens: told.tokens.length },
+  const heads = () => showHeads(report.attention, sumOf(tokens), of ? `for ${of}` : "of the whole answer");
+  showSources(report, weights, {
+    picked: (source) => (source?.heads === undefined ? heads() : showHeads(report.attention,
+      { mass: source.heads, skipped: null, tokens: report.tokens.length },
       `to ${source.document} [${source.span.join("–")}] alone`)),
   });
   heads();
-  showMarks(told.sources, weights);
+  showMarks(report.sources, weights);
 }
 
 function weightsOf(tokens) {
-  const weights = told.sources.map(() => 0);
+  const weights = report.sources.map(() => 0);
   for (const token of tokens) for (const [source, part] of token.sources) weights[source] += part;
   return weights;
 }
 
 function sumOf(tokens) {
-  const { layers, heads } = told.attention;
+  const { layers, heads } = report.attention;
   const mass = layers.map(() => Array(heads).fill(0)), skipped = layers.map(() => Array(heads).fill(0));
   for (const token of tokens)
     token.heads.forEach((row, layer) => row.forEach((part, head) => {
       if (part === null) skipped[layer][head] += 1;
       else mass[layer][head] += part;
     }));
-  return { mass, skipped: told.reader === "choosing" ? null : skipped, tokens: tokens.length };
+  return { mass, skipped: report.reader === "choosing" ? null : skipped, tokens: tokens.length };
 }

@@ -19,17 +19,17 @@ export async function openDocument(at, sources = [], weights = []) {
   opened = at.block ?? null;
   const start = Math.max(0, (opened ?? 0) - AROUND), wanted = `${at.document}`;
   try {
-    const told = await load(wanted, start, (opened ?? 0) + AROUND + 1);
+    const answer = await load(wanted, start, (opened ?? 0) + AROUND + 1);
     name = wanted;
-    total = told.document.blocks;
+    total = answer.document.blocks;
     first = start;
-    end = start + told.data.length;
+    end = start + answer.data.length;
     marks = marksOf(sources, weights);
     $("document-title").textContent = name;
     $("document-panel").hidden = false;
     $("document").replaceChildren(
       el("button", { type: "button", class: "plain more", id: "earlier", onclick: earlier }, "earlier text"),
-      el("div", { class: "text", id: "document-text" }, ...told.data.map(block)),
+      el("div", { class: "text", id: "document-text" }, ...answer.data.map(block)),
       el("button", { type: "button", class: "plain more", id: "later", onclick: later }, "later text"));
     edges();
     toPlace();
@@ -89,8 +89,8 @@ function toPlace() {
 async function earlier() {
   const box = $("document"), start = Math.max(0, first - MORE);
   try {
-    const told = await load(name, start, first), height = box.scrollHeight;
-    $("document-text").prepend(...told.data.map(block));
+    const answer = await load(name, start, first), height = box.scrollHeight;
+    $("document-text").prepend(...answer.data.map(block));
     first = start;
     edges();
     box.scrollTop += box.scrollHeight - height; // what was seen stays where it is
@@ -101,9 +101,9 @@ async function earlier() {
 
 async function later() {
   try {
-    const told = await load(name, end, end + MORE);
-    $("document-text").append(...told.data.map(block));
-    end += told.data.length;
+    const answer = await load(name, end, end + MORE);
+    $("document-text").append(...answer.data.map(block));
+    end += answer.data.length;
     edges();
   } catch (error) {
     problem(error);

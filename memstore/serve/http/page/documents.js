@@ -1,12 +1,12 @@
-// The documents of the memory: what is there, files that are added, and what is forgotten.
+// The documents of the memory: the list, files that are uploaded, and deletion.
 
-import { forget, get, problem, upload } from "./api.js";
+import { DOCUMENTS, get, problem, remove, upload } from "./api.js";
 import { $, bytes, count, el, percent, when } from "./dom.js";
 import { onlyThese } from "./ask.js";
 import { openDocument } from "./document.js";
 import { show } from "./page.js";
 
-const EVERY = 400; // milliseconds between two looks at a file that is being read
+const EVERY = 400; // milliseconds between two looks at a file that is being ingested
 
 let started = false, drawn = "";
 
@@ -36,8 +36,8 @@ export function startDocuments(served) {
 
 export async function documentsShown() {
   try {
-    const { data } = await get("/v1/memstore/documents");
-    if (JSON.stringify(data) === drawn) return; // a row that was asked about stays so
+    const { data } = await get(DOCUMENTS);
+    if (JSON.stringify(data) === drawn) return; // a button that asks for confirmation stays
     drawn = JSON.stringify(data);
     $("no-documents").hidden = data.length > 0;
     $("documents").hidden = !data.length;
@@ -52,12 +52,12 @@ function row(one) {
   return el("tr", { "data-name": one.name },
     el("th", { scope: "row" }, el("button", { type: "button", class: "plain link",
       onclick: () => look(one.name) }, one.name)),
-    el("td", {}, one.state),
+    el("td", one.error ? { title: one.error } : {}, stateOf(one)),
     el("td", { class: "number" }, count(one.tokens)),
     el("td", { class: "number wide" }, count(one.blocks)),
     el("td", { class: "number" }, bytes(one.bytes)),
-    el("td", { class: "wide" }, when(one.created)),
-    el("td", { class: "for-writers" }, forgetting(one.name)));
+    el("td", { class: "wide" }, one.created === null ? "" : when(one.created)),
+    el("td", { class: "for-writers" }, deletion(one.name)));
 }
 
 async function look(name) {
@@ -68,23 +68,27 @@ async function look(name) {
   $("document").focus();
 }
 
-// Asked twice, since it cannot be taken back.
-function forgetting(name) {
-  const button = el("button", { type: "button", class: "plain", "aria-label": `Forget ${name}` }, "Forget");
+function stateOf(one) {
+  return one.state === "ingesting" ? `ingesting ${percent(one.progress)}` : one.state;
+}
+
+// A second click confirms: a deletion cannot be undone.
+function deletion(name) {
+  const button = el("button", { type: "button", class: "plain", "aria-label": `Delete ${name}` }, "Delete");
   const again = () => {
-    button.textContent = "Forget";
+    button.textContent = "Delete";
     button.classList.remove("danger");
   };
   button.addEventListener("blur", again);
   button.addEventListener("click", async () => {
     if (!button.classList.contains("danger")) {
-      button.textContent = "Forget it for good?";
+      button.textContent = "Delete it for good?";
       button.classList.add("danger");
       return;
     }
     button.disabled = true;
     try {
-      await forget(`/v1/memstore/documents/${name.split("/").map(encodeURIComponent).join("/")}`);
+      await remove(`${DOCUMENTS}/${name.split("/").map(encodeURIComponent).join("/")}`);
     } catch (error) {
       problem(error);
     }
@@ -94,24 +98,27 @@ function forgetting(name) {
 }
 
 async function add(file) {
-  const bar = el("progress", { max: "1", value: "0", "aria-label": `reading ${file.name}` });
+  const bar = el("progress", { max: "1", value: "0", "aria-label": `uploading ${file.name}` });
   const state = el("span", { class: "quiet" }, "sending");
   const item = el("li", {}, el("b", {}, file.name), bar, state);
   $("uploads").append(item);
   try {
-    let told = await upload(file, (part) => (bar.value = part / 10));
-    while (["queued", "reading"].includes(told.memstore.state)) {
-      bar.value = 0.1 + 0.9 * told.memstore.progress;
-      state.textContent = `${told.memstore.state} ${percent(told.memstore.progress)}`;
+    let row = await upload(file, (part) => (bar.value = part / 10));
+    while (row && ["waiting", "ingesting"].includes(row.state)) {
+      bar.value = 0.1 + 0.9 * row.progress;
+      state.textContent = stateOf(row);
       await new Promise((resolve) => setTimeout(resolve, EVERY));
-      told = await get(`/v1/files/${encodeURIComponent(told.id)}`);
+      const { data } = await get(DOCUMENTS);
+      row = data.find((one) => one.name === row.name);
     }
     bar.value = 1;
-    item.dataset.state = told.memstore.state;
-    if (told.memstore.state === "ready") {
-      state.textContent = `read, ${count(told.memstore.tokens)} tokens`;
+    if (row?.state === "ready" && !row.error) {
+      state.textContent = `ingested, ${count(row.tokens)} tokens`;
       setTimeout(() => item.remove(), 8000);
-    } else state.textContent = told.status_details ?? told.memstore.state;
+    } else {
+      item.dataset.state = "failed";
+      state.textContent = row?.error ?? "deleted";
+    }
   } catch (error) {
     item.dataset.state = "failed";
     state.textContent = error.message;

@@ -4,8 +4,7 @@
 import { $, count, el, percent, roving, share } from "./dom.js";
 
 // attention: { layers, heads }; read: { mass, skipped, tokens } of what is shown, skipped null where
-// it is not told; what: of what it is, said below the
-// title.
+// it is unknown; what: shown below the title.
 export function showHeads({ layers, heads }, { mass, skipped, tokens }, what) {
   $("heads-panel").hidden = false;
   $("heads-of").textContent = what;
@@ -30,8 +29,8 @@ export function showHeads({ layers, heads }, { mass, skipped, tokens }, what) {
           const cell = el("span", {
             role: "gridcell", class: "cell", "aria-label": text,
             style: { "--shade": (part / most).toFixed(3), "--gone": gone.toFixed(3) },
-            onmouseenter: () => ($("heads-told").textContent = text),
-            onfocus: () => ($("heads-told").textContent = text),
+            onmouseenter: () => ($("heads-summary").textContent = text),
+            onfocus: () => ($("heads-summary").textContent = text),
           }, numbers && part >= 0.005 ? share(part) : "");
           cells.push(cell);
           return cell;
@@ -40,6 +39,6 @@ export function showHeads({ layers, heads }, { mass, skipped, tokens }, what) {
     ({ ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + heads, ArrowUp: at - heads })[key] ?? null);
   $("heads").replaceChildren(grid);
   const all = means.flat(), middle = all.reduce((sum, part) => sum + part, 0) / Math.max(all.length, 1);
-  $("heads-told").textContent = `${percent(middle)} of all heads' attention, on average`
+  $("heads-summary").textContent = `${percent(middle)} of all heads' attention, on average`
     + (skipped === null ? "" : "; hatched: lookups that the gate skipped");
 }

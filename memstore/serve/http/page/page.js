@@ -4,7 +4,7 @@ import { get, problem, useKey } from "./api.js";
 import { $ } from "./dom.js";
 import { startAsking } from "./ask.js";
 import { documentsShown, startDocuments } from "./documents.js";
-import { tiersHidden, tiersShown } from "./tiers.js";
+import { sampleTiers } from "./tiers.js";
 
 const VIEWS = ["ask", "documents", "tiers"];
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
@@ -17,8 +17,7 @@ export function show(view) {
     else button.removeAttribute("aria-current");
   }
   if (view === "documents") documentsShown();
-  if (view === "tiers") tiersShown();
-  else tiersHidden();
+  if (view === "tiers") sampleTiers();
 }
 
 function colour(theme) {
@@ -39,6 +38,7 @@ async function begin() {
     problem(null);
     startAsking(served);
     startDocuments(served);
+    if (served.tiers) sampleTiers(); // the first of the chart
   } catch (error) {
     problem(error);
   }

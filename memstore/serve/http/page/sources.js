@@ -5,27 +5,24 @@ import { openDocument } from "./document.js";
 
 let open = null;
 
-// what did not fit into the prompt was read into a document of that name
-const OF_PROMPT = /^prompt-[0-9a-f]{32}$/;
-const named = (name) => (OF_PROMPT.test(name) ? "the question itself" : name);
 const figure = (weight) => weight.toFixed(weight < 100 ? 2 : 0);
 
-// weights: of every source, for what is shown; picked: told the source that is looked at, or null.
-export function showSources(told, weights, { picked }) {
+// weights: of every source, for what is shown; picked: called with the source that is shown, or null.
+export function showSources(report, weights, { picked }) {
   open = null;
-  const order = told.sources.map((source, number) => number).filter((number) => weights[number] > 0);
+  const order = report.sources.map((source, number) => number).filter((number) => weights[number] > 0);
   order.sort((a, b) => weights[b] - weights[a]);
   const most = Math.max(...weights, 1e-9);
   $("sources-panel").hidden = false;
   $("sources").replaceChildren(...order.map((number) => {
-    const source = told.sources[number];
+    const source = report.sources[number];
     const button = el("button", {
       type: "button", class: "source", "aria-expanded": "false",
       "aria-label": `${source.document}, characters ${source.span.join(" to ")}: open it there`,
-      onclick: () => pick(button, source, told, weights, picked),
+      onclick: () => pick(button, source, report, weights, picked),
     },
       el("span", { class: "source-head" },
-        el("b", {}, named(source.document)),
+        el("b", {}, source.document),
         el("span", { class: "quiet" }, source.place ?? "", ` [${source.span.join("–")}]`),
         el("span", { class: "grow" }),
         ...Object.entries(source.tiers).map(([tier, cost]) =>
@@ -37,16 +34,16 @@ export function showSources(told, weights, { picked }) {
     return el("li", {}, button);
   }));
   if (!order.length) $("sources").replaceChildren(el("li", { class: "quiet" },
-    told.sources.length ? "Nothing of the memory." : "Nothing was read."));
+    report.sources.length ? "Nothing of the memory." : "Nothing was read."));
 }
 
-function pick(button, source, told, weights, picked) {
+function pick(button, source, report, weights, picked) {
   const same = open === button;
   open?.setAttribute("aria-expanded", "false");
   open = same ? null : button;
   button.setAttribute("aria-expanded", String(!same));
   picked(same ? null : source);
-  if (!same && !OF_PROMPT.test(source.document)) openDocument(source, told.sources, weights);
+  if (!same) openDocument(source, report.sources, weights);
 }
 
 // served: what the server said of its reader.
@@ -70,9 +67,9 @@ export function showChoice(choice, { layers }) {
     return el("li", { class: row.chosen ? "chosen" : "" },
       el("button", { type: "button", class: "source",
         "aria-label": `${row.document}, characters ${row.span.join(" to ")}: open it there`,
-        onclick: () => OF_PROMPT.test(row.document) || openDocument(row, [row], [1]) },
+        onclick: () => openDocument(row, [row], [1]) },
         el("span", { class: "source-head" },
-          el("b", {}, named(row.document)), el("span", { class: "quiet" }, ` [${row.span.join("–")}]`),
+          el("b", {}, row.document), el("span", { class: "quiet" }, ` [${row.span.join("–")}]`),
           el("span", { class: "grow" }),
           row.chosen ? el("span", { class: "tier" }, "read") : null,
           el("span", { class: "weight" }, row.score.toFixed(2))),
@@ -81,4 +78,3 @@ export function showChoice(choice, { layers }) {
         el("span", { class: "text" }, row.text.trim())));
   }));
 }
-

@@ -1,31 +1,22 @@
-// The tiers over time: what was found in each, and how full it is.
+// The tiers since this page was opened: the share found in each, and how full it is.
 
 import { get, problem } from "./api.js";
 import { $, bytes, count, el, percent, seconds, svg } from "./dom.js";
 
-const EVERY = 3000, WIDTH = 480, HEIGHT = 72, KEPT = 720;
+const EVERY = 3000, WIDTH = 480, HEIGHT = 72, KEPT = 1200; // an hour
 
 let timer = null, samples = [];
 
-export function tiersShown() {
+// Take a sample, and go on while the view is shown.
+export async function sampleTiers() {
   clearTimeout(timer);
-  look();
-}
-
-export function tiersHidden() {
-  clearTimeout(timer);
-  timer = null;
-}
-
-async function look() {
   try {
-    const { data } = await get(`/v1/memstore/tiers?since=${samples.at(-1)?.time ?? 0}`);
-    samples = [...samples, ...data].slice(-KEPT);
+    samples = [...samples, await get("/v1/memstore/tiers")].slice(-KEPT);
     draw();
   } catch (error) {
     problem(error);
   }
-  if (!$("view-tiers").hidden) timer = setTimeout(look, EVERY);
+  if (!$("view-tiers").hidden) timer = setTimeout(sampleTiers, EVERY);
 }
 
 function draw() {
@@ -54,7 +45,7 @@ function figure(value, label) {
   return el("span", { class: "figure" }, el("b", {}, value), ` ${label}`);
 }
 
-// The share found in each interval with lookups, and how full the tier was; up to an hour.
+// The share found in each interval with lookups, and how full the tier was.
 function chart(name) {
   if (samples.length < 2) return null;
   const start = samples[0].time, length = Math.max(samples.at(-1).time - start, 1);

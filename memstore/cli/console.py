@@ -1,0 +1,354 @@
+"""Terminal output: sizes, tables, answers with their sources, progress. Results go to stdout, all
+else to stderr.
+"""
+
+import io
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memstore.errors import MemstoreError
+
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
+_SECONDS_BETWEEN_LINES = 5.0
+_NO_TERMINAL = (100, 24)  # columns and lines if stdout is no terminal
+_SHORTEST = 30  # characters of a passage or a heading, however narrow the terminal
+# Control characters (except line breaks and tabs), which a terminal obeys; marks that turn text
+# around; and lone surrogates, which cannot be written.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+Show = Callable[[int, int, int], None]
+"""Takes the characters read, all characters, and the tokens read."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62. Raises
+    ValueError.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size >= 1 << 62:
+        raise ValueError(f"{text!r} is larger than any file can be; write a size below 4000000TB")
+    return int(size)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it, in two units at most."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def visible(text: str) -> str:
+    """A text with its control characters as \\uXXXX, which JSON reads as well."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    """A visible text in one line, with single spaces."""
+    return visible(" ".join(text.split()))
+
+
+def say(text: str) -> None:
+    """A part of the result, on stdout."""
+    print(visible(text), flush=True)
+
+
+def shorten(text: str, width: int) -> str:
+    """One line of at most `width` characters."""
+    line = one_line(text)
+    return line if len(line) <= width else line[: width - 3].rstrip() + "..."
+
+
+def note(text: str) -> None:
+    """Say something that is not the result, on stderr."""
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+def report(error: "MemstoreError") -> dict[str, Any]:
+    """Say an error in one line on stderr; return it as plain values: {"name", "message"}."""
+    message = one_line(str(error))
+    note(f"error: {message}")
+    return {"name": type(error).__name__, "message": message}
+
+
+def emit(value: Mapping[str, Any]) -> None:
+    """The result as one JSON object on stdout; bytes (ids of writes) in hexadecimal digits."""
+    say(json.dumps(value, ensure_ascii=False, default=bytes.hex))
+
+
+def columns(rows: Sequence[Sequence[object]]) -> str:
+    """Rows of cells, the first row their titles, as aligned columns; numbers to the right."""
+    cells = [
+        [f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row]
+        for row in rows
+    ]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    right = [all(isinstance(row[i], int) for row in rows[1:]) for i in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if to_right else cell.ljust(w)
+            for cell, w, to_right in zip(row, widths, right)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def read_lines(prompt: str = "") -> Iterator[str]:
+    """Lines of stdin, stripped; prompted for on a terminal. Bytes that are not UTF-8 become lone
+    surrogates.
+    """
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  (with it, input() edits lines)
+
+        while True:
+            try:
+                yield input(prompt).strip()
+            except EOFError:
+                print()
+                return
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    for line in sys.stdin:
+        yield line.strip()
+
+
+# Answers
+
+
+def print_sources(
+    sources: Sequence[Mapping[str, Any]],
+    *,
+    score: Callable[[Mapping[str, Any]], str] | None = None,
+    stats: bool = False,
+) -> None:
+    """A numbered line a source, as wide as the terminal: its score, document, page or heading, and
+    passage; stats: also its characters and the tiers that had its blocks.
+    """
+    width = shutil.get_terminal_size(_NO_TERMINAL).columns
+    for number, source in enumerate(sources, 1):
+        place = one_line(source["document"])
+        if source["place"] is not None:
+            place += f", {shorten(source['place'], max(_SHORTEST, width // 3))}"
+        if stats:
+            first, end = source["span"]
+            tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
+            place += f" [{first:,}-{end:,}] ({tiers})"
+        head = f"{number:{len(str(len(sources)))}}. {'' if score is None else score(source)}{place}"
+        say(f"{head}: {shorten(source['text'], max(_SHORTEST, width - len(head) - 2))}")
+
+
+def weight(source: Mapping[str, Any]) -> str:
+    """A source's weight in the answer, or its score in a search, as a column of numbers."""
+    return f"{source['weight']:7.2f}  "
+
+
+def share(source: Mapping[str, Any]) -> str:
+    """A similarity between 0 and 1, as a column of percentages."""
+    return f"{source['weight']:4.0%}  "
+
+
+def cost(answer: Mapping[str, Any]) -> str:
+    """The lookups, tiers and seconds of an answer, in one line; the tier "computed" only if blocks
+    were computed.
+    """
+    lookups = answer["lookups"]
+    tiers = "; ".join(
+        f"{name} {_tier(counts)}"
+        for name, counts in answer["tiers"].items()
+        if name != "computed" or counts["hits"]
+    )
+    looked_up = f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped"
+    return f"{looked_up}; {tiers}; {answer['seconds']:.2f} s"
+
+
+def _tier(counts: Mapping[str, Any]) -> str:
+    ahead = counts["prefetched"] + counts["late"]
+    prefetched = f" ({ahead:,} of them read ahead)" if ahead else ""
+    return (
+        f"{counts['hits']:,} hits{prefetched}, {counts['misses']:,} misses, {size(counts['bytes'])}"
+    )
+
+
+def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = False) -> None:
+    """An answer (unless it was streamed), or that the model refused to answer, and the sources
+    below an empty line; stats: also their weights, and the cost of the answer.
+    """
+    refused = not answer.get("answered", True) and not answer["text"]
+    if refused:
+        needed = answer.get("needed")
+        least = "" if needed is None else f" A passage needs {needed:.2f}."
+        say(f"Not sure.{least} Closest:" if answer["sources"] else "Not sure.")
+    elif not answer["text"]:
+        say("(nothing was found)")
+    elif not streamed:
+        say(answer["text"])
+    if answer["sources"] or stats:
+        say("")
+    print_sources(answer["sources"], score=weight if stats or refused else None, stats=stats)
+    print_absent(answer.get("absent", ()))
+    if stats:
+        say(cost(answer))
+
+
+def print_absent(names: Sequence[str]) -> None:
+    """Documents of a published memory that were left out."""
+    if names:
+        note(f"note: could not be read, and was left out: {', '.join(names)}")
+
+
+# Progress: on a terminal a bar or a line that changes, elsewhere a line every few seconds
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[], None]]:
+    """A sign of life until the block ends or the yielded function is called; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+
+    status = Console(stderr=True).status(visible(what))
+    status.start()
+    try:
+        yield status.stop
+    finally:
+        status.stop()
+
+
+@contextmanager
+def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
+    """Yields a function that prints pieces of an answer as they are generated, if stdout is a
+    terminal; None otherwise. `waiting` until the first piece.
+    """
+    with waiting("reading the memory") as arrived:
+        if not (enabled and sys.stdout.isatty()):
+            yield None
+            return
+        started = False
+
+        def show(text: str) -> None:
+            nonlocal started
+            arrived()
+            text = text if started else text.lstrip()
+            started = started or bool(text)
+            sys.stdout.write(visible(text))
+            sys.stdout.flush()
+
+        try:
+            yield show
+        finally:
+            if started:
+                print()
+
+
+@contextmanager
+def reading(what: str) -> Iterator[Show]:
+    """Progress of reading a text."""
+    if sys.stderr.isatty():
+        with _bar(what) as show:
+            yield show
+        return
+    began = time.monotonic()
+    say_line = _now_and_then()
+    yield lambda done, total, tokens: say_line(
+        f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+
+
+@contextmanager
+def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress of a job: the yielded function takes the parts done and all parts."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(visible(what), total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        return
+    say_line = _now_and_then()
+    yield lambda done, total: say_line(f"{what}: {done:,} of {total:,} {parts}")
+
+
+@contextmanager
+def changing(what: str) -> Iterator[Callable[[str], None]]:
+    """Progress as a line of text: the yielded function replaces it."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(visible(what)) as status:
+            yield lambda line: status.update(visible(line))
+        return
+    yield _now_and_then()
+
+
+def _now_and_then() -> Callable[[str], None]:
+    """A function that notes a line, if the last is some seconds old."""
+    last = time.monotonic()
+
+    def note_or_drop(line: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            note(line)
+
+    return note_or_drop
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    tokens = TextColumn("{task.fields[tokens]:,} tokens")
+    parts = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        tokens,
+        TimeRemainingColumn(),
+    )
+    with Progress(*parts, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(visible(what), total=None, tokens=0)
+        yield lambda done, total, tokens: progress.update(
+            task, completed=done, total=total, tokens=tokens
+        )

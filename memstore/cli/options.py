@@ -1,0 +1,287 @@
+"""Options that most commands share: the memory, its model, its tiers, and how it answers.
+
+A group of options is a dataclass. A command that takes one has an option for each of its fields
+(see command.py).
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from memstore.cli import console
+from memstore.compute import Compute
+from memstore.share.objects.object_errors import without_credentials
+from memstore.share.publication_options import is_url
+
+if TYPE_CHECKING:
+    from memstore.store.open_options import OpenOptions
+
+DEFAULT_STORE = "memory"  # the directory of the memory, if neither --store nor the environment says
+ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
+
+
+def parse_directory(text: str) -> Path:
+    """A directory for an option. Raises typer.BadParameter for a URL."""
+    if is_url(text):
+        raise typer.BadParameter(
+            f"{without_credentials(text)} is a published memory, which is only read; `memstore "
+            "share pull` makes a copy in a directory"
+        )
+    return Path(text)
+
+
+def parse_size(text: str) -> int:
+    """`console.parse_size` for an option. Raises typer.BadParameter."""
+    try:
+        return console.parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def option(flag: str, metavar: str, help: str, **more: Any) -> Any:
+    """An option that takes a value."""
+    return typer.Option(flag, metavar=metavar, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that takes no value."""
+    return typer.Option(name, help=help)
+
+
+_STORE: dict[str, Any] = {
+    "envvar": "MEMSTORE_STORE",
+    "default_factory": lambda: DEFAULT_STORE,
+    "show_default": f"./{DEFAULT_STORE}",
+}
+Store = Annotated[
+    Path, option("--store", "DIR", "Directory of the memory.", parser=parse_directory, **_STORE)
+]
+ReadStore = Annotated[
+    str,
+    option(
+        "--store",
+        "DIR|URL",
+        "Directory of the memory, or the URL of a published one (s3://...).",
+        **_STORE,
+    ),
+]
+Json = Annotated[bool, flag("--json", "Print one JSON object on stdout and nothing else there.")]
+Documents = Annotated[
+    list[str] | None,
+    option("--document", "N", "Ask this document only (repeatable); default: all."),
+]
+Stats = Annotated[
+    bool, flag("--stats", "Also show weights, characters, tiers, lookups and seconds.")
+]
+TopK = Annotated[
+    int | None, option("--top-k", "K", "Blocks read by a lookup; default: the model's.")
+]
+ScoreRange = Annotated[
+    float | None,
+    option(
+        "--score-range",
+        "B",
+        "Of these, read only blocks that score within B of the best; default: the model's.",
+    ),
+]
+Seed = Annotated[int | None, option("--seed", "S", "Makes random choices repeatable.")]
+IndexKind = Annotated[
+    str | None,
+    option("--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf-sq8."),
+]
+AtLeast = Annotated[
+    int | None,
+    option(
+        "--at-least",
+        "N",
+        "Of a published memory: refuse a manifest older than number N, and no other; default: "
+        "refuse what is older than was read before, as far as the local cache remembers.",
+        min=1,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model of a command, and where and in which numbers it computes."""
+
+    model: Annotated[
+        str | None,
+        option(
+            "--model",
+            "MODEL",
+            "A model's directory or GGUF file, its name on the Hugging Face hub, smollm2 or "
+            "books-1m; default: the one that the memory was made with; of a new one "
+            "$MEMSTORE_MODEL, else smollm2 where its package is installed, else books-1m.",
+            parser=os.path.expanduser,
+        ),
+    ] = None
+    device: Annotated[
+        str, option("--device", "auto|cpu|cuda|mps", "Where the model computes and keeps blocks.")
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        option(
+            "--dtype",
+            "auto|float32|bfloat16|float16",
+            "Numbers that it computes in; auto: bfloat16 where that is clearly faster.",
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str,
+        option(
+            "--weights",
+            "auto|full|int8|int4",
+            "Weights that tokens are generated with, on a CPU; auto: 4 bits where they were "
+            "stored so, else 8; full: as loaded. What is stored is computed with those as loaded.",
+        ),
+    ] = "auto"
+
+    @property
+    def compute(self) -> Compute:
+        """Where and in which numbers."""
+        return Compute(self.device, self.dtype, self.weights)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How an answer is generated."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        option("--max-new-tokens", "N", "Longest answer, in tokens; default: the model's."),
+    ] = None
+    temperature: Annotated[
+        float, option("--temperature", "T", "0 takes the likeliest token; above samples.")
+    ] = 0.0
+    seed: Seed = None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What is looked up for an answer; None leaves it to the model."""
+
+    top_k: TopK = None
+    score_range: ScoreRange = None
+    cmt_cutoff: Annotated[
+        float | None,
+        option(
+            "--cmt-cutoff",
+            "C",
+            "Skip lookups whose gate is below C (0 skips none); default: the model's.",
+        ),
+    ] = None
+    caution: Annotated[
+        float | None,
+        option(
+            "--caution",
+            "C",
+            "How sure a passage model has to be that a passage answers, from 0 (answer always) "
+            "to 1 (refuse most of what nothing answers); default: 0.85.",
+        ),
+    ] = None
+    granularity: Annotated[
+        str | None,
+        option(
+            "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The tiers and the index of a memory."""
+
+    host_budget: Annotated[
+        int | None,
+        option(
+            "--host-budget", "SIZE", "Main memory for blocks, such as 512MB.", parser=parse_size
+        ),
+    ] = None
+    policy: Annotated[
+        str | None, option("--policy", "NAME", "Which blocks leave main memory first: arc or lru.")
+    ] = None
+    prefetch: Annotated[
+        str | None, option("--prefetch", "P", "Blocks read ahead: off or speculative.")
+    ] = None
+    trace: Annotated[
+        Path | None,
+        option("--trace", "FILE", "Record every lookup here; benchmarks/tiers.py replays them."),
+    ] = None
+    index: IndexKind = None
+
+    def options(self, host_budget: int = ASK_BUDGET) -> "OpenOptions":
+        """Settings of MemoryStore.open and create; host_budget: bytes, if the user gave none."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return cast("OpenOptions", {"host_budget": host_budget, **given})
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a published memory is read."""
+
+    local_cache: Annotated[
+        Path | None,
+        option("--local-cache", "DIR", "Of a published memory: keep what was read here."),
+    ] = None
+    local_budget: Annotated[
+        int | None,
+        option(
+            "--local-budget",
+            "SIZE",
+            "Bytes that the local cache may hold, such as 20GB; default 8 GiB.",
+            parser=parse_size,
+        ),
+    ] = None
+    valkey: Annotated[
+        str | None,
+        option(
+            "--valkey",
+            "URL",
+            "Of a published memory: a Valkey or Redis server that readers share as a cache.",
+            envvar="MEMSTORE_VALKEY",
+        ),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        option(
+            "--deadline", "S", "Of a published memory: a read that takes longer fails; default 20."
+        ),
+    ] = None
+    refresh: Annotated[
+        float | None,
+        option(
+            "--refresh",
+            "S",
+            "Of a published memory: look for a newer manifest so often; default 5.",
+        ),
+    ] = None
+    at_least: AtLeast = None
+    allow_partial: Annotated[
+        bool,
+        flag(
+            "--allow-partial",
+            "Of a published memory: leave out documents that cannot be read, and say which.",
+        ),
+    ] = False
+
+    def options(self, store: str) -> "OpenOptions":
+        """Settings of MemoryStore.open. $MEMSTORE_VALKEY does not concern a directory."""
+        given = {  # 0 too, which the library refuses by the option's name
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and value is not False
+        }
+        if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
+            given.pop("valkey", None)
+        return cast("OpenOptions", given)
+
+
+def open_options(store: str, tiers: Tiers, published: Published) -> "OpenOptions":
+    """Settings of MemoryStore.open for a command that asks."""
+    options = tiers.options()
+    options.update(published.options(store))
+    return options

@@ -1,1 +1,0 @@
-"""Options of the command line: those that several commands have, and those of single ones."""

@@ -1,0 +1,207 @@
+"""The commands that serve a memory: serve over HTTP, mcp to one agent over stdin and stdout."""
+
+import os
+import sys
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+from memstore.cli import console
+from memstore.cli.command import command
+from memstore.cli.opening import opened
+from memstore.cli.options import (
+    Json,
+    ModelOptions,
+    Published,
+    ReadStore,
+    Tiers,
+    flag,
+    open_options,
+    option,
+    parse_size,
+)
+from memstore.errors import InvalidInput, install_extra
+
+PORT = 8741
+
+
+@command(
+    "serve",
+    "memstore serve",
+    "memstore serve --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
+    "memstore serve --store s3://team/library --local-cache cache",
+    interrupted="stopped in order",
+)
+def serve(
+    store: ReadStore,
+    *,
+    host: Annotated[
+        str, option("--host", "ADDR", "Address to listen on; beyond loopback, keys are needed.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, option("--port", "PORT", "0 takes any that is free.", min=0, max=65535)
+    ] = PORT,
+    api_key_file: Annotated[
+        Path | None,
+        option("--api-key-file", "FILE", "Keys, one a line: KEY [read|write] [only=PATTERN]."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, option("--allow-host", "NAME", "A name it may be called by (repeatable).")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        option(
+            "--allow-origin",
+            "URL",
+            "A web page's origin that may call it, https://host (repeatable); default: none.",
+        ),
+    ] = None,
+    active: Annotated[int, option("--active", "N", "Questions answered at once.")] = 8,
+    waiting: Annotated[
+        int, option("--waiting", "N", "Questions that may wait; beyond it, 429.")
+    ] = 64,
+    max_body: Annotated[
+        int | None,
+        option("--max-body", "SIZE", "Largest upload; default: 64MiB.", parser=parse_size),
+    ] = None,
+    max_json: Annotated[
+        int | None,
+        option(
+            "--max-json",
+            "SIZE",
+            "Largest request that is no upload; default: 4MiB.",
+            parser=parse_size,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        option(
+            "--threads", "N", "Of the model; default: 1 for a small one, else the machine's.", min=1
+        ),
+    ] = None,
+    grace: Annotated[
+        float, option("--grace", "S", "Seconds that answers have to finish when it is ended.")
+    ] = 5.0,
+    metrics: Annotated[bool, flag("--metrics", "Serve Prometheus metrics at /metrics.")] = False,
+    model_options: ModelOptions,
+    tiers: Tiers,
+    published: Published,
+    as_json: Json = False,
+) -> None:
+    """Serve a memory over HTTP: OpenAI's chat endpoint, documents, the page, MCP. A directory is
+    made if there is none; a published memory is read-only.
+
+    Ctrl-C or SIGTERM ends it: answers finish; a document that is being ingested goes on where it
+    was when it is uploaded again. With --json one object is printed when it answers.
+    """
+    try:
+        from memstore.serve.api_keys import Keys
+        from memstore.serve.http.run import check_exposed
+        from memstore.serve.http.run import serve as run
+        from memstore.serve.service import Service
+        from memstore.serve.settings import ServeSettings
+    except ImportError as error:
+        raise InvalidInput(
+            f"serving needs the package {error.name}: {install_extra('serve')}"
+        ) from None
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        active=active,
+        waiting=waiting,
+        body_bytes=64 << 20 if max_body is None else max_body,
+        json_bytes=4 << 20 if max_json is None else max_json,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+        grace=grace,
+        metrics=metrics,
+    )
+    keys = Keys() if api_key_file is None else Keys.of_file(api_key_file)
+    check_exposed(settings, keys)
+
+    def ready(url: str) -> None:
+        if as_json:
+            console.emit({"url": url, "store": str(store), "model": name})
+        else:
+            console.say(f"memstore at {url} (model {name}); Ctrl-C ends it")
+
+    options = open_options(store, tiers, published)
+    with opened(store, model_options, options, read_only=False, make=True) as (model, memory):
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        known = model.signature.model
+        name = "memstore" if known is None else Path(known.title).name
+        service = Service(model, memory, settings, keys=keys, name=name)
+        try:
+            run(service, ready)
+        finally:
+            service.close()
+
+
+@command("mcp", "memstore mcp", "memstore mcp --allow-paths ~/notes")
+def mcp(
+    store: ReadStore,
+    allow_paths: Annotated[
+        list[Path] | None,
+        option(
+            "--allow-paths",
+            "DIR",
+            "A directory whose files the agent may have read (repeatable); default: none.",
+        ),
+    ] = None,
+    read_only: Annotated[bool, flag("--read-only", "Let it neither ingest nor forget.")] = False,
+    *,
+    model_options: ModelOptions,
+    tiers: Tiers,
+    published: Published,
+) -> None:
+    """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
+
+    Tools: ask, search, documents; ingest and forget unless the memory is published or --read-only.
+    Every document is a resource.
+    """
+    try:
+        import anyio
+
+        from memstore.serve.api_keys import Access
+        from memstore.serve.mcp.stdio import serve_stdio
+        from memstore.serve.mcp.tools import Caller
+        from memstore.serve.service import Service
+    except ImportError as error:
+        raise InvalidInput(
+            f"MCP needs the package {error.name}: {install_extra('serve')}"
+        ) from None
+    paths = [_directory(path) for path in allow_paths or ()]
+    options = open_options(store, tiers, published)
+    resources = ExitStack()
+    with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
+        model, memory = resources.enter_context(
+            opened(store, model_options, options, read_only=read_only)
+        )
+    caller = Caller(Access(write=not read_only), paths)
+    with resources:
+        service = Service(model, memory)
+
+        def end(number: int) -> None:
+            try:
+                service.close()
+                memory.close()
+                console.note("interrupted; what was read is kept")
+            finally:
+                os._exit(128 + number)  # a thread waits for stdin, which cannot be interrupted
+
+        try:
+            anyio.run(serve_stdio, service.tools, caller, end)
+        finally:
+            service.close()
+
+
+def _directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise InvalidInput(f"--allow-paths: {path} is no directory")
+    return path.resolve()
+
+
+COMMANDS = (serve, mcp)

@@ -1,0 +1,188 @@
+"""The commands that share a memory through an object store: push, pull, rm, merge, prune."""
+
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+import typer
+
+from memstore.cli import console
+from memstore.cli.command import command
+from memstore.cli.options import Json, Store, flag, option
+from memstore.errors import MemoryNotFound
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///path.",
+    ),
+]
+Grace = Annotated[
+    float,
+    option(
+        "--grace",
+        "HOURS",
+        "Objects out of use are kept for these hours, by everybody who prunes.",
+        min=0,
+    ),
+]
+
+
+@command(
+    "push",
+    "memstore share push s3://team/library",
+    "memstore share push file:///srv/library diary letters",
+    "memstore share push s3://team/library --keep text",
+    "memstore share push s3://team/library --check",
+    interrupted="interrupted: nothing was published; push again to go on",
+)
+def push(
+    url: Url,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="The documents; default: all that are ready."),
+    ] = None,
+    *,
+    store: Store,
+    keep: Annotated[
+        Literal["kv", "text"],
+        typer.Option(
+            "--keep",
+            help="text: no keys and values of passages, which readers compute as they need them.",
+        ),
+    ] = "kv",
+    replace: Annotated[
+        bool, flag("--replace", "Also replace other content published by these names.")
+    ] = False,
+    check: Annotated[
+        bool, flag("--check", "Read what is published of them, and send again what is damaged.")
+    ] = False,
+    grace: Grace = 24.0,
+    as_json: Json = False,
+) -> None:
+    """Publish documents to an object store.
+
+    Any machine may ask them there. What is published already is not sent again. The credentials
+    are those that the environment has for the object store's own tools.
+    """
+    from memstore.store.memory_store import MemoryStore
+
+    with (
+        MemoryStore.open(store, read_only=True) as memory,
+        console.working("publishing", "documents") as show,
+    ):
+        report = memory.publish(
+            url,
+            names or None,
+            progress=show,
+            keep=keep,
+            replace=replace,
+            check=check,
+            grace=3600 * grace,
+        )
+    if as_json:
+        console.emit(report._asdict())
+        return
+    sent = f"{report.segments:,} segments sent, {console.size(report.bytes)}"
+    console.say(
+        f"{len(report.documents):,} documents published, {len(report.there):,} were there; "
+        f"{sent}; manifest {report.number}"
+    )
+
+
+@command("pull", "memstore share pull s3://team/library diary")
+def pull(
+    url: Url,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The document.")],
+    store: Store,
+    as_name: Annotated[str | None, option("--name", "N", "Another name for the document.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a published document into a memory.
+
+    The memory is made if need be.
+    """
+    from memstore.share.format.published import Published
+    from memstore.share.objects.open_object_store import open_object_store
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.transfer.published_document import no_published
+    from memstore.store.write.admission import check_name
+
+    try:
+        memory = MemoryStore.open(store)
+    except MemoryNotFound:
+        # so that a bad URL or name makes no memory
+        published = Published.open(open_object_store(url))
+        check_name(name if as_name is None else as_name)
+        if published.entry(name) is None:
+            raise no_published(published, name) from None
+        manifest = published.manifest
+        memory = MemoryStore.create(
+            store, manifest.signature, codec=manifest.codec, selector=manifest.selector
+        )
+    with memory:
+        document = memory.pull(name, url, as_name)
+    if as_json:
+        console.emit({"pulled": asdict(document)})
+    else:
+        console.say(
+            f"{console.one_line(document.name)}: pulled, {document.tokens:,} tokens, "
+            f"{console.size(document.bytes)}"
+        )
+
+
+@command("rm", "memstore share rm s3://team/library diary letters")
+def rm(
+    url: Url,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The documents.")],
+    as_json: Json = False,
+) -> None:
+    """Take documents out of a published memory.
+
+    Their bytes stay until `memstore share prune` removes them; a process that has the memory open
+    may read them until then.
+    """
+    from memstore.share.objects.open_object_store import open_object_store
+    from memstore.share.publish.publish import unpublish
+
+    number = unpublish(open_object_store(url), names)
+    if as_json:
+        console.emit({"number": number, "documents": names})
+    else:
+        named = ", ".join(map(console.one_line, names))
+        console.say(f"{named}: no longer published; manifest {number}")
+
+
+@command("merge", "memstore share merge s3://team/library")
+def merge(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
+    """Merge many small objects into few, and rewrite half-used ones."""
+    from memstore.share.objects.open_object_store import open_object_store
+    from memstore.share.publish.merge import merge as merge_segments
+
+    merged = merge_segments(open_object_store(url), grace=3600 * grace)
+    if as_json:
+        console.emit(merged._asdict())
+        return
+    console.say(
+        f"{merged.before:,} small segments are now {merged.after:,}, "
+        f"{console.size(merged.bytes)}, of {merged.documents:,} documents"
+    )
+
+
+@command("prune", "memstore share prune s3://team/library")
+def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
+    """Remove what no longer belongs to a published memory."""
+    from memstore.share.objects.open_object_store import open_object_store
+    from memstore.share.publish.garbage_collection import prune as remove
+
+    pruned = remove(open_object_store(url), grace=3600 * grace)
+    if as_json:
+        console.emit(pruned._asdict())
+        return
+    console.say(
+        f"{pruned.manifests:,} manifests and {pruned.objects:,} other objects removed, "
+        f"{console.size(pruned.bytes)}"
+    )
+
+
+COMMANDS = (push, pull, rm, merge, prune)

@@ -1,1 +1,0 @@
-"""The terminal: what is printed, progress, signals."""

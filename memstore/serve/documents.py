@@ -1,0 +1,307 @@
+"""The documents of the served memory: what an API key may list, search, add and delete, and the
+uploads that the model's thread ingests in the background.
+"""
+
+import threading
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from memstore.disk.format.document import Document
+from memstore.documents import read
+from memstore.errors import DocumentNotFound, MemstoreError
+from memstore.model.answer import Matches, Source
+from memstore.model.document_ingest import IngestProgress
+from memstore.model.model_api import ModelAPI
+from memstore.model.texts.document_text import block_texts, document_text
+from memstore.model.texts.source_text import Text
+from memstore.serve.answering.worker import Job, Worker
+from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
+from memstore.serve.api_keys import Access
+from memstore.store.memory_store import MemoryStore
+from memstore.store.write.admission import Mode
+
+_NAME_BYTES = 400
+_FAILED = 100  # failed uploads that are remembered
+_WAIT_SECONDS = 30.0  # that a deletion waits for an upload to stop at the end of a chunk
+# control characters, half characters, unassigned ones and line separators have no place in a name
+_CATEGORIES = frozenset({"Cc", "Cs", "Cn", "Zl", "Zp"})
+_BIDIRECTIONAL = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
+
+@dataclass(eq=False)
+class Upload:
+    """A document that waits to be ingested, is being ingested, or failed."""
+
+    name: str
+    digest: str
+    characters: int
+    job: Job = field(init=False)
+    error: ApiError | None = None
+
+    @property
+    def active(self) -> bool:
+        """Is it still waiting or being ingested?"""
+        return not self.job.finished.is_set()
+
+    @property
+    def progress(self) -> IngestProgress | None:
+        """How far the ingest is; None before its first chunk."""
+        latest: IngestProgress | None = self.job.latest
+        return latest
+
+
+class Documents:
+    """The documents of a memory for those who call the server; any thread may call."""
+
+    def __init__(
+        self, model: ModelAPI, store: MemoryStore, worker: Worker, *, most_characters: int
+    ) -> None:
+        """most_characters: of all uploads that wait; beyond it another one is refused."""
+        self._model, self._store, self._worker = model, store, worker
+        self._most_characters = most_characters
+        self._lock = threading.Lock()
+        self._uploads: dict[str, Upload] = {}  # by document name
+
+    # What a key may see
+
+    def readable(self, access: Access, names: list[str] | None = None) -> list[str]:
+        """The names of finished documents: those given, or all that the key may read, oldest
+        first. Raises ApiError (404) for an unknown name, InvalidInput for a document that is only
+        partly read.
+        """
+        if names is None:
+            return [document.name for document in self._store.ready() if access.sees(document.name)]
+        unique = list(dict.fromkeys(names))
+        for name in unique:
+            self.check(access, name)
+        return [document.name for document in self._store.ready(unique)] if unique else []
+
+    def visible(self, access: Access, name: str) -> bool:
+        """Is there a document of this name that the key may read?"""
+        return access.sees(name) and self._store.has(name)
+
+    def check(self, access: Access, name: str) -> None:
+        """Raises ApiError (404) where there is no such document, or the key may not read it."""
+        if not self.visible(access, name):
+            raise not_found("document", name)
+
+    def writable(self, access: Access) -> bool:
+        """May this key add and delete documents?"""
+        return access.write and not self._store.read_only
+
+    def listed(self, access: Access) -> list[dict[str, Any]]:
+        """The documents and uploads that a key may see, oldest first, as JSON values."""
+        documents = {one.name: one for one in self._store.documents() if access.sees(one.name)}
+        with self._lock:
+            uploads = {name: one for name, one in self._uploads.items() if access.sees(name)}
+        rows = [_row(name, one, uploads.pop(name, None)) for name, one in documents.items()]
+        return rows + [_row(name, None, upload) for name, upload in uploads.items()]
+
+    def row(self, access: Access, name: str) -> dict[str, Any]:
+        """One row of `listed`. Raises ApiError (404)."""
+        with self._lock:
+            upload = self._uploads.get(name)
+        if upload is None or not access.sees(name):
+            self.check(access, name)
+        document = self._store.document(name) if self._store.has(name) else None
+        return _row(name, document, upload)
+
+    # Text and passages
+
+    def text(self, access: Access, name: str) -> Iterator[str]:
+        """The text of a finished document, in pieces. Raises ApiError (404), InvalidInput,
+        CorruptMemory.
+        """
+        self.check(access, name)
+        (document,) = self._store.ready([name])
+        return document_text(self._model.tokenizer, self._store, document)
+
+    def blocks(self, access: Access, name: str, first: int, end: int) -> list[dict[str, Any]]:
+        """Blocks first .. end - 1 of a document: {"block", "span", "text"} each, whose texts follow
+        one another without a gap. Raises ApiError (404), CorruptMemory.
+        """
+        self.check(access, name)
+        document = self._store.document(name)
+        return [
+            {
+                "block": one.block,
+                "span": [one.start - len(one.gap), one.end],
+                "text": one.gap + one.text,
+            }
+            for one in block_texts(self._model.tokenizer, self._store, document, first, end)
+        ]
+
+    async def search(
+        self, access: Access, query: str, names: list[str] | None, top_k: int
+    ) -> Matches[Source]:
+        """The passages most like a query, best first. Raises ApiError, Busy, InvalidInput."""
+
+        def work() -> Matches[Source]:
+            readable = self.readable(access, names)
+            if not readable:
+                return Matches()
+            return self._model.search(query, self._store, documents=readable, top_k=top_k)
+
+        return await self._worker.run(work)
+
+    # Uploads
+
+    def add(self, access: Access, text: Text, mode: Mode = "new") -> Upload:
+        """Queue a text to be ingested as the document text.name.
+
+        mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 404
+        for an append to nothing, 409 for a name in use; Busy, Stopped, ReadOnlyMemory, and
+        InvalidInput for an empty text.
+        """
+        self._store.check_writable()
+        name = text.name
+        check_name(name)
+        if not access.write or not access.sees(name):
+            raise ApiError(
+                403,
+                f"this key may not write a document {name!r}",
+                type="permission_error",
+                code="insufficient_scope",
+                param="name",
+            )
+        if mode == "append":
+            self.check(access, name)
+        text.check()
+        if mode == "new":
+            self._check_free(name, text.digest)
+        with self._lock:
+            known = self._uploads.get(name)
+            if known is not None and known.active:
+                raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
+            waiting = sum(one.characters for one in self._uploads.values() if one.active)
+            if waiting and waiting + text.characters > self._most_characters:
+                raise Busy("too many documents wait to be ingested; upload again later")
+            steps = self._model.ingesting(text, self._store, name=name, mode=mode)
+            upload = Upload(name, text.digest, text.characters)
+            upload.job = self._worker.in_background(steps, lambda job: self._ended(upload, job))
+            self._uploads[name] = upload
+        return upload
+
+    def cancel(self, upload: Upload) -> None:
+        """Stop an upload at the end of a chunk; what is ingested stays, to be resumed."""
+        self._worker.cancel(upload.job)
+
+    def delete(self, access: Access, name: str) -> None:
+        """Delete a document, and its upload. Raises ApiError (404; 409 for an upload that does not
+        stop), MemoryLocked, ReadOnlyMemory.
+        """
+        self._store.check_writable()
+        with self._lock:
+            upload = self._uploads.get(name) if access.sees(name) else None
+        if upload is None:
+            self.check(access, name)
+        else:
+            self._worker.cancel(upload.job)
+            if not upload.job.finished.wait(_WAIT_SECONDS):
+                raise _conflict("the document is being ingested; delete it again later")
+            with self._lock:
+                if self._uploads.get(name) is upload:
+                    del self._uploads[name]
+        with suppress(DocumentNotFound):  # it was never begun
+            self._store.forget(name)
+
+    def _check_free(self, name: str, digest: str) -> None:
+        """Raises ApiError (409) where the memory has a document of this name with other text."""
+        with suppress(DocumentNotFound):
+            document = self._store.document(name)
+            if document.state == "ready" and document.source_hash != digest:
+                raise _conflict(
+                    f"document {name!r} is there with other text; delete it, or send mode=replace"
+                )
+
+    def _ended(self, upload: Upload, job: Job) -> None:
+        """Remember why an upload failed. Called on the model's thread."""
+        if job.error is not None:
+            upload.error = as_api_error(job.error)
+            with suppress(MemstoreError):
+                document = self._store.document(upload.name)
+                if document.state != "ready" and document.source_hash == upload.digest:
+                    self._store.forget(upload.name)  # no half document stays behind
+        with self._lock:
+            if job.error is None and self._uploads.get(upload.name) is upload:
+                del self._uploads[upload.name]
+            failed = [name for name, one in self._uploads.items() if one.error is not None]
+            for name in failed[: max(0, len(failed) - _FAILED)]:
+                del self._uploads[name]
+
+
+def converted(content: bytes, filename: str, name: str | None = None) -> Text:
+    """A file as the text of a document, which is called `name` or as the file. Raises ApiError for
+    a bad name, InvalidInput for a file that cannot be read.
+    """
+    name = name or file_name(filename)
+    check_name(name)
+    text = Text(read(content, filename or name), name)
+    text.check()
+    return text
+
+
+def file_name(given: str) -> str:
+    """The last part of an uploaded file's name: clients may send whole paths."""
+    return given.replace("\\", "/").rsplit("/", 1)[-1].strip()
+
+
+def check_name(name: str) -> None:
+    """Raises ApiError (400) for a name that no document may have."""
+    strange = any(
+        unicodedata.category(one) in _CATEGORIES or unicodedata.bidirectional(one) in _BIDIRECTIONAL
+        for one in name
+    )
+    size = len(name.encode(errors="replace"))
+    if strange or not name.strip().strip(".") or size > _NAME_BYTES:
+        raise ApiError(
+            400,
+            f"a document's name has 1 to {_NAME_BYTES} bytes, and no control characters",
+            code="invalid_value",
+            param="name",
+        )
+
+
+def _conflict(message: str) -> ApiError:
+    return ApiError(409, message, code="document_exists", param="name")
+
+
+def _row(name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
+    """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready" or
+    "failed"; progress: 0..1.
+    """
+    row: dict[str, Any] = {
+        "object": "memstore.document",
+        "name": name,
+        "state": "failed",
+        "progress": 0.0,
+        "seconds_left": None,
+        "error": None if upload is None or upload.error is None else upload.error.message,
+        "tokens": 0,
+        "blocks": 0,
+        "bytes": 0,
+        "created": None,
+    }
+    if document is not None:
+        ready = document.state == "ready"
+        row |= {
+            "state": "ready" if ready else "ingesting",
+            "progress": float(ready),
+            "tokens": document.tokens,
+            "blocks": document.blocks,
+            "bytes": document.bytes,
+            "created": int(document.created),
+        }
+    if upload is not None and upload.active:
+        row["state"] = "waiting"
+        if (at := upload.progress) is not None:
+            row |= {
+                "state": "ingesting",
+                "progress": round(at.characters / max(1, at.total_characters), 4),
+                "tokens": at.tokens,
+                "seconds_left": round(at.seconds_left, 1),
+            }
+    return row

@@ -1,0 +1,203 @@
+"""The request of a chat completion: its parameters, and its messages as earlier turns and a
+question.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from memstore.model.model_api import ModelAPI
+from memstore.serve.answering.answers import Question, Sampling, Turn
+from memstore.serve.api_errors import ApiError, unsupported
+from memstore.serve.api_keys import Access
+from memstore.serve.requests import Lenient, Strict, entries
+from memstore.serve.service import Service
+
+_TEXT = ("text", "input_text", "output_text")
+
+
+class Part(Lenient):
+    """A part of a message; only text is read."""
+
+    type: str
+    text: str = ""
+
+
+Content = str | Annotated[list[Part], entries()]
+Tokens = Annotated[int, Field(ge=1, lt=2**31)]
+Stop = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], entries(4)]
+)
+
+
+class Message(Lenient):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content = ""
+
+
+class StreamOptions(Lenient):
+    """What a stream sends besides the text."""
+
+    include_usage: bool = False
+
+
+class Options(Strict):
+    """The `memstore` field of a request. documents: names of those to look in, None for all; trace:
+    report what every token and head read; from_memory: refuse where the gate finds no answer in the
+    memory; False lets the model answer without it.
+    """
+
+    documents: Annotated[list[str], entries()] | None = None
+    trace: bool = False
+    max_sources: int = Field(default=5, ge=0, le=64)
+    from_memory: bool = True
+
+
+class ChatRequest(Lenient):
+    """The parameters. Those that would change what the answer means, and are not supported, are
+    here to be refused; all others that are unknown are ignored.
+    """
+
+    model: str
+    messages: Annotated[list[Message], entries(least=1)]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    memstore: Options = Options()
+
+    n: Any = 1
+    tool_choice: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    logit_bias: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+    def check_supported(self) -> None:
+        """Raises ApiError (400) for a parameter without which the answer would mean less."""
+        text = ({"type": "text"}, ["text"])
+        for name, wrong, why in (
+            ("n", self.n != 1, "must be 1"),
+            ("tool_choice", self.tool_choice not in (None, "auto", "none"), _NO_TOOLS),
+            ("function_call", self.function_call not in (None, "auto", "none"), _NO_TOOLS),
+            ("response_format", self.response_format not in (None, *text), "must be text"),
+            ("modalities", self.modalities not in (None, *text), "must be text"),
+            ("logprobs", self.logprobs, "is not supported"),
+            ("top_logprobs", self.top_logprobs, "is not supported"),
+            ("logit_bias", self.logit_bias, "is not supported"),
+            ("audio", self.audio, "is not supported"),
+            ("web_search_options", self.web_search_options is not None, "is not supported"),
+        ):
+            if wrong:
+                raise unsupported(name, why)
+
+    def question(self, service: Service, access: Access) -> Question:
+        """The question that is asked. Raises ApiError, InvalidInput."""
+        self.check_supported()
+        turns, text = as_turns(self.messages, templated=service.model.templated)
+        check_lengths(service.model, turns, text, service.settings.message_tokens)
+        return Question(
+            text,
+            self._sampling(service),
+            _documents(service, access, self.memstore.documents),
+            turns,
+            max_sources=self.memstore.max_sources,
+            trace=self.memstore.trace,
+            may_read=access.sees,
+            from_memory=self.memstore.from_memory,
+        )
+
+    def _sampling(self, service: Service) -> Sampling:
+        defaults = service.model.answering
+        most = self.max_completion_tokens or self.max_tokens or defaults.max_new_tokens
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Sampling(
+            max_new_tokens=min(most, service.settings.max_tokens),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=stop,
+            sentence=defaults.until_sentence,
+        )
+
+
+_NO_TOOLS = "asks for a tool, and this server calls none"
+
+
+def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[Turn], str]:
+    """Earlier turns, and the question that is asked.
+
+    Instructions (role system or developer) go before what the user says next, for a model with a
+    chat template; one without reads the user's messages alone. Raises ApiError where the last
+    message is not a question of the user's.
+    """
+    turns: list[Turn] = []
+    texts: list[str] = []  # of the user, since the last answer
+    asked = False
+    for message in messages:
+        text = _text_of(message.content)
+        if message.role == "assistant":
+            turns.append(Turn("\n\n".join(texts), text))
+            texts, asked = [], False
+        elif message.role == "user":
+            texts.append(text)
+            asked = asked or bool(text.strip())
+        elif templated and text.strip():
+            texts.append(text)
+    if not asked:
+        raise ApiError(
+            400,
+            "the last message must be the user's, and not empty",
+            code="invalid_value",
+            param="messages",
+        )
+    return turns, "\n\n".join(texts)
+
+
+def check_lengths(model: ModelAPI, turns: Sequence[Turn], question: str, most: int) -> None:
+    """Raises ApiError (400) for a message of more than `most` tokens: all others would wait while
+    it is read.
+    """
+    for text in [question, *(part for turn in turns for part in (turn.question, turn.answer))]:
+        size = len(text.encode())  # a token has at least one byte
+        if size > most and (size > 16 * most or len(model.tokenizer.encode(text)) > most):
+            raise ApiError(
+                400,
+                f"a message is longer than {most:,} tokens; upload long texts as documents",
+                code="context_length_exceeded",
+                param="messages",
+            )
+
+
+def _text_of(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in _TEXT:
+            message = f"a message has a part of type {part.type!r}; this server reads text only"
+            raise ApiError(400, message, code="unsupported_parameter", param="messages")
+    return "\n".join(part.text for part in content)
+
+
+def _documents(
+    service: Service, access: Access, names: list[str] | None
+) -> Callable[[], Sequence[str]]:
+    """Gives the documents to look in. Those that are named must be there now; all are those that
+    are there when the question has its turn.
+    """
+    if names is None:
+        return lambda: service.documents.readable(access)
+    named = service.documents.readable(access, names)
+    return lambda: named

@@ -1,1 +1,0 @@
-"""OpenAI's endpoints: completions, responses, conversations, files and vector stores."""

@@ -1,1 +1,0 @@
-"""What a server stores beside the memory, in one SQLite file."""

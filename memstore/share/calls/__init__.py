@@ -1,1 +1,0 @@
-"""Calls to another machine: deadlines, and why one failed."""

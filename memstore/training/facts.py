@@ -1,0 +1,331 @@
+"""The language of planted facts: made-up things with attributes and values, and the sentences that
+state them, update them and ask for them.
+
+Landmark training and the benchmarks of landmark models plant these facts. Every pool of words and
+every list of sentence forms has a part that training never sees, for the split "held_out".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from memstore.training.vocabulary import between_commas, forms, sections
+
+Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
+
+_TEXT = sections("recall")
+
+
+def _forms(name: str) -> dict[Split, tuple[str, ...]]:
+    return {split: forms(_TEXT[f"{name} {split}"]) for split in SPLITS}
+
+
+def _words(name: str) -> dict[Split, tuple[str, ...]]:
+    return {split: between_commas(_TEXT[f"{name} {split}"]) for split in SPLITS}
+
+
+# In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article,
+# {a} the attribute, {v} the value. A question says everything up to its answer. The first four of
+# each list are the plain ones that training may begin with.
+STATEMENTS, UPDATES, QUESTIONS = map(_forms, ("STATEMENTS", "UPDATES", "QUESTIONS"))
+PASS_KEY_STATEMENTS, PASS_KEY_QUESTIONS = map(_forms, ("PASS_KEY_STATEMENTS", "PASS_KEY_QUESTIONS"))
+
+ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
+# How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats
+# only in evaluation.
+VALUE_SHARES: dict[Split, dict[ValueKind, float]] = {
+    "train": {
+        "digits": 0.42,
+        "repeats": 0.18,
+        "words": 0.12,
+        "colour_noun": 0.04,
+        "name": 0.07,
+        "code": 0.15,
+        "figure": 0.02,
+    },
+    "held_out": {"digits": 0.3, "repeats": 0.1, "words": 0.15, "name": 0.1, "format": 0.35},
+}
+# A: a capital, a: a small letter, d: a digit, anything else itself.
+_FORMATS = ("dd-dd-dd", "AAA-dddd")
+_LENGTHS, _LENGTH_SHARES = (1, 2, 3, 4, 5, 6, 7), (4, 8, 14, 22, 26, 16, 10)
+EntityKind = Literal["colour_noun", "words", "name", "numbered"]
+_ENTITY_SHARES: dict[EntityKind, float] = {
+    "colour_noun": 0.38,
+    "words": 0.32,
+    "name": 0.22,
+    "numbered": 0.08,
+}
+
+
+_COLOURS, _NOUNS, _ATTRIBUTES = map(_words, ("COLOURS", "NOUNS", "ATTRIBUTES"))
+_SYLLABLES = _words("SYLLABLES")
+_HELD_OUT_NAME = re.compile(f"(?:{'|'.join(_SYLLABLES['held_out'])})+")
+# Of training's names, more than a list of syllables gives: from few, the model learns those instead
+# of copying.
+_ONSETS = between_commas(_TEXT["ONSETS"])
+_CODAS = ("", "", "", *"nrlstmkd")
+_MONTHS = between_commas(_TEXT["MONTHS"])
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What facts are made of; few colours, nouns and attributes make facts that are easily mistaken
+    for each other.
+    """
+
+    split: Split = "train"
+    colours: tuple[str, ...] = ()
+    nouns: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    words: tuple[str, ...] = field(default=(), repr=False)  # of the split; a corpus has thousands
+    simple: bool = False  # names of a colour and a noun or of words, values of digits or words
+    repeats: float = (
+        # numbers of few different digits: the first ones give the others away, so they teach little
+        # at first
+        0.3
+    )
+    entity_kind: EntityKind | None = None  # one kind of name for all, where it is narrowed to one
+
+    @classmethod
+    def of(
+        cls, split: Split, words: Sequence[str] = (), simple: bool = False, repeats: float = 0.3
+    ) -> Pools:
+        """Everything the split has, and `words` of a corpus in the same split (default: the split's
+        nouns).
+        """
+        words = tuple(words) or _NOUNS[split]
+        return cls(
+            split, _COLOURS[split], _NOUNS[split], _ATTRIBUTES[split], words, simple, repeats
+        )
+
+    def narrowed(self, rng: Random) -> Pools:
+        """A few of each kind, often one attribute and one kind of name."""
+        kinds = tuple(_ENTITY_SHARES)
+        colours = self.words if rng.random() < 0.5 else self.colours
+        nouns = self.words if rng.random() < 0.6 else self.nouns
+        attributes = self.attributes
+        if rng.random() < 0.6:  # any words: from a list of attributes a model learns the list
+            attributes = tuple(
+                " ".join(rng.sample(self.words, rng.choice((1, 1, 2)))) for _ in range(8)
+            )
+        return Pools(
+            self.split,
+            tuple(rng.sample(colours, min(rng.choice((2, 4, 8, 25)), len(colours)))),
+            tuple(rng.sample(nouns, min(rng.choice((4, 8, 16, 40)), len(nouns)))),
+            tuple(rng.sample(attributes, min(rng.choice((1, 1, 2, 4)), len(attributes)))),
+            self.words,
+            self.simple,
+            self.repeats,
+            rng.choice(kinds) if rng.random() < 0.6 else None,
+        )
+
+
+def draw_entity(rng: Random, pools: Pools, kind: EntityKind | None = None) -> str:
+    """A name: lower case for a thing ("red fox"), capitals for a proper name ("Dorvel")."""
+    kind = kind or pools.entity_kind
+    if kind is None:
+        kinds = list(_ENTITY_SHARES)[: 2 if pools.simple else None]
+        kind = rng.choices(kinds, [_ENTITY_SHARES[name] for name in kinds])[0]
+    if kind == "colour_noun":
+        return f"{rng.choice(pools.colours)} {rng.choice(pools.nouns)}"
+    if kind == "words":
+        return " ".join(rng.choice(pools.words) for _ in range(rng.choice((1, 2, 2, 3))))
+    if kind == "name":
+        title = (
+            rng.choice(("Captain ", "Mr. ", "Mrs. ", "Doctor ", "Lady "))
+            if rng.random() < 0.15
+            else ""
+        )
+        return title + _name(rng, pools.split)
+    return f"{rng.choice(pools.nouns)} {rng.randint(1, 99)}"
+
+
+def draw_value(rng: Random, pools: Pools, kind: ValueKind | None = None) -> str:
+    """A value of `kind`, or of one drawn with the split's shares."""
+    if kind is None:
+        shares = VALUE_SHARES[pools.split]
+        kind = rng.choices(tuple(shares), tuple(shares.values()))[0]
+        if pools.simple and kind not in ("digits", "repeats", "words"):
+            kind = "digits"
+        if kind in ("digits", "repeats"):
+            kind = "repeats" if rng.random() < pools.repeats else "digits"
+    if kind == "digits":
+        value = "".join(rng.choices("0123456789", k=rng.choices(_LENGTHS, _LENGTH_SHARES)[0]))
+        return value if rng.random() < 0.1 else value.lstrip("0") or "7"
+    if kind == "repeats":
+        return repeated_digits(rng)
+    if kind == "words":
+        return " ".join(rng.choice(pools.words) for _ in range(rng.choice((1, 1, 2))))
+    if kind == "colour_noun":
+        return f"{rng.choice(_COLOURS[pools.split])} {rng.choice(_NOUNS[pools.split])}"
+    if kind == "name":
+        return _name(rng, pools.split)
+    if kind == "code":
+        return _pattern(rng, _code(rng))
+    if kind == "format":
+        return _pattern(rng, rng.choice(_FORMATS))
+    return rng.choice(
+        (
+            f"{rng.randint(1, 28)} {rng.choice(_MONTHS)}",
+            str(rng.randint(1500, 1999)),
+            f"{rng.randint(1, 12)}:{rng.randint(0, 59):02}",
+            f"{rng.randint(0, 99)}.{rng.randint(0, 99):02}",
+            f"{rng.randint(2, 90)} {rng.choice(('pounds', 'feet', 'miles', 'years'))}",
+        )
+    )
+
+
+def _name(rng: Random, split: Split) -> str:
+    wide = split == "train" and rng.random() < 0.8
+
+    def one() -> str:
+        while True:
+            syllables = [
+                rng.choice(_ONSETS) + rng.choice("aeiou") + rng.choice(_CODAS)
+                if wide
+                else rng.choice(_SYLLABLES[split])
+                for _ in range(rng.randint(2, 3))
+            ]
+            word = "".join(syllables)
+            if split == "held_out" or not _HELD_OUT_NAME.fullmatch(word):
+                return word.capitalize()
+
+    return one() if rng.random() < 0.4 else f"{one()} {one()}"
+
+
+def repeated_digits(rng: Random) -> str:
+    """A number of one to three different digits: copying one digit too often, or once too few, is
+    the usual mistake.
+    """
+    digits = "".join(rng.sample("0123456789", rng.choice((1, 2, 2, 3))))
+    return "".join(rng.choices(digits, k=rng.choice((3, 4, 5, 5, 5, 6)))).lstrip("0") or "7"
+
+
+def _code(rng: Random) -> str:
+    """The pattern of a code: two or three groups of like symbols, joined or apart, but no format
+    that is held out.
+    """
+    while True:
+        groups = [rng.choice("AAadd") * rng.randint(1, 4) for _ in range(rng.choice((2, 2, 3)))]
+        pattern = rng.choice(("", "", "-", "-", ".", "/")).join(groups)
+        if 3 <= len(pattern) <= 9 and pattern not in _FORMATS:
+            return pattern
+
+
+def _pattern(rng: Random, pattern: str) -> str:
+    kinds = {"A": "ABCDEFGHJKLMNPQRSTUVWXYZ", "a": "abcdefghjkmnpqrstuvwxyz", "d": "0123456789"}
+    return "".join(rng.choice(kinds[symbol]) if symbol in kinds else symbol for symbol in pattern)
+
+
+PASS_KEY_QUESTION = PASS_KEY_QUESTIONS["train"][0]  # the paper's
+PASS_KEY_HEAD = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+PASS_KEY_HEADS = (
+    PASS_KEY_HEAD,
+    PASS_KEY_HEAD.replace("an important info", "important information").replace(
+        "memorize them", "memorize it"
+    ),
+    "There is important information hidden in the following text. Find it and remember it.",
+)
+GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing to remember; the pass key is the attribute "pass key" of nothing."""
+
+    entity: str
+    attribute: str
+    value: str
+
+    @property
+    def is_pass_key(self) -> bool:
+        return not self.entity
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Text in parts, each with whether it is the value; a value brings the space before it
+    along.
+    """
+
+    parts: tuple[tuple[str, bool], ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.parts)
+
+    @property
+    def prompt(self) -> str:
+        """A question's text up to its answer."""
+        return self.parts[0][0]
+
+    @property
+    def answer(self) -> str:
+        """A question's answer, with the space before it."""
+        return self.parts[1][0]
+
+
+def draw_fact(
+    rng: Random,
+    split: Split = "train",
+    kind: ValueKind | None = None,
+    *,
+    entity_kind: EntityKind | None = None,
+    pools: Pools | None = None,
+) -> Fact:
+    """A fact of the split: a made-up entity, an attribute and a value of `kind` (drawn when None).
+
+    `pools` (of the same split) may bring words of a corpus and narrow the choice.
+    """
+    pools = pools or Pools.of(split)
+    entity = draw_entity(rng, pools, entity_kind)
+    return Fact(entity, rng.choice(pools.attributes), draw_value(rng, pools, kind))
+
+
+def pass_key(value: str) -> Fact:
+    """A pass key as a fact."""
+    return Fact("", "pass key", value)
+
+
+def draw_pass_key(rng: Random, repeats: float = 0.3) -> Fact:
+    """A pass key: 1 to 99,999 as in the paper, often with five digits, a share of `repeats` with
+    repeated ones.
+    """
+    if rng.random() < repeats:
+        value = repeated_digits(rng)
+    else:
+        value = str(rng.randint(1, 99_999) if rng.random() < 0.4 else rng.randint(10_000, 99_999))
+    return pass_key(value)
+
+
+def sentence(form: str, fact: Fact) -> Sentence:
+    """The sentence that a form of STATEMENTS, UPDATES or PASS_KEY_STATEMENTS makes of a fact."""
+    entity = fact.entity
+    # Proper names take no article.
+    named = entity if entity[:1].isupper() else f"the {entity}"
+    words = {"E": named, "C": named[:1].upper() + named[1:], "e": entity, "a": fact.attribute}
+    parts: list[tuple[str, bool]] = []
+    *before, last = form.split("{v}")
+    for text in before:
+        text = text.format_map(words)
+        if text.rstrip(" "):
+            parts.append((text.removesuffix(" "), False))
+        parts.append((" " + fact.value if text.endswith(" ") else fact.value, True))
+    if last:
+        parts.append((last.format_map(words), False))
+    return Sentence(tuple(parts))
+
+
+def question(form: str, fact: Fact) -> Sentence:
+    """A question with its answer, of a form of QUESTIONS or PASS_KEY_QUESTIONS: its parts are the
+    prompt, the answer, and a full stop.
+    """
+    return sentence(form + " {v}.", fact)

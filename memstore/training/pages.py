@@ -1,0 +1,396 @@
+"""Pages of recall training: windows and chunks of book text in which facts are stated and asked
+for, as token ids and loss weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.training import facts as language
+from memstore.training.corpus import CorpusTokenizer, TokenCorpus
+from memstore.training.curriculum import RecallConfig
+from memstore.training.facts import Fact, Pools, Sentence, draw_value
+
+# Where the pre-tokenizer cuts the sentences of facts.py: before a space, around a digit, around a
+# newline. Pieces between such cuts are encoded apart, and so from a cache, with the same ids as the
+# whole sentence.
+_PIECES = re.compile(r" ?[^ \n0-9]+|[0-9\n]| (?=[0-9])")
+_CACHED_PIECES = 200_000
+# tokens of the corpus kept free after a plain window, for chunks that continue it
+_TEXT_AFTER = 1024
+_RUN_GAP = 256  # tokens left out between the windows of a run, for chunks that continue them
+
+
+class Source:
+    """What pages are written from: the tokenizer, the corpus and the one random stream that decides
+    everything.
+    """
+
+    def __init__(self, tokenizer: CorpusTokenizer, corpus: TokenCorpus, rng: Random) -> None:
+        self.rng = rng
+        self.corpus = corpus
+        self._tokenizer = tokenizer
+        # a plain view: slicing a memory map costs ten times as much
+        self._tokens = np.asarray(corpus.tokens)
+        # another tokenizer may cut across the pieces
+        self._by_pieces = isinstance(tokenizer, Tokenizer)
+        self._pieces: dict[str, list[int]] = {}
+        texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]
+        self.space = tokenizer.encode(" ")
+        self.ends_line = [text.endswith("\n") for text in texts]
+        self.ends_sentence = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
+        self.grass = [
+            self.encode(f" {sentence.removesuffix('.')}.")
+            for sentence in language.GRASS.split(". ")
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence of facts.py: what the tokenizer gives for the whole sentence, from a
+        cache of pieces.
+        """
+        if not self._by_pieces:
+            return self._tokenizer.encode(text)
+        ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            known = self._pieces.get(piece)
+            if known is None:
+                known = self._tokenizer.encode(piece)
+                if len(self._pieces) < _CACHED_PIECES:
+                    self._pieces[piece] = known
+            ids += known
+        return ids
+
+    def text(self, offset: int, length: int) -> np.ndarray:
+        """Ids of the corpus from `offset` on, fewer than `length` at its end."""
+        return self._tokens[offset : offset + length]
+
+
+@dataclass
+class StatedFact:
+    """A fact as a window of a memory states it."""
+
+    fact: Fact
+    window: int
+    start: int  # content token of the window where the value begins
+    length: int  # tokens of the value
+    replaces: int | None = None  # the window whose statement this one updates
+    current: bool = True  # no later statement updates it
+
+
+@dataclass
+class Known:
+    """What the windows of a memory have stated so far: the latest by (entity, attribute), and all
+    of these pairs.
+    """
+
+    latest: dict[tuple[str, str], StatedFact] = field(default_factory=dict)
+    taken: set[tuple[str, str]] = field(default_factory=set)
+
+
+class Page:
+    """Content ids (no landmarks) and loss weights of one window or chunk of `size` tokens, in the
+    order of writing.
+    """
+
+    def __init__(self, source: Source, config: RecallConfig, size: int) -> None:
+        self.ids: list[int] = []
+        self.weights: list[float] = []
+        self._source, self._config, self._size, self._rng = source, config, size, source.rng
+        self._flowing = self._rng.random() < config.flowing
+        self._place: int | None = None  # where in the corpus a flowing page's next filler begins
+
+    def put(self, ids: list[int], weight: float) -> None:
+        self.ids += ids
+        self.weights += [weight] * len(ids)
+
+    def filler(self, length: float, *, exact: bool = False) -> None:
+        """About `length` tokens of text, at times up to the end of a sentence only unless
+        `exact`.
+        """
+        n = int(length)
+        if n <= 0:
+            return
+        rng, source = self._rng, self._source
+        if rng.random() < self._config.grass:
+            first = rng.randrange(len(source.grass))
+            ids: list[int] = []
+            while len(ids) < n:
+                ids += source.grass[first % len(source.grass)]
+                first += 1
+            self.put(ids[:n], self._config.filler_weight)
+            return
+        n = min(n, len(source.corpus))
+        place = self._place
+        if place is None or place + n > len(source.corpus):
+            place = source.corpus.offset(rng, n)
+        text = source.text(place, n)
+        if not exact and rng.random() < 0.5:
+            ends = np.flatnonzero(source.ends_sentence[text])
+            text = text[: ends[-1] + 1] if len(ends) else text
+        if self._flowing:
+            self._place = place + len(text)
+        self.put(text.tolist(), self._config.filler_weight)
+
+    def finish(self) -> None:
+        """Bring the page to exactly its size."""
+        while len(self.ids) < self._size:
+            self.filler(self._size - len(self.ids), exact=True)
+        del self.ids[self._size :], self.weights[self._size :]
+
+    def say(
+        self,
+        sentence: Sentence,
+        value_weights: Sequence[float],
+        *,
+        last_weight: float | None = None,
+        across: bool = False,
+    ) -> tuple[int, int]:
+        """Write a sentence; returns where its first value begins and how many tokens it has.
+
+        `value_weights` are those of its values in turn, `last_weight` that of what follows the
+        last. With `across`, filler first moves it so that the end of a block falls inside the first
+        value, if it can.
+        """
+        rng, block = self._rng, self._config.block_size
+        if self.ids and rng.random() < 0.15:
+            self.put(self._source.encode("\n"), self._config.filler_weight)
+        if not self.ids:
+            separator = rng.choice(("", " "))
+        else:
+            separator = "" if self._source.ends_line[self.ids[-1]] else " "
+        encoded = []
+        for text, is_value in sentence.parts:
+            encoded.append((self._source.encode(separator + text), is_value))
+            separator = ""
+        before = 0
+        for ids, is_value in encoded:
+            if is_value:
+                if across and len(ids) > 1:
+                    self.filler(
+                        -(len(self.ids) + before + rng.randrange(1, len(ids))) % block, exact=True
+                    )
+                break
+            before += len(ids)
+        start, length = len(self.ids), 0
+        values = iter(value_weights)
+        for index, (ids, is_value) in enumerate(encoded):
+            if is_value:
+                if not length:
+                    start, length = len(self.ids), len(ids)
+                weight = next(values)  # no form has more values than the paper's pass key, two
+                lead = 2 if ids[:1] == self._source.space else 1
+                self.put(ids, weight)
+                if weight >= 1:
+                    # Behind its first digit a number can be continued by its own digits; the first
+                    # one needs the fact.
+                    self.weights[start + lead - 1] = weight * self._config.first_weight
+            elif last_weight is not None and index == len(encoded) - 1:
+                self.put(ids, last_weight)
+            else:
+                self.put(ids, self._config.filler_weight)
+        return start, length
+
+    def repeat(self, ids: list[int], known_from: int, first_weight: float, weight: float) -> None:
+        """Write a repeated span; which one it is shows only after its first `known_from` tokens."""
+        self.put(ids[:known_from], first_weight)
+        self.put(ids[known_from:], weight)
+
+    def plain(self, after: int | None = None) -> int:
+        """Fill the page with text of the corpus, from a random place or a little after offset
+        `after`; returns the offset of what follows it.
+        """
+        corpus = self._source.corpus
+        if after is not None and after + _RUN_GAP + self._size + _TEXT_AFTER <= len(corpus):
+            offset = after + _RUN_GAP
+        else:
+            offset = corpus.offset(self._rng, min(self._size + _TEXT_AFTER, len(corpus)))
+        self.put(self._source.text(offset, self._size).tolist(), self._config.plain_weight)
+        return offset + self._size
+
+    def copies(self, gap: float) -> None:
+        """Fill the page with text, then spans of 8-32 tokens repeated from it."""
+        rng, config = self._rng, self._config
+        self.filler(max(8, rng.random() * self._size * 0.6), exact=True)
+        while len(self.ids) < self._size:
+            self.filler(rng.expovariate(1) * gap * 0.5)
+            length = rng.randint(8, 32)
+            start = rng.randrange(max(1, len(self.ids) - length - 1))
+            self.repeat(
+                self.ids[start : start + length], 3, config.filler_weight, config.copy_weight
+            )
+
+    def asked_facts(
+        self, gap: float, pools: Pools, pass_key: bool, taken: set[tuple[str, str]]
+    ) -> None:
+        """Fill the page with facts, filler between them, and questions for them.
+
+        `taken` holds the (entity, attribute) pairs that must not be used, and receives those that
+        are.
+        """
+        rng, config = self._rng, self._config
+        facts: list[Fact] = []
+        unasked: list[Fact] = []
+        self.filler(rng.randrange(min(16, self._size)))
+        if pass_key:
+            key = language.draw_pass_key(rng, self._config.repeats)
+            if rng.random() < 0.8:
+                self.say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
+            self.filler(rng.random() * gap * 3)
+            self._state_pass_key(key, pools)
+            facts.append(key)
+            unasked.append(key)
+        while len(self.ids) < self._size:
+            if not facts or rng.random() < 0.5 or (not unasked and rng.random() < 0.8):
+                old = rng.choice(facts) if facts and rng.random() < config.updates else None
+                if old is not None and not old.is_pass_key:
+                    fact = self._changed(old, pools)
+                    form = rng.choice(forms("UPDATES", pools))
+                    facts.remove(old)
+                    if old in unasked:
+                        unasked.remove(old)
+                else:
+                    fact = self._new_fact(facts, pools, taken)
+                    form = rng.choice(forms("STATEMENTS", pools))
+                self.say(language.sentence(form, fact), (0.0,))
+                facts.append(fact)
+                unasked.append(fact)
+                self.filler(rng.expovariate(1) * gap)
+            else:
+                fact = rng.choice(unasked if unasked and rng.random() < 0.9 else facts)
+                if fact in unasked:
+                    unasked.remove(fact)
+                self._ask(fact, pools)
+                if rng.random() < 0.5:
+                    self.filler(rng.expovariate(1) * gap * 0.5)
+
+    def stated_facts(
+        self,
+        window: int,
+        gap: float,
+        pools: Pools,
+        statements: Sequence[str],
+        key: Fact | None,
+        known: Known,
+    ) -> list[StatedFact]:
+        """Fill the page, window `window` of a memory, with facts; returns those it states to the
+        end.
+
+        `known` is brought up to date. `key`, if any, is the memory's pass key.
+        """
+        latest, taken = known.latest, known.taken
+        rng, config = self._rng, self._config
+        stated: list[StatedFact] = []
+        key_at = int(rng.random() * max(1, self._size - 100))
+        if key is not None and rng.random() < 0.3:
+            self.say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
+        self.filler(rng.randrange(min(int(gap * 2) + 2, max(1, self._size // 3))))
+        while len(self.ids) < self._size:
+            if key is not None and len(self.ids) >= key_at:
+                start, length = self._state_pass_key(key, pools)
+                if len(self.ids) <= self._size:
+                    stated.append(StatedFact(key, window, start, length))
+                key = None
+                self.filler(rng.expovariate(1) * gap)
+                continue
+            old = (
+                rng.choice(list(latest.values()))
+                if latest and rng.random() < config.updates
+                else None
+            )
+            if old is not None:
+                fact = self._changed(old.fact, pools)
+                sentence = language.sentence(rng.choice(forms("UPDATES", pools)), fact)
+            else:
+                fact = self._new_fact([each.fact for each in latest.values()], pools, taken)
+                sentence = language.sentence(rng.choice(statements), fact)
+            start, length = self.say(sentence, (0.0,), across=rng.random() < config.across_blocks)
+            name = (fact.entity, fact.attribute)
+            if old is not None:
+                old.current = False
+                del latest[name]
+            # A sentence that the end of the page cuts may have changed the value, but cannot be
+            # asked for.
+            if len(self.ids) <= self._size:
+                latest[name] = StatedFact(
+                    fact, window, start, length, None if old is None else old.window
+                )
+                stated.append(latest[name])
+            space = rng.expovariate(1) * gap
+            self.filler(min(space, max(0, key_at - len(self.ids))) if key is not None else space)
+        return stated
+
+    def questions(self, asked: Sequence[Fact], spans: Sequence[list[int]], pools: Pools) -> None:
+        """Fill the page with questions for `asked`, in order, after unrelated text or a copy out of
+        `spans`.
+        """
+        rng, config = self._rng, self._config
+        u = rng.random()
+        if u < config.unrelated:
+            self.filler(rng.randrange(1, max(2, int(self._size * 0.75))))
+        elif u < config.unrelated + config.spans:
+            span = rng.choice(spans)
+            length = min(rng.randint(24, max(24, self._size - 40)), len(span))
+            start = rng.randrange(len(span) - length + 1)
+            self.repeat(span[start : start + length], 6, 0.0, config.span_weight)
+        for fact in asked:
+            if len(self.ids) >= self._size:
+                break
+            self._ask(fact, pools)
+            if rng.random() < 0.25:
+                self.filler(rng.expovariate(1) * 15)
+
+    def _state_pass_key(self, key: Fact, pools: Pools) -> tuple[int, int]:
+        form = self._usual("PASS_KEY_STATEMENTS", pools)
+        sentence = language.sentence(form, key)
+        across = self._rng.random() < self._config.across_blocks
+        return self.say(sentence, (0.0, self._config.repeat_weight), across=across)
+
+    def _ask(self, fact: Fact, pools: Pools) -> None:
+        if fact.is_pass_key:
+            sentence = language.question(self._usual("PASS_KEY_QUESTIONS", pools), fact)
+        else:
+            sentence = language.question(self._rng.choice(forms("QUESTIONS", pools)), fact)
+        self.say(sentence, (1.0,), last_weight=self._config.stop_weight)
+
+    def _usual(self, name: str, pools: Pools) -> str:
+        """The first form of a list, the paper's, more often than not."""
+        choices = forms(name, pools)
+        return choices[0] if pools.simple or self._rng.random() < 0.6 else self._rng.choice(choices)
+
+    def _new_fact(self, facts: Sequence[Fact], pools: Pools, taken: set[tuple[str, str]]) -> Fact:
+        """A fact about something not `taken` yet, at times nearly one of `facts`."""
+        rng, attempt = self._rng, 0
+        while True:
+            # A few colours and nouns can be used up; then anything of the split will do.
+            choice = pools if attempt < 30 else Pools.of(pools.split)
+            fact = language.draw_fact(rng, pools.split, pools=choice)
+            if facts and attempt < 30 and rng.random() < self._config.near:
+                near = rng.choice(facts)
+                if not near.is_pass_key:
+                    if rng.random() < 0.5:
+                        attribute = rng.choice(Pools.of(pools.split).attributes)
+                        fact = Fact(near.entity, attribute, fact.value)
+                    else:
+                        entity = f"{near.entity.split()[0]} {fact.entity.split()[-1]}"
+                        fact = Fact(entity, near.attribute, fact.value)
+            if (fact.entity, fact.attribute) not in taken:
+                taken.add((fact.entity, fact.attribute))
+                return fact
+            attempt += 1
+
+    def _changed(self, old: Fact, pools: Pools) -> Fact:
+        while (value := draw_value(self._rng, pools)) == old.value:
+            pass
+        return Fact(old.entity, old.attribute, value)
+
+
+def forms(name: str, pools: Pools) -> Sequence[str]:
+    """The sentence forms of the split, e.g. of "STATEMENTS"; of simple pools, the first four."""
+    choices: Sequence[str] = getattr(language, name)[pools.split]
+    return choices[:4] if pools.simple else choices

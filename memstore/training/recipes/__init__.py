@@ -1,1 +1,0 @@
-"""What training and benchmarks plant in text and ask for: facts, words, sentences, pages."""

@@ -1,0 +1,302 @@
+"""Benchmarks of passage models: choosers find words, prompts that are read in a batch are answered
+as each alone, interrupted runs continue, and what is timed is what is answered.
+"""
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("bm25s")
+
+from benchmarks.common.stock import Stock
+from benchmarks.real import first_token, recall_figure
+from benchmarks.real.baselines import Fused, Right, Words
+from benchmarks.real.blocks import Blocks, Span, passages
+from benchmarks.real.memory import Memory
+from benchmarks.real.methods import Baselines, Nothing, Retrieval, Whole, ask_all
+from benchmarks.real.plan import Question, Stated
+from benchmarks.real.prompting import Prompted, tokenizer_of
+from benchmarks.real.recall_tables import (
+    answers,
+    counts,
+    differences,
+    finds,
+    gate,
+    refusals,
+    worths,
+)
+from benchmarks.real.results import Results, Row
+from benchmarks.real.selectors import found_among, let_through
+from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
+from memstore.hf.load import load_reader
+from memstore.model.lookup_settings import LookupSettings
+from support.paths import ROOT
+
+HAY = "the grass is green and the sky is blue . "
+DOCUMENTS = {
+    "a": HAY * 8 + "the code of the fox is 7 .",
+    "b": HAY * 8 + "the code of the owl is 4 . " + HAY * 8,
+}
+
+
+def asked(name: str, thing: str, document: str, value: str, **more: object) -> Question:
+    at = DOCUMENTS[document].index(f"the code of the {thing}")
+    stated = Stated(document, at, at + 24, DOCUMENTS[document].index(value))
+    given = {"text": f"what is the code of the {thing} ?", "primed": "the code is "} | more
+    return Question(
+        name, "fact", 64, ("a", "b"), str(given["text"]), str(given["primed"]), (value,),
+        "all" if "rule" in more else "forced", (stated,), 5,
+    )  # fmt: skip
+
+
+QUESTIONS = [
+    asked("1", "fox", "a", "7"),
+    asked("2", "owl", "b", "4"),
+    asked("3", "fox", "a", "7", rule="all", primed=""),
+    asked("4", "owl", "b", "4", rule="all", text="owl ?"),
+]
+
+
+def test_blocks_include_their_context_once(tiny: Path) -> None:
+    spans = [Span(0, 2, "Top\n"), Span(3, 5, "Top\n"), Span(6, 8, "Top\n")]
+    blocks = Blocks(lambda text: spans, {"a": "ab cd ef"})
+    assert blocks.text(("a", 1)) == "Top\ncd"
+    assert blocks.texts([("a", 0), ("a", 1)]) == ["Top\nab cd"]
+    assert blocks.texts([("a", 0), ("a", 2)]) == ["Top\nab", "Top\nef"]
+    text = " ".join(f"The fox of row {number} is red." for number in range(20))
+    cut = passages(tokenizer_of(tiny), 32, context="sentence")(text)
+    assert len(cut) > 2 and not cut[0].lead
+    for before, span in pairwise(cut):
+        assert span.lead.strip() and text[: before.end].endswith(span.lead.strip())
+
+
+def test_bm25_and_the_known_right_blocks_find_the_answer(tiny: Path) -> None:
+    blocks = Blocks(passages(tokenizer_of(tiny), 32), DOCUMENTS)
+    for question in QUESTIONS:
+        right = blocks.right(question)
+        assert question.answers[0] in "".join(map(blocks.text, right))
+        scope = blocks.scope(question.documents)
+        assert scope[int(np.argmax(Words(blocks).scores(question)))] in right
+        assert [scope[at] for at in np.flatnonzero(Right(blocks).scores(question))] == right
+    unknown = Question("", "", 0, ("a",), "where lies Rome", "", (), "forced")
+    assert not Words(blocks).scores(unknown).any()
+
+
+def test_fused_ranks_ignore_blocks_without_a_score() -> None:
+    class Given:
+        def __init__(self, *scores: float) -> None:
+            self.given = np.array(scores, np.float32)
+
+        def scores(self, question: Question) -> np.ndarray:
+            return self.given
+
+    fused = Fused([Given(3, 0, 2, 1), Given(0.1, 0.4, 0.3, -0.2)]).scores(QUESTIONS[0])
+    np.testing.assert_allclose(fused, [1 / 61 + 1 / 63, 1 / 61, 2 / 62, 1 / 63], rtol=1e-6)
+
+
+def test_baselines_use_their_tuned_threshold_and_count(tiny: Path, tmp_path: Path) -> None:
+    blocks = Blocks(passages(tokenizer_of(tiny), 32), DOCUMENTS)
+    best = float(Words(blocks).scores(QUESTIONS[0]).max())
+    lookup = LookupSettings(top_k=3, score_range=1.0)
+    tuned = {"bm25": Tuned(2, best, 0.0)}
+    baselines = Baselines(tiny, "float32", blocks, tmp_path, tuned=tuned, lookup=lookup)
+    row = baselines.method("bm25").ask(QUESTIONS[:1])[0]
+    assert row["answered"] and len(row["read"]) == 2
+    baselines.tuned = {"bm25": Tuned(2, best + 0.01, 0.0)}
+    row = baselines.method("bm25").ask([QUESTIONS[0]])[0]
+    assert (row["answered"], row["read"], row["right"], row["near"]) == (False, [], 0.0, 0)
+    (ruled,) = baselines.method("bm25~").ask(QUESTIONS[:1])
+    scores = Words(blocks).scores(QUESTIONS[0])
+    assert len(ruled["read"]) == min(3, int((scores >= scores.max() - scores.std()).sum()))
+    for wrong, said in (("minilm", "--tune"), ("bm25@", "bm25@4"), ("owl@1", "no method")):
+        with pytest.raises(SystemExit, match=said):
+            baselines.method(wrong)
+
+
+def row_of(task: str, best: float, right: float = 0.0, method: str = "bm25@1") -> Row:
+    return {"task": task, "length": 64, "method": method, "best": best, "right": right}
+
+
+def test_tuning_chooses_the_best_count_and_threshold(tmp_path: Path) -> None:
+    one = [row_of("fact", score, right) for score, right in ((9, 1), (8, 1), (3, 1), (2, 0))]
+    one += [row_of("absent", score) for score in (5, 4, 2, 1)]
+    four = [row | {"method": "bm25@4", "right": 0.0} for row in one]
+    found = tune(one + four)
+    # from 8 on: half of the facts, no false answer; from 3 on: 0.75 less 0.5
+    assert found == {"bm25": Tuned(1, 8.0, pytest.approx(0.25))}
+    tried = [
+        row | {"answered": row["best"] >= 8, "right": row["right"] * (row["best"] >= 8)}
+        for row in one
+    ]
+    assert worth(tried) == pytest.approx(found["bm25"].worth)
+    assert [outcome(row) for row in tried] == [1, 1, 0, 0, 1, 1, 1, 1]
+    save(tmp_path / "tuned.json", found)
+    assert load(tmp_path / "tuned.json") == found
+    assert tune(one[:4])["bm25"].threshold is None
+
+
+def test_differences_are_paired_by_question() -> None:
+    rows = [
+        row_of("fact", 1, right, method) | {"question": str(at)}
+        for method, some in (("memory", (1, 1, 0, 1)), ("bm25@1", (0, 1, 0, 0)), ("full", (1, 1)))
+        for at, right in enumerate(some)
+    ]
+    line = differences(rows, 64, ["memory", "bm25@1", "full"]).splitlines()[-1]
+    assert "+0.500 (-0.263 to +0.930)" in line and "+0.000 (" in line
+    rows += [row_of("absent", 1) | {"question": "a"}]
+    assert "| 64 " in worths(rows, ["bm25@1"]) and "-0.375" in worths(rows, ["bm25@1"])
+
+
+def test_prompts_in_a_batch_are_answered_as_each_alone(tiny: Path) -> None:
+    texts = [["the code of the fox is 7 ."], [], ["grass", "sky is blue"], DOCUMENTS.values()]
+    pairs = [(question, list(some)) for question in QUESTIONS for some in texts]
+    together = Prompted(tiny).answers(pairs)
+    assert together == [Prompted(tiny).answers([pair])[0] for pair in pairs]
+    assert any(answered.said for answered in together)
+
+
+def test_forced_answers_are_right_if_greedy_decoding_gives_them(tiny: Path) -> None:
+    prompted = Prompted(tiny)
+    prompt = prompted.ids("q what is the code of the fox ? a the code is")
+    said = prompted.ids(prompted.generate([prompt], 3)[0])
+    assert said and prompted.forced([prompt], [said]) == [True]
+    assert prompted.forced([prompt], [[said[0], (said[1] + 1) % 20]]) == [False]
+
+    def marks(parts: tuple[str, ...], said: str, rule: str = "all") -> float:
+        return Question("", "", 0, (), "", "", parts, rule).marks(said)  # type: ignore[arg-type]
+
+    assert marks(("12", "March"), "on march 12.") == 1.0
+    assert marks(("12", "March"), "in March 123") == 0.5
+    assert (marks(("12", "13"), "it is 13", "any"), marks(("12",), "", "any")) == (1.0, 0.0)
+
+
+def test_an_interrupted_run_continues_and_its_tables_are_complete(
+    tiny: Path, tmp_path: Path
+) -> None:
+    blocks, prompted = Blocks(passages(tokenizer_of(tiny), 32), DOCUMENTS), Prompted(tiny)
+    made: list[str] = []
+
+    def method(name: str) -> object:
+        made.append(name)
+        return {
+            "right": Retrieval(prompted, blocks, Right(blocks), None),
+            "bm25@1": Retrieval(prompted, blocks, Words(blocks), 1),
+            "full": Whole(prompted, DOCUMENTS),
+            "none": Nothing(prompted),
+        }[name]
+
+    names = ("right", "bm25@1", "full", "none")
+    methods = {name: (lambda name=name: method(name)) for name in names}
+    path = tmp_path / "rows.jsonl"
+    ask_all(QUESTIONS[:3], methods, Results(path))  # type: ignore[arg-type]
+    with path.open("a") as file:
+        file.write('{"question": "4", "me')  # the line that a killed process was writing
+    again = Results(path)
+    absent = Question("5", "absent", 64, ("a",), "what is blue ?", "it is ", (), "forced")
+    made.clear()
+    ask_all([*QUESTIONS, absent], methods, again, applies=lambda q, m: m == "bm25@1")
+    assert made == ["bm25@1"] and len(list(Results(path))) == 3 * 4 + 2
+    rows = list(again)
+    assert [row["rank"] for row in rows if row["method"] == "bm25@1"][:3] == [0, 0, 0]
+    assert "| one fact, a number" in answers(rows, 64, names)
+    assert "100/100/100/100" in finds(rows) and "(0." in refusals(rows)
+    asked = [(one["method"], one["questions"]) for one in counts(rows) if one["task"] == "fact"]
+    assert sorted(asked) == [("bm25@1", 4), ("full", 3), ("none", 3), ("right", 3)]
+    passed = [
+        {"task": "fact", "length": 64, "method": "memory", "answered": n < 3} for n in range(4)
+    ]
+    assert "| 0.750 (" in gate(passed)
+
+
+def test_a_memory_is_ingested_once_and_reports_what_it_chose(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = Blocks(passages(tokenizer_of(tiny)), DOCUMENTS)
+
+    def ask_again() -> list[list[Row]]:
+        with Memory(load_reader(tiny), tmp_path / "memory", blocks) as memory:
+            memory.read_in(DOCUMENTS)
+            methods = [memory.method("memory@1"), memory.method("memory-right")]
+            methods.append(memory.as_text(Prompted(tiny)))
+            return [method.ask(QUESTIONS) for method in methods]
+
+    first = ask_again()
+    assert "2/2 documents read" in capsys.readouterr().out
+    assert ask_again() == first
+    assert "read" not in capsys.readouterr().out
+    prompted = Prompted(tiny)
+    for row, given, text, question in zip(*first, QUESTIONS):
+        answered = prompted.answers([(question, blocks.texts(text["read"]))])[0]
+        assert text["answered"] and answered == (text["right"], text["said"])
+        assert row["rank"] == 0 and row["read"] == blocks.right(question) == given["read"]
+        assert (row["right"], row["said"]) == (given["right"], given["said"])
+
+
+def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(tiny: Path) -> None:
+    prompted = Prompted(tiny)
+    ids = prompted.ids(HAY * 9)
+    behind, token = Stock(prompted.model, 17).read(ids)
+    with torch.no_grad():
+        assert token == int(prompted.model(torch.tensor([ids])).logits[0, -1].argmax())
+    (cache,) = behind.values()
+    assert cache.get_seq_length() == len(ids)
+
+
+@pytest.mark.parametrize("keep", ["kv", "text"])
+def test_the_first_token_that_is_timed_is_that_of_the_answer(
+    keep: Any, tiny: Path, tmp_path: Path
+) -> None:
+    reader = load_reader(tiny, dtype=torch.float32)
+    reader.gate = None
+    blocks = Blocks(passages(tokenizer_of(tiny)), {"a": DOCUMENTS["b"] * 4})
+    with Memory(reader, tmp_path / "m", blocks) as memory:
+        memory.read_in(["a"], keep=keep)
+        asked = first_token.Asked(memory, "a", 2)
+        answer = reader.ask(
+            first_token.QUESTION, memory.store, documents=["a"], max_new_tokens=1, **asked.settings
+        )
+        token = asked.first_token()
+        text = "" if reader.ends_turn(token) else reader.tokenizer.decode([token]).strip()
+        assert answer.text == text
+        options = argparse.Namespace(passages=[1, 2], repeats=1, keep=keep)
+        found = first_token.measure(memory, Prompted(tiny), options, document="a")
+        assert found["clock"].keys() == {"memory, 1", "text, 1", "memory, 2", "text, 2"}
+        assert found["processor"].keys() == found["clock"].keys()
+        for _ in range(2 if keep == "text" else 0):  # forgotten, computed, and then held
+            memory.reopen()
+            asked.first_token()
+            computed = memory.store.tier_stats()["computed"]["hits"]
+            asked.first_token()
+            assert 0 < computed == memory.store.tier_stats()["computed"]["hits"]
+
+
+def test_shares_let_through_are_at_given_shares_of_false_answers() -> None:
+    def row(task: str, best: float, rank: int | None, answered: bool) -> dict[str, Any]:
+        return {"method": "m", "task": task, "best": best, "rank": rank, "answered": answered}
+
+    absent = [row("absent", i / 20, None, i == 19) for i in range(20)]
+    rows = [*absent, row("fact", 0.99, 0, True), row("fact", 0.82, 5, False)]
+    found = let_through(rows)
+    shares = [(one.false, one.shares["fact"]) for one in found]
+    assert shares == [(0.05, 0.5), (0.1, 0.5), (0.15, 1), (0.25, 1), (0.4, 1), (0.05, 0.5)]
+    assert found[-1].name == "m, its gate"
+    assert found_among(rows) == {"m": {"fact": [0.5, 0.5, 1.0, 1.0]}}
+
+
+def test_the_picture_of_accuracy_is_drawn_from_the_results() -> None:
+    mean, half = recall_figure.mean_of_kinds(
+        [{"right": 10, "questions": 10}, {"right": 50, "questions": 100}]
+    ) or (0.0, 0.0)
+    assert mean == pytest.approx(0.75) and 0.05 < half < 0.15
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    files = [ROOT / f"docs/results/recall-{name}.json" for name in ("8k", "200", "128k")]
+    rows = [row for file in files for row in json.loads(file.read_text())["answers"]]
+    recall_figure.draw(figure, rows)
+    assert len(figure.axes) == 2

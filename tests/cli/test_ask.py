@@ -1,0 +1,229 @@
+"""The commands that ask: ask, chat, search; what a terminal shows of them."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+from pathlib import Path
+
+import pytest
+
+from memstore.cli import console
+from memstore.tiers.replay import Recorded
+from support.commands import OTHER, STORY, refused, run, run_apart, start
+
+pytestmark = pytest.mark.usefixtures("the_model")
+
+
+def test_a_new_process_answers_with_sources_and_cost(store: Path) -> None:
+    question = "What is the code of the red fox? The code of the red fox is"
+    result = run_apart("ask", question, "--store", store, "--json")
+    answer = result.json
+    assert result.status == 0 and result.err == ""
+    assert {"text", "sources", "lookups", "tiers", "seconds"} <= answer.keys()
+    assert set(answer["lookups"]) == {"done", "skipped"}
+    assert all({"hits", "misses", "bytes"} <= counts.keys() for counts in answer["tiers"].values())
+    assert answer["tiers"]["disk"]["hits"] > 0
+    for source in answer["sources"]:
+        first, end = source["span"]
+        assert source["document"] == "story" and source["text"] == STORY[first:end]
+
+
+@pytest.mark.parametrize("columns", [30, 60, 140])
+def test_sources_are_a_line_each_below_the_answer(
+    store: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0")
+    told = run(*ask, "--json").json
+    text, empty, *sources = run(*ask).out.splitlines()
+    assert (text, empty) == (told["text"], "") and 1 < len(told["sources"]) == len(sources)
+    for number, (line, source) in enumerate(zip(sources, told["sources"]), 1):
+        head, passage = f"{number}. story: ", " ".join(source["text"].split())
+        assert line.startswith(head) and passage.startswith(line[len(head) :].removesuffix("..."))
+        assert len(line) <= max(columns, len(head) + 30)
+
+
+def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:
+    ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0", "--stats")
+    _, empty, first, *_, last = run(*ask).out.splitlines()
+    assert empty == "" and re.match(r"1\. +\d+\.\d\d  story \[[\d,]+-[\d,]+\] \(", first)
+    assert re.match(r"lookups [\d,]+ done, .* host .*; disk .* s$", last)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_empty_answer_is_reported(capsys: pytest.CaptureFixture[str], streamed: bool) -> None:
+    lookups = {"done": 1, "skipped": 0}
+    answer = {"text": "", "sources": [], "lookups": lookups, "tiers": {}, "seconds": 1.0}
+    console.print_answer(answer, streamed=streamed)
+    assert capsys.readouterr().out.splitlines()[0] == "(nothing was found)"
+
+
+@pytest.mark.parametrize(("needed", "shown"), [(0.66, " A passage needs 0.66."), (None, "")])
+def test_a_refusal_shows_the_closest_passages_and_their_scores(
+    capsys: pytest.CaptureFixture[str], needed: float | None, shown: str
+) -> None:
+    source = {"document": "tides", "place": None, "text": "It leaves at noon.", "weight": 0.54}
+    answer = {"text": "", "answered": False, "needed": needed, "sources": [source]}
+    console.print_answer(answer, streamed=False)
+    first, _, closest = capsys.readouterr().out.splitlines()
+    assert first == f"Not sure.{shown} Closest:"
+    assert closest == "1.    0.54  tides: It leaves at noon."
+
+
+def test_a_source_names_its_page_or_heading_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    passage = "The ferry leaves at noon,\nand again in the evening. " * 9
+    console.print_sources(
+        [
+            {"document": "tides.pdf", "place": "p. 3", "text": passage},
+            {"document": "tides.md", "place": "A very long heading " * 9, "text": passage},
+            {"document": "notes", "place": None, "text": "Short."},
+        ]
+    )
+    one, two, three = capsys.readouterr().out.splitlines()
+    assert one.startswith("1. tides.pdf, p. 3: The ferry leaves at noon, and again in the")
+    assert two.startswith("2. tides.md, A very long heading") and ": The ferry leaves" in two
+    assert three == "3. notes: Short." and max(len(one), len(two)) <= 90
+
+
+def test_each_question_of_standard_input_has_its_own_session(store: Path) -> None:
+    questions = ["The code of the red fox is", "Who lives there?", "The code of the red fox is"]
+    every = run("ask", "-", "--store", store, "--json", stdin="\n".join(questions)).json["answers"]
+    assert [answer["question"] for answer in every] == questions
+    assert every[0]["text"] == every[2]["text"]
+    alone = run("ask", questions[0], "--store", store, "--json").json
+    assert every[0]["tokens"] == alone["tokens"]
+    refused(run("ask", "-", "--store", store, stdin=" \n"), "no question")
+    refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8")
+
+
+def test_a_bad_question_does_not_stop_the_others(store: Path) -> None:
+    lines = b"Who lives there?\ncaf\xe9?\nWho lives there?\n"
+    for command in (("ask", "-"), ("chat",)):
+        done = run(*command, "--store", store, "--json", stdin=lines)
+        first, bad, last = json.loads(done.out)["answers"]
+        assert done.status == 1 and first["text"] and "text" in last
+        assert bad["question"] == "caf\udce9?" and bad["error"]["name"] == "InvalidInput"
+        shown = run(*command, "--store", store, "--stats", stdin=lines)
+        assert shown.status == 1 and shown.out.count("lookups") == 2
+        assert shown.err.count("error: ") == 1 and "UTF-8" in shown.err
+    for wrong in (("--temperature", "nan"), ("--top-k", "0"), ("--document", "nobody")):
+        for command in (("ask", "-"), ("chat",)):
+            done = run(*command, "--store", store, "--json", *wrong, stdin=lines)
+            assert done.status == 1 and list(json.loads(done.out)) == ["error"]
+
+
+def test_sampling_repeats_under_a_seed(store: Path) -> None:
+    ask = ("ask", "Who?", "--store", store, "--temperature", "2", "--json", "--max-new-tokens", "8")
+    texts = [run(*ask, "--seed", seed).json["tokens"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_long_question_is_read_in_chunks(store: Path) -> None:
+    question = (OTHER * 4 + "The code of the red fox is").replace("\n", " ")
+    result = run("ask", "-", "--store", store, "--json", stdin=question)
+    assert result.json["answers"][0]["text"] is not None
+    # its own blocks exceed the host tier, which drops the oldest
+    assert run("ask", question, "--store", store, "--json", "--host-budget", "128kB").status == 0
+
+
+def test_chat_answers_line_by_line(store: Path) -> None:
+    result = run("chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n")
+    questions = [answer["question"] for answer in result.json["answers"]]
+    assert questions == ["Who lives there?", "And where?"]
+    shown = run("chat", "--store", store, "--stats", stdin="Who lives there?\n")
+    assert shown.status == 0 and "lookups" in shown.out
+
+
+def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = ("search", "the old mill", "--store", store, "--top-k", "3")
+    sources = run(*search, "--json").json["sources"]
+    assert len(sources) == 3
+    assert sorted(sources, key=lambda source: -source["weight"]) == sources
+    first, end = sources[0]["span"]
+    assert sources[0]["text"] == STORY[first:end]
+    monkeypatch.setenv("COLUMNS", "1000")
+    for stats in ((), ("--stats",)):
+        lines = run(*search, *stats).out.splitlines()
+        for number, (line, source) in enumerate(zip(lines, sources, strict=True), 1):
+            assert line.startswith(f"{number}. {source['weight']:4.0%}  story")
+            assert line.endswith(f": {' '.join(source['text'].split())}")
+            assert (f"story [{source['span'][0]:,}-" in line) == bool(stats)
+
+
+def test_search_ranks_documents(store: Path) -> None:
+    search = ("search", "the old mill", "--store", store)
+    (best,) = run(*search, "--by", "document", "--json").json["documents"]
+    (passage,) = run(*search, "--top-k", "1", "--json").json["sources"]
+    assert best["document"] == "story"
+    assert best["weight"] == pytest.approx(passage["weight"], rel=1e-4)
+    assert best["best"]["block"] == passage["block"]
+    assert {"span", "text"} <= best["best"].keys()
+    assert run(*search, "--by", "document").out.count("story: ") == 1
+
+
+def test_tier_options_never_change_an_answer(store: Path) -> None:
+    question = STORY + "The code of the red fox is"
+    ask = ("ask", question, "--store", store, "--json", "--cmt-cutoff", "0")
+    plain = run(*ask).json
+    counts = {"hits", "misses", "bytes", "seconds", "evictions", "prefetched", "late", "unused"}
+    for policy in ("arc", "lru"):
+        small = ("--host-budget", "128kB", "--policy", policy, "--prefetch", "speculative")
+        answer = run(*ask, *small).json
+        assert answer["tokens"] == plain["tokens"]
+        host = answer["tiers"]["host"]
+        assert host.keys() == counts and host["evictions"] > 0
+    assert plain["tiers"]["host"]["evictions"] == plain["tiers"]["host"]["prefetched"] == 0
+
+
+def test_every_command_that_reads_blocks_records_a_trace(
+    store: Path, story: Path, tmp_path: Path
+) -> None:
+    trace, here = tmp_path / "lookups.zst", ("--store", store)
+    always = ("--cmt-cutoff", "0")
+    for arguments, stdin in [
+        (("ask", "The code of the red fox is", *here, *always, "--prefetch", "speculative"), ""),
+        (("chat", *here, *always), "Who lives there?\n"),
+        (("search", "the old mill", *here), ""),
+        (("ingest", story, "--store", tmp_path / "new", "--retrieve", "--chunk-blocks", "1"), ""),
+    ]:
+        assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
+        assert Recorded.load(trace).requests
+
+
+# Terminals
+
+
+def shown(*arguments: object) -> str:
+    """What a command writes to the terminal that its streams are."""
+    ours, theirs = pty.openpty()
+    process = start(*arguments, env={"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # Linux's end of a terminal
+        while piece := os.read(ours, 4096):
+            written += piece
+    os.close(ours)
+    assert process.wait() == 0
+    return written.decode()
+
+
+def test_a_terminal_shows_progress_and_streams_the_answer(tmp_path: Path, story: Path) -> None:
+    store = ("--store", tmp_path / "memory")
+    ingest = shown("ingest", story, *store)
+    assert "story: read;" in ingest and "Traceback" not in ingest
+    ask = shown("ask", "The code of the red fox is", *store)
+    assert "reading the memory" in ask and "\r\n\r\n1. story: " in ask  # below the streamed answer
+    assert "searching" in shown("search", "the old mill", *store)
+
+
+def test_progress_is_shown_on_terminals_only(store: Path) -> None:
+    for command in (("ask", "Who lives there?"), ("search", "the old mill")):
+        result = run(*command, "--store", store)
+        assert (result.status, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines and all(re.match(r"\d\. +\d{1,3}%  story: ", line) for line in lines)

@@ -1,0 +1,82 @@
+"""The commands that maintain a memory: ls, stats, rm, verify, export, import, compact, index."""
+
+from pathlib import Path
+
+import pytest
+
+from memstore.disk.lmdb.database import Database
+from support.commands import OTHER, intact, refused, run
+
+pytestmark = pytest.mark.usefixtures("the_model")
+
+
+def test_maintaining_a_memory_needs_no_model(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", str(tmp_path / "gone"))
+    assert run("ls", "--store", store).out.splitlines()[1].startswith("story")
+    stats = run("stats", "--store", store, "--json").json
+    assert (
+        stats["documents"] == 1
+        and stats["tokens"] > 0
+        and stats["tiers"] == {}  # nothing was looked up
+    )
+    assert "1 documents" in run("stats", "--store", store).out
+    file = tmp_path / "story.memstore"
+    assert (
+        run("export", "story", file, "--store", store, "--json").json["bytes"]
+        == file.stat().st_size
+    )
+    imported = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json[
+        "imported"
+    ]
+    assert imported["name"] == "tale" and imported["state"] == "ready"
+    intact(tmp_path / "copy", "tale")
+    assert [d["name"] for d in run("rm", "story", "--store", store, "--json").json["removed"]] == [
+        "story"
+    ]
+    sizes = run("compact", "--store", store, "--json").json
+    assert sizes["bytes_after"] < sizes["bytes_before"]
+    assert run("ls", "--store", store).out == "no documents\n"
+    intact(store)
+
+
+def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) -> None:
+    assert run("verify", "--store", store).out.endswith("clean\n")
+    other = tmp_path / "other.txt"
+    other.write_text(OTHER)
+    assert run("ingest", other, "--store", store).status == 0
+    with Database.open(store) as database:
+        key, value = database.write(lambda txn: [(k, bytes(v)) for k, v in txn.scan("blocks")][5])
+        database.write(lambda txn: txn.put("blocks", key, value[:-1] + bytes([value[-1] ^ 1])))
+    found = run("verify", "--store", store, "--json")
+    assert found.status == 1 and found.json["problems"][0]["name"] == "story"
+    assert run("verify", "--store", store, "--repair", "--json").json["dropped"] == ["story"]
+    intact(store, "other")
+
+
+def test_a_small_memory_needs_no_index(store: Path) -> None:
+    assert "too few landmarks" in run("index", "--store", store).out
+
+
+def test_rm_removes_nothing_if_a_name_is_unknown(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(OTHER)
+    assert run("ingest", other, "--store", store).status == 0
+    refused(run("rm", "story", "nobody", "--store", store), "nobody")
+    intact(store, "story", "other")
+    told = run("rm", "story", "other", "story", "--store", store, "--erase", "--json").json
+    assert [document["name"] for document in told["removed"]] == ["story", "other"]
+    intact(store)
+
+
+def test_files_that_are_no_exports_are_refused(store: Path, tmp_path: Path, story: Path) -> None:
+    refused(run("import", story, "--store", tmp_path / "new"), "story.txt")
+    refused(run("import", tmp_path / "none", "--store", tmp_path / "new"), "none")
+    assert not (tmp_path / "new").exists()
+    file = tmp_path / "story.memstore"
+    assert run("export", "story", file, "--store", store).status == 0
+    file.write_bytes(file.read_bytes()[:-50])
+    refused(run("import", file, "--store", store, "--name", "again"), "story.memstore")
+    refused(run("export", "story", tmp_path / "no" / "where", "--store", store), "where")
+    intact(store, "story")

@@ -1,0 +1,168 @@
+"""Every error of a user is one line, and changes nothing."""
+
+import json
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+import memstore
+from memstore.disk.lmdb.database import Database
+from memstore.errors import InvalidConfig
+from support.commands import intact, refused, run, start, write_model
+
+pytestmark = pytest.mark.usefixtures("the_model")
+
+
+def test_commands_that_read_create_no_memory(tmp_path: Path, story: Path) -> None:
+    none = tmp_path / "none"
+    for arguments in [
+        ("ask", "Who?"),
+        ("chat",),
+        ("search", "x"),
+        ("ls",),
+        ("stats",),
+        ("rm", "x"),
+        ("verify",),
+        ("export", "x", tmp_path / "f"),
+        ("compact",),
+    ]:
+        refused(run(*arguments, "--store", none), str(none))
+        refused(run(*arguments, "--store", tmp_path), str(tmp_path))
+        refused(run(*arguments, "--store", story), str(story))
+    assert not none.exists()
+    refused(run("ingest", story, "--store", story), "directory")
+    refused(run("ingest", story, "--store", tmp_path), "not empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["story.txt"]
+
+
+def test_memories_of_another_model_or_a_newer_format_are_refused(
+    store: Path, tmp_path: Path, story: Path
+) -> None:
+    other = write_model(tmp_path / "other", seed=1)
+    refused(run("ask", "Who?", "--store", store, "--model", other), "was made with tiny", "other")
+    refused(run("ingest", story, "--store", store, "--model", other), "was made with tiny", "other")
+    longer = write_model(tmp_path / "longer", block_size=16)
+    refused(run("ask", "Who?", "--store", store, "--model", longer), "longer")
+    intact(store, "story")
+    with Database.open(store) as database:
+
+        def newer(txn: Any) -> None:
+            row = msgpack.unpackb(txn.get_checked("meta", b"memory"))
+            txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": 99}))
+
+        database.write(newer)
+    refused(run("ask", "Who?", "--store", store), "99", "update")
+
+
+def test_weights_that_are_truncated_or_of_another_architecture_are_refused(
+    store: Path, tmp_path: Path
+) -> None:
+    broken = write_model(tmp_path / "broken")
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[:-100])
+    refused(run("ask", "Who?", "--store", store, "--model", broken), "truncated")
+    other = write_model(tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"mlp_size": 128}))
+    refused(run("ask", "Who?", "--store", store, "--model", other), "architecture")
+    (other / "config.json").write_text(json.dumps(config | {"num_kv_heads": 3}))
+    refused(run("ask", "Who?", "--store", store, "--model", other), "num_kv_heads")
+    refused(run("ask", "Who?", "--store", store, "--model", tmp_path), "config.json")
+    refused(run("ask", "Who?", "--store", store, "--model", tmp_path / "none"), "none")
+
+
+def test_unknown_documents_and_empty_memories_are_reported(store: Path, tmp_path: Path) -> None:
+    for arguments in [
+        ("ask", "Who?", "--document", "tale"),
+        ("rm", "tale"),
+        ("export", "tale", tmp_path / "f"),
+        ("search", "mill", "--document", "tale"),
+        ("chat", "--document", "tale"),
+    ]:
+        refused(run(*arguments, "--store", store), "'tale'", "'story'")
+    refused(run("ask", "  ", "--store", store), "empty")
+    assert run("rm", "story", "--store", store).status == 0
+    refused(run("ask", "Who?", "--store", store), "no finished document")
+
+
+def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    for arguments, word in [
+        (("ask", "Who?", "--store", store, "--top-k", "0"), "top_k"),
+        (("ask", "Who?", "--store", store, "--top-k", "100000"), "top_k"),
+        (("ask", "Who?", "--store", store, "--score-range", "-1"), "score_range"),
+        (("chat", "--store", store, "--score-range", "nan"), "score_range"),
+        (("ask", "Who?", "--store", store, "--cmt-cutoff", "1.5"), "cmt_cutoff"),
+        (("ask", "Who?", "--store", store, "--granularity", "per_word"), "granularity"),
+        (("ask", "Who?", "--store", store, "--max-new-tokens", "0"), "max_new_tokens"),
+        (("ask", "Who?", "--store", store, "--temperature", "-1"), "temperature"),
+        (("ask", "Who?", "--store", store, "--temperature", "nan"), "temperature"),
+        (("ask", "Who?", "--store", store, "--temperature", "inf"), "temperature"),
+        (("ask", "Who?", "--store", store, "--seed", "9" * 20), "seed"),
+        (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
+        (("ask", "Who?", "--store", store, "--policy", "fifo"), "lru"),
+        (("chat", "--store", store, "--prefetch", "all"), "speculative"),
+        (("search", "mill", "--store", store, "--trace", tmp_path / "no" / "trace"), "trace"),
+        (("ingest", story, "--store", new, "--policy", "fifo"), "lru"),
+        (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
+        (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
+        (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
+        (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
+        (("ingest", story, "--store", new, "--retrieve", "--score-range", "inf"), "score_range"),
+        (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
+        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int8"),
+        (("ingest", story, "--store", store, "--codec", "jpeg"), "int8"),
+    ]:
+        refused(run(*arguments), word)
+    assert not new.exists()
+    intact(store, "story")
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(None, "need transformers"), ("5.2.0", "5.2.0 is too old")]
+)
+def test_a_missing_or_old_transformers_is_reported(
+    store: Path, story: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, words: str
+) -> None:
+    if version is None:
+        monkeypatch.setattr("memstore.hf.models_by_name.find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(metadata, "version", lambda name: version)
+    for command in (
+        ("ask", "Who?", "--store", store, "--model", "smollm2"),
+        ("ingest", story, "--store", store, "--model", "some/decoder"),
+        ("adapt", "smollm2", "--text", story),
+        ("train", story, "--model", "smollm2", "--out", store.parent / "out"),
+    ):
+        refused(run(*command), words, "pip install '.[hf]'")
+    with pytest.raises(InvalidConfig, match=words):
+        _ = memstore.load_reader
+
+
+def test_json_output_names_the_error(tmp_path: Path) -> None:
+    result = run("ls", "--store", tmp_path / "none", "--json")
+    assert result.status == 1 and result.err.startswith("error: ")
+    assert result.json["error"]["name"] == "MemoryNotFound"
+
+
+def test_a_closed_pipe_is_no_error(store: Path) -> None:
+    for command, fresh in ((["ls"], True), (["ask", "Who?"], False)):
+        process = start(
+            *command, "--store", store, fresh=fresh, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait() in (0, 1)
+
+
+def test_a_full_device_as_stdout_is_reported(store: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = start("ls", "--store", store, fresh=True, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate()
+    assert process.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1

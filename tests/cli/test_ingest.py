@@ -1,0 +1,186 @@
+"""The ingest command: results, codecs, appending and replacing, refusals, quotas, interrupts."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from memstore.disk.format.codec import CODECS
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.store.memory_store import MemoryStore
+from support.commands import OTHER, intact, refused, run, start, whole
+
+pytestmark = pytest.mark.usefixtures("the_model")
+
+
+def test_ingest_reports_and_is_idempotent(tmp_path: Path, story: Path) -> None:
+    first = run("ingest", story, "--store", tmp_path / "mem", "--json").json["documents"]
+    again = run("ingest", story, "--store", tmp_path / "mem", "--json").json["documents"]
+    assert [first[0]["status"], again[0]["status"]] == ["read", "already read"]
+    assert first[0]["name"] == "story" and first[0]["tokens"] > 500 and first[0]["blocks"] > 16
+    assert {key: first[0][key] for key in ("tokens", "blocks", "bytes")} == {
+        key: again[0][key] for key in ("tokens", "blocks", "bytes")
+    }
+    assert "already read" in run("ingest", story, "--store", tmp_path / "mem").out
+    intact(tmp_path / "mem", "story")
+
+
+def test_each_file_becomes_a_document(tmp_path: Path, story: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(OTHER)
+    assert (
+        run("ingest", story, other, "--store", tmp_path / "mem", "--codec", "raw").out.count(
+            ": read;"
+        )
+        == 2
+    )
+    intact(tmp_path / "mem", "story", "other")
+
+
+def test_documents_are_not_listed_once_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = []
+    listed = MemoryStore.documents
+
+    def documents(store: MemoryStore) -> object:
+        listings.append(store)
+        return listed(store)
+
+    monkeypatch.setattr(MemoryStore, "documents", documents)
+    texts = [tmp_path / f"{number}.txt" for number in range(6)]
+    for text in texts:
+        text.write_text(f"This is {text.stem}.\n" * 9)
+    assert run("ingest", *texts, "--store", tmp_path / "mem").status == 0
+    assert len(listings) <= 1
+
+
+def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
+    help_text = run("ingest", "--help").out
+    sizes = {}
+    for codec in CODECS:
+        memory = tmp_path / codec
+        result = run("ingest", story, "--store", memory, "--codec", codec, "--json").json
+        sizes[codec] = result["documents"][0]["bytes"]
+        assert run("stats", "--store", memory, "--json").json["codec"] == codec
+        assert f"({codec})" in run("stats", "--store", memory).out
+        assert run("ls", "--store", memory, "--json").json["codec"] == codec
+        assert run("ls", "--store", memory).out.endswith(f"stored with {codec}\n")
+        assert codec in help_text
+        intact(memory, "story")
+    assert sizes["int8"] < sizes["zstd"] < sizes["raw"]
+    again = run("ingest", story, "--store", tmp_path / "int8", "--codec", "raw")
+    assert "keeps its codec, int8" in again.err and "already read" in again.out
+
+
+def test_append_and_replace(store: Path, tmp_path: Path) -> None:
+    before = run("ls", "--store", store, "--json").json["documents"][0]
+    more = tmp_path / "more.txt"
+    more.write_text(OTHER)
+    appended = run("ingest", more, "--store", store, "--name", "story", "--append", "--json").json[
+        "documents"
+    ][0]
+    assert appended["status"] == "appended" and appended["tokens"] > before["tokens"]
+    assert appended["resumed_at"] <= appended["appended_to"] == before["tokens"]
+    intact(store, "story")
+    replaced = run("ingest", more, "--store", store, "--name", "story", "--replace", "--json").json[
+        "documents"
+    ][0]
+    assert replaced["status"] == "replaced"
+    assert replaced["tokens"] == len(Tokenizer.load(SHIPPED / "tokenizer.json").encode(OTHER))
+    intact(store, "story")
+
+
+def test_an_append_reports_the_token_after_which_it_begins(tmp_path: Path) -> None:
+    one, two, store = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "m"
+    one.write_text("Shorter than a chunk. ")
+    two.write_text("And what follows. ")
+    read = run("ingest", one, "--store", store, "--json").json["documents"][0]
+    assert "appended_to" not in read
+    shown = run("ingest", two, "--store", store, "--name", "one", "--append").out
+    assert f"one: appended behind token {read['tokens']};" in shown
+
+
+def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    (tmp_path / "binary.txt").write_bytes(b"abc\0def")
+    (tmp_path / "latin.txt").write_bytes("Caf\xe9 au lait".encode("latin-1"))
+    os.mkfifo(tmp_path / "pipe")
+    for name, word in [
+        ("none.txt", "does not exist"),
+        ("empty.txt", "empty"),
+        ("blank.txt", "empty"),
+        (".", "directory"),
+        ("binary.txt", "binary"),
+        ("latin.txt", "UTF-8"),
+        ("pipe", "regular"),
+    ]:
+        refused(run("ingest", tmp_path / name, "--store", store), word)
+        refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
+    assert not (tmp_path / "new").exists()
+    several = run(
+        "ingest", tmp_path / "none.txt", tmp_path / "latin.txt", "--store", tmp_path / "new"
+    )
+    assert several.status == 1 and several.err.count("error: ") == several.err.count("\n") == 2
+    assert not (tmp_path / "new").exists()
+    intact(store, "story")
+
+
+def test_a_name_in_use_for_other_content_is_refused(
+    store: Path, tmp_path: Path, story: Path
+) -> None:
+    story.write_text(OTHER)
+    refused(run("ingest", story, "--store", store), "story", "append", "replace")
+    refused(
+        run("ingest", story, "--store", store, "--name", "nobody", "--append"), "nobody", "'story'"
+    )
+    intact(store, "story")
+
+
+def test_an_ingest_beyond_the_quota_fails_and_can_be_resumed(store: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text(OTHER * 40)
+    full = run("ingest", long, "--store", store, "--quota", "3MB")
+    assert full.status == 1 and "Traceback" not in full.err
+    assert re.search(
+        r"needs \d+\.\d MB more, .* of the quota of 3\.0 MB", full.err.splitlines()[-1]
+    )
+    assert (store / "data.mdb").stat().st_size <= 3_000_000
+    states = {
+        d["name"]: d["state"] for d in run("ls", "--store", store, "--json").json["documents"]
+    }
+    assert states["story"] == "ready" and whole(store)
+    assert run("ingest", long, "--store", store, "--quota", "1GB").status == 0
+    intact(store, "story", "long")
+
+
+def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: Path) -> None:
+    from pydoc_data.topics import topics
+
+    book, store = tmp_path / "book.txt", tmp_path / "mem"
+    book.write_text("\n".join(topics.values())[:120_000])
+    with start(
+        "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert "tokens, up to" in first
+        assert "tokens a second, about" in process.stderr.readline()
+        process.send_signal(signal.SIGSTOP)  # while another process writes, however long this takes
+        refused(run("ingest", story, "--store", store), str(process.pid))
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert "same command" in err.splitlines()[-1] and "Traceback" not in err
+    refused(run("ask", "Who?", "--store", store), "no finished document")
+    refused(run("ask", "Who?", "--store", store, "--document", "book"), "ingest again")
+    assert whole(store)
+    resumed = run("ingest", book, "--store", store, "--json").json["documents"][0]
+    assert resumed["status"] == "resumed" and 0 < resumed["resumed_at"] < resumed["tokens"]
+    intact(store, "book")

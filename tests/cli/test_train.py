@@ -1,0 +1,78 @@
+"""The train command, with small batches and small models."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memstore.model.landmark.config import PRESETS, ModelConfig
+from memstore.training import curriculum
+from support.commands import refused, run
+
+pytestmark = pytest.mark.usefixtures("the_model")
+
+
+@pytest.fixture
+def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole plan of `memstore train`, in small batches for small models."""
+    small = {"batch": 4, "blocks": 3, "chunk_blocks": 2, "memory_windows": 4, "memory_blocks": 4}
+    stages = tuple(replace(stage, **small) for stage in curriculum.default_curriculum())
+    monkeypatch.setattr(curriculum, "default_curriculum", lambda: stages)
+    shape = {"vocab_size": 1024, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 2}
+    test = ModelConfig(**shape, head_dim=16, num_layers=2, mlp_size=48)
+    books = replace(test, num_layers=3, mlp_size=64, memory_layers=(2,))
+    monkeypatch.setitem(PRESETS, "test", test)
+    monkeypatch.setitem(PRESETS, "books", books)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    from pydoc_data.topics import topics
+
+    (tmp_path / "books.txt").write_text("\n".join(list(topics.values())[:25]))
+    return tmp_path / "books.txt"
+
+
+@pytest.mark.usefixtures("small_training")
+def test_a_trained_model_can_be_asked_and_trained_further(
+    tmp_path: Path, story: Path, books: Path
+) -> None:
+    first, store = tmp_path / "first", tmp_path / "memory"
+    train, briefly = ("train", books, "--out"), ("--minutes", "0.002")
+    trained = run(*train, first, *briefly, "--json")
+    assert trained.status == 0 and trained.json["out"] == str(first)
+    assert trained.err.startswith("precision ")
+    refused(run(*train, first), "--resume")
+    assert run(*train, first, *briefly, "--resume").status == 0
+    model = ("--store", store, "--model", first)
+    assert run("ingest", story, *model).status == 0
+    asked = run("ask", "Who?", *model, "--json", "--max-new-tokens", "3")
+    assert asked.status == 0 and len(asked.json["tokens"]) <= 3
+    further = (*train, tmp_path / "further", "--from-stage", "wide", *briefly)
+    assert run(*further, "--init", first).status == 0
+    tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in ("first", "further")]
+    assert tokenizers[0] == tokenizers[1]
+
+
+@pytest.mark.usefixtures("small_training")
+def test_weights_are_trained_further_in_their_own_shape(tmp_path: Path, books: Path) -> None:
+    briefly = ("--from-stage", "wide", "--minutes", "0.002")
+    larger, further = tmp_path / "larger", tmp_path / "further"
+    assert run("train", books, "--out", larger, "--preset", "books", *briefly).status == 0
+    assert run("train", books, "--out", further, "--init", larger, *briefly).status == 0
+    shapes = [(directory / "config.json").read_text() for directory in (larger, further)]
+    assert shapes[0] == shapes[1]
+    other = ("train", books, "--out", tmp_path / "other", "--init", larger, *briefly)
+    refused(run(*other, "--preset", "test"))
+    refused(run(*other, "--preset", "small"), "1024 ids")
+
+
+def test_a_training_run_that_cannot_begin_is_refused(tmp_path: Path, books: Path) -> None:
+    out = tmp_path / "run"
+    refused(run("train", books, "--out", out, "--from-stage", "dense"), "windows, varied")
+    device = run("train", books, "--out", out, "--device", "cuda:99")
+    refused(device, "'cuda:99'", "choose auto, cuda, mps or cpu")
+    assert not out.exists()
+    refused(run("train", tmp_path / "none.txt", "--out", out), "none.txt")
+    refused(run("train", books, "--out", out, "--resume"), "no training run")
+    refused(run("train", books, "--out", out, "--init", tmp_path / "none"), "none")

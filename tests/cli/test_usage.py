@@ -1,0 +1,178 @@
+"""Help, wrong usage, shell completion, and which memory a command takes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from docs_build.commands import commands
+from memstore.cli import console
+from support.commands import STORY, refused, run
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_help_of_a_command_has_an_example(path: str) -> None:
+    result = run(*path.split()[1:], "--help")
+    assert result.status == 0 and path in result.out.split("Example:")[1]
+    assert "--json" in result.out or path == "memstore mcp"  # whose standard output is MCP's
+
+
+def test_no_arguments_show_the_help() -> None:
+    assert run().status == 0 and "Commands:" in run().out
+    assert run("--version").out.startswith("memstore ")
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "words"),
+    [
+        ("ask", "ask", "question"),
+        ("ask Who? --tok-k 3", "ask", "--top-k"),
+        ("ask Who? --seed many", "ask", "'many'"),
+        ("ask who planted it", "ask", 'put the text in quotes: memstore ask "..."'),
+        ("search who planted it", "search", 'put the text in quotes: memstore search "..."'),
+        ("search x --top-k 0", "search", "--top-k"),
+        ("search x --shortlist 0", "search", "--shortlist"),
+        ("ingest", "ingest", "PATH"),
+        ("ingest a.txt --append --replace", "ingest", "exclude"),
+        ("ingest a.txt b.txt --name x", "ingest", "--name"),
+        ("ingest a.txt --quota much", "ingest", "64MB"),
+        ("ingest a.txt --quota 9223372036GB", "ingest", "below"),
+        (f"ingest a.txt --quota {'9' * 400}TB", "ingest", "below"),
+        ("ingest a.txt --score-range 2", "ingest", "--retrieve"),
+        ("ingest a.txt --keep nothing", "ingest", "'text'"),
+        ("ingest a.txt --to s3://team/library", "ingest", "--engine ray"),
+        ("ingest a.txt --engine ray", "ingest", "--to"),
+        ("ingest a.txt --engine ray --to s3://x --append", "ingest", "--append"),
+        ("train a.txt --out run --preset huge", "train", "paper"),
+        ("train a.txt --out run --rank 4", "train", "--model"),
+        ("share push", "share push", "URL"),
+        ("share psuh s3://x", "share", "'push'"),
+        ("share", "share", "command"),
+        ("serch x", "", "'search'"),
+        ("--verison", "", "--version"),
+        ("remember", "", "remember"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, command: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MEMSTORE_STORE", raising=False)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text(STORY)
+    result = run(*line.split())
+    refused(result, words, status=2)
+    assert result.err.endswith(f"(see {' '.join(['memstore', *command.split()])} --help)\n")
+    assert not Path("memory").exists() and not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("64MB", 64_000_000),
+        ("1.5gb", 1_500_000_000),
+        ("512MiB", 1 << 29),
+        ("2 K", 2000),
+        ("10b", 10),
+    ],
+)
+def test_sizes_are_parsed_as_people_write_them(text: str, size: int) -> None:
+    assert console.parse_size(text) == size
+
+
+def test_completion_scripts_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    # else typer looks for the shell among the parents of this process
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    shown = run("--show-completion", "bash")
+    assert shown.status == 0 and "_MEMSTORE_COMPLETE=complete_bash" in shown.out
+    assert "complete -o default -F _memstore_completion memstore" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("memstore se", ["search", "serve"]), ("memstore share p", ["push", "pull", "prune"])],
+)
+def test_commands_are_completed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, completed: list[str]
+) -> None:
+    monkeypatch.setenv("_MEMSTORE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert run().out.split() == completed
+
+
+# The memory: --store, else $MEMSTORE_STORE, else ./memory
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and no $MEMSTORE_STORE."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MEMSTORE_STORE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("the_model")
+def test_the_default_memory_is_in_the_working_directory(here: Path) -> None:
+    (here / "story.txt").write_text(STORY)
+    assert run("ingest", "story.txt").status == 0
+    assert (here / "memory" / "data.mdb").is_file()
+    assert "story" in run("ls").out
+    assert run("ask", "Who lives there?", "--json").json["sources"]
+    assert run("rm", "story").out.startswith("story: removed, ")
+
+
+@pytest.mark.parametrize(
+    "command", [["ls"], ["ask", "Who?"], ["rm", "x"], ["verify"], ["share", "push", "memory://x"]]
+)
+def test_a_missing_default_memory_is_reported(here: Path, command: list[str]) -> None:
+    refused(run(*command), "./memory holds no memory; make one: memstore ingest FILE\n")
+    assert not (here / "memory").exists()
+
+
+def test_a_missing_published_memory_is_not_confused_with_the_default(here: Path) -> None:
+    said = run("share", "pull", f"file://{here}/none", "diary").err
+    assert "./memory" not in said and "none" in said
+
+
+def test_the_environment_names_a_memory_and_the_option_wins(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_STORE", str(here / "mine"))
+    refused(run("ls"), str(here / "mine"))
+    refused(run("ls", "--store", here / "yours"), str(here / "yours"))
+    monkeypatch.setenv("MEMSTORE_STORE", "s3://team/library")
+    refused(run("compact"), "published memory", "share pull", status=2)
+
+
+@pytest.mark.usefixtures("the_model")
+def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here / "home"))
+    monkeypatch.setenv("MEMSTORE_STORE", "~/memory")
+    (here / "home" / "notes").mkdir(parents=True)
+    (here / "home" / "notes" / "story.txt").write_text(STORY)
+    assert run("ingest", "~/notes", "--recursive").status == 0
+    assert run("ingest", "~/notes/st*.txt", "~/notes/story.txt").status == 0
+    assert run("export", "story", "~/story.memstore").status == 0
+    assert run("import", "--store=~/other", "~/story.memstore").status == 0
+    assert run("ask", "Who?", "--trace", "~/trace").status == 0
+    assert run("share", "push", "file://~/published").status == 0
+    cached = ["--store", "file://~/published", "--local-cache", "~/cache"]
+    (here / "home" / "model").symlink_to(os.environ["MEMSTORE_MODEL"])
+    assert run("ask", "Who?", *cached, "--model", "~/model").status == 0
+    assert run("verify", "--store", "~/memory").status == 0
+    made = ["cache", "memory", "model", "notes", "other", "published", "story.memstore", "trace"]
+    assert sorted(path.name for path in (here / "home").iterdir()) == made
+    assert [path.name for path in here.iterdir()] == ["home"]
+
+
+def test_every_command_of_a_memory_has_the_same_default() -> None:
+    no_memory = {"train", "adapt", "calibrate", "demo", "share rm", "share merge", "share prune"}
+    for path in COMMANDS.keys() - {f"memstore {name}" for name in no_memory}:
+        (option,) = (p for p in COMMANDS[path].params if "--store" in p.opts)
+        assert (option.required, option.envvar) == (False, "MEMSTORE_STORE"), path

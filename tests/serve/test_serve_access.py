@@ -1,0 +1,261 @@
+"""Who may ask a server what: keys and their scopes, Host and Origin, the length and framing of
+bodies, and what no answer ever says.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidInput,
+    MemoryLocked,
+    MemoryNotFound,
+    ReadOnlyMemory,
+    StorageFull,
+    StoreUnavailable,
+)
+from memstore.serve.api_errors import as_api_error
+from memstore.serve.api_keys import Keys
+from memstore.serve.http.run import check_exposed
+from memstore.serve.settings import ServeSettings
+from support.diary import QUESTION
+from support.serving import Served, serving
+
+READS, WRITES, NOTES = "reads-everything-1", "writes-everything-2", "writes-only-notes-3"
+ASKED = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
+CHAT, DOCUMENTS = "/v1/chat/completions", "/v1/memstore/documents"
+PAGE = "https://friend.example"
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with three keys, and metrics."""
+    here = tmp_path_factory.mktemp("keyed")
+    (here / "keys").write_text(
+        f"# of tests\n{READS}\n{WRITES} write\n{NOTES} write only=note*\n", "utf-8"
+    )
+    keys = Keys.of_file(here / "keys")
+    with serving(here / "mem", ServeSettings(metrics=True), keys=keys) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A keyless server of short bodies, which one page of another host may call."""
+    settings = ServeSettings(body_bytes=4096, json_bytes=4096, origins=(PAGE,))
+    with serving(tmp_path_factory.mktemp("bounded") / "mem", settings) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+# Keys and scopes
+
+
+def test_another_address_than_loopback_needs_keys() -> None:
+    with pytest.raises(InvalidInput, match="--api-key-file"):
+        check_exposed(ServeSettings(host="0.0.0.0"), Keys())
+    check_exposed(ServeSettings(), Keys())
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        ("", "no key"),
+        ("short", "16 characters"),
+        (f"{READS}\n{READS} write", "twice"),
+        (f"{READS} everything", "no scope"),
+    ],
+)
+def test_a_key_file_with_an_unclear_line_is_refused(tmp_path: Path, lines: str, what: str) -> None:
+    (tmp_path / "keys").write_text(lines)
+    with pytest.raises(InvalidInput, match=what):
+        Keys.of_file(tmp_path / "keys")
+
+
+@pytest.mark.parametrize("key", [None, "wrong", READS[:-1], f"{READS}x"])
+def test_nothing_but_the_page_is_served_without_a_valid_key(keyed: Served, key: str | None) -> None:
+    with keyed.client(headers={} if key is None else bearer(key)) as client:
+        for path in ("/v1/models", DOCUMENTS, "/metrics", "/openapi.json", "/v1/nothing"):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert client.get("/").status_code == 200
+        assert client.get("/page/page.js").status_code == 200
+
+
+def test_a_read_key_neither_uploads_nor_deletes(keyed: Served) -> None:
+    with keyed.client(headers=bearer(READS)) as client:
+        assert client.post(CHAT, json=ASKED).status_code == 200
+        assert client.get("/v1/memstore").json()["write"] is False
+        for answer in (
+            client.post(DOCUMENTS, files={"file": ("a.txt", b"text")}),
+            client.post(DOCUMENTS, json={"name": "a", "text": "text"}),
+            client.delete(f"{DOCUMENTS}/diary"),
+        ):
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "insufficient_scope"
+
+
+def test_a_key_of_some_documents_neither_reads_nor_writes_nor_names_others(keyed: Served) -> None:
+    with keyed.client(headers=bearer(NOTES)) as client:
+        answer = client.post(CHAT, json=ASKED).json()
+        assert answer["memstore"]["sources"] == []
+        for name in ("diary", "dairy"):  # hidden and missing look alike
+            options = {"documents": [name]}
+            for refused in (
+                client.post(CHAT, json={**ASKED, "memstore": options}),
+                client.post("/v1/memstore/search", json={"query": "barn", **options}),
+                client.get("/v1/memstore/text", params={"document": name}),
+                client.delete(f"{DOCUMENTS}/{name}"),
+            ):
+                assert refused.status_code == 404
+                assert refused.json()["error"]["message"] == f"no document {name!r}"
+            assert client.post(DOCUMENTS, json={"name": name, "text": "a"}).status_code == 403
+            form = {"files": {"file": (name, b"a")}}
+            assert client.post(DOCUMENTS, **form).status_code == 403
+        assert client.get(DOCUMENTS).json()["data"] == []
+        found = client.post("/v1/memstore/search", json={"query": "the lime barn"}).json()
+        assert found["data"] == []
+        assert client.post(DOCUMENTS, json={"name": "note", "text": "A note."}).status_code == 202
+        assert [one["name"] for one in client.get(DOCUMENTS).json()["data"]] == ["note"]
+        assert client.delete(f"{DOCUMENTS}/note").status_code == 200
+
+
+def test_a_key_of_some_documents_gets_no_report_on_the_whole_server(keyed: Served) -> None:
+    for key, status, all_ in ((NOTES, 403, False), (READS, 200, True)):
+        with keyed.client(headers=bearer(key)) as client:
+            for path in ("/metrics", "/v1/memstore/tiers"):
+                assert client.get(path).status_code == status, path
+            assert client.get("/v1/memstore").json()["tiers"] is all_
+
+
+# Host, Origin and bodies
+
+
+def test_a_page_of_another_origin_is_refused_unless_allowed(bounded: Served) -> None:
+    upload = {"files": {"file": ("evil.txt", b"poison")}}
+    with bounded.client() as client:
+        for origin in ("https://evil.example", "null", f"{bounded.url}.evil.example", "http://"):
+            refused = client.post(DOCUMENTS, headers={"Origin": origin}, **upload)
+            assert refused.status_code == 403, origin
+            assert refused.json()["error"]["code"] == "wrong_origin"
+            assert "access-control-allow-origin" not in refused.headers
+        for origin in (bounded.url, PAGE):
+            taken = client.post(DOCUMENTS, headers={"Origin": origin}, **upload)
+            assert taken.status_code == 202, origin
+            assert client.delete(f"{DOCUMENTS}/evil.txt").status_code == 200
+        preflight = {"Access-Control-Request-Method": "POST"}
+        for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
+            answer = client.options(DOCUMENTS, headers={"Origin": origin, **preflight})
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 421),
+        ("evil.example:80", 421),
+        ("localhost.evil.example:80", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8741", 200),
+    ],
+)
+def test_a_host_that_is_not_the_servers_is_refused(bounded: Served, host: str, status: int) -> None:
+    with bounded.client() as client:
+        assert client.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_a_body_that_is_too_long_is_refused_with_or_without_its_length(bounded: Served) -> None:
+    json = {"Content-Type": "application/json"}
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    with bounded.client() as client:
+        for path, headers in ((CHAT, json), (DOCUMENTS, json), (DOCUMENTS, form), ("/mcp", json)):
+            first = begin if headers is form else b""
+            for content in (first + b" " * 5000, iter([first, *[b" " * 1000] * 5])):
+                long = client.post(path, content=content, headers=headers)
+                assert (long.status_code, long.json()["error"]["code"]) == (413, "too_large")
+        urlencoded = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert client.post(DOCUMENTS, content=b"a=b", headers=urlencoded).status_code == 415
+
+
+def test_a_file_may_be_longer_than_json(tmp_path: Path) -> None:
+    text, settings = "It rained. " * 200, ServeSettings(json_bytes=1024)
+    with serving(tmp_path / "mem", settings) as server, server.client() as client:
+        assert client.post(DOCUMENTS, json={"name": "a", "text": text}).status_code == 413
+        form = {"file": ("a.txt", text.encode())}
+        assert client.post(DOCUMENTS, files=form).status_code == 202
+
+
+def test_a_body_that_does_not_come_is_given_up(tmp_path: Path) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
+    impatient = ServeSettings(body_seconds=0.2)
+    with serving(tmp_path / "mem", impatient) as server, connected(server) as slow:
+        slow.sendall(head.encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "framing", ["Content-Length: 4\r\nTransfer-Encoding: chunked", "Transfer-Encoding: x"]
+)
+def test_a_body_of_two_lengths_is_refused_and_nothing_after_it_is_answered(
+    bounded: Served, framing: str
+) -> None:
+    inner = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n0\r\n\r\n{inner}"
+    with connected(bounded) as sent, suppress(ConnectionError):
+        sent.sendall(head.encode())
+        said = b""
+        while more := sent.recv(1 << 16):
+            said += more
+        assert said.count(b"HTTP/1.1 ") == 1
+        assert said.split(b" ")[1] in (b"400", b"501")
+
+
+def connected(server: Served) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+# What answers say
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        DocumentNotFound, MemoryLocked, StorageFull, ReadOnlyMemory, StoreUnavailable,
+        MemoryNotFound, CorruptMemory,
+    ],
+)  # fmt: skip
+def test_errors_name_neither_the_memorys_directory_nor_other_documents(kind: type) -> None:
+    error = as_api_error(kind("/srv/mem: no document 'a'; there are 'secret'"))
+    assert "/srv" not in error.message and "secret" not in error.message
+    assert error.code not in (None, "internal_error") and "\n" not in error.message
+
+
+def test_metrics_are_off_unless_asked_for_and_hold_no_text(served: Served, keyed: Served) -> None:
+    with served.client() as client:
+        assert client.get("/metrics").status_code == 404
+    with keyed.client(headers=bearer(READS)) as client:
+        client.post(CHAT, json=ASKED)
+        shown = client.get("/metrics").text
+    for line in (
+        'gen_ai_server_request_duration_seconds_count{error_type=""}',
+        "gen_ai_server_time_to_first_token_seconds_count",
+        'gen_ai_client_token_usage_sum{gen_ai_token_type="output"}',
+        'memstore_tier_hits_total{tier="host"}',
+        "memstore_waiting 0.0",
+        "memstore_documents 1.0",
+    ):
+        assert line in shown
+    assert QUESTION not in shown and "diary" not in shown

@@ -1,0 +1,275 @@
+"""Documents over HTTP: uploaded as a file or as JSON, listed while they are ingested, searched,
+read and deleted; and what becomes of uploads that fail, or whose server is killed.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from memstore.errors import StorageFull
+from memstore.model.document_ingest import Ingesting
+from memstore.serve.settings import ServeSettings
+from support.diary import ANSWER, DIARY, LETTER, QUESTION
+from support.fork_server import ForkServer
+from support.serving import Served, serving
+
+PATH = "/v1/memstore/documents"
+LONG = "".join(f"On day {day} the rain fell on the hills and on the sea.\n" for day in range(600))
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx2.Client]:
+    with served.client() as client:
+        yield client
+
+
+def row(http: httpx2.Client, name: str) -> dict[str, Any] | None:
+    """The row of a document in the list."""
+    rows: list[dict[str, Any]] = http.get(PATH).json()["data"]
+    return next((one for one in rows if one["name"] == name), None)
+
+
+def settled(http: httpx2.Client, name: str) -> dict[str, Any]:
+    """The row of a document once its upload has ended."""
+    for _ in range(6000):
+        found = row(http, name)
+        assert found is not None
+        if found["state"] not in ("waiting", "ingesting"):
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{found} does not end")
+
+
+def upload(http: httpx2.Client, name: str, text: str, **more: str) -> httpx2.Response:
+    return http.post(PATH, json={"name": name, "text": text, **more})
+
+
+def test_an_uploaded_file_is_ingested_asked_searched_read_and_deleted(http: httpx2.Client) -> None:
+    sent = http.post(PATH, files={"file": ("C:\\notes\\letter.txt", LETTER.encode())})
+    assert sent.status_code == 202 and sent.json()["name"] == "letter.txt"
+    ready = settled(http, "letter.txt")
+    assert ready["state"] == "ready" and ready["progress"] == 1.0 and ready["error"] is None
+    assert ready["tokens"] > 0 and ready["blocks"] > 0 and ready["bytes"] > 0
+
+    foal = {"role": "user", "content": "What is the name of the new foal?"}
+    options = {"documents": ["letter.txt"]}
+    body = {"model": "memstore", "messages": [foal], "memstore": options}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    assert "Clover" in answer["choices"][0]["message"]["content"]
+
+    found = http.post("/v1/memstore/search", json={"query": "the new foal", "top_k": 1}).json()
+    (best,) = found["data"]
+    assert best["document"] == "letter.txt" and "Clover" in best["text"]
+    assert LETTER[slice(*best["span"])] == best["text"] and found["absent"] == []
+
+    text = http.get("/v1/memstore/text", params={"document": "letter.txt"}).json()
+    assert "".join(block["text"] for block in text["data"]) == LETTER
+    assert text["document"] == ready
+
+    assert http.delete(f"{PATH}/letter.txt").json()["deleted"] is True
+    assert http.delete(f"{PATH}/letter.txt").status_code == 404
+    assert row(http, "letter.txt") is None
+    gone = http.post("/v1/memstore/search", json={"query": "foal", "documents": ["letter.txt"]})
+    assert gone.status_code == 404
+
+
+def test_text_is_uploaded_as_json_appended_to_and_replaced(http: httpx2.Client) -> None:
+    name = "of/two parts?"
+    quoted = f"{PATH}/of/two%20parts%3F"
+    assert upload(http, name, "The lid is blue.\n").status_code == 202
+    first = settled(http, name)
+    assert upload(http, name, "The lid is blue.\n").status_code == 202  # the same: nothing to do
+    assert settled(http, name)["tokens"] == first["tokens"]
+    other = upload(http, name, "The lid is red.\n")
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "document_exists")
+    assert upload(http, name, "The pot is red.\n", mode="append").status_code == 202
+    assert settled(http, name)["tokens"] > first["tokens"]
+    assert upload(http, name, "Nothing else.\n", mode="replace").status_code == 202
+    settled(http, name)
+    text = http.get("/v1/memstore/text", params={"document": name}).json()
+    assert "".join(block["text"] for block in text["data"]) == "Nothing else.\n"
+    assert http.delete(quoted).status_code == 200
+    assert upload(http, name, "More.\n", mode="append").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\Users\\me\\a.txt", "a.txt"),
+        ("  b.txt ", "b.txt"),
+        ("ü 東京 🙂.txt", "ü 東京 🙂.txt"),
+        ("a\u202etxt.exe", None),
+        ("line\u2028break", None),
+        ("..", None),
+        ("a" * 401, None),
+    ],
+)
+def test_a_file_keeps_only_the_last_part_of_a_plain_name(
+    http: httpx2.Client, name: str, taken: str | None
+) -> None:
+    sent = http.post(PATH, files={"file": (name, b"A short text.\n")})
+    if taken is None:
+        assert sent.status_code == 400 and sent.json()["error"]["param"] == "name"
+    else:
+        assert sent.json()["name"] == taken
+        settled(http, taken)
+        assert http.delete(f"{PATH}/{taken}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "named"),
+    [
+        ({"json": {"name": "x", "text": " \n"}}, 400, "empty"),
+        ({"json": {"name": "x", "text": "a\0b"}}, 400, "text"),
+        ({"json": {"name": "x\ny", "text": "a"}}, 400, "name"),
+        ({"json": {"name": "", "text": "a"}}, 400, "name"),
+        ({"json": {"name": "x"}}, 400, "text"),
+        ({"json": {"name": "x", "text": "a", "mode": "newer"}}, 400, "mode"),
+        ({"json": {"name": "x", "text": "a", "purpose": "b"}}, 400, "purpose"),
+        ({"json": [1]}, 400, "body"),
+        ({"content": b"{"}, 400, "neither JSON nor a form"),
+        ({"content": b"[" * 100_000}, 400, "neither JSON nor a form"),
+        ({"files": {"file": ("x.pdf", b"%PDF-1.4 broken")}}, 400, "x.pdf"),
+        ({"files": {"file": ("x.txt", b"\xff\xfe\xff")}}, 400, "x.txt"),
+        ({"files": {"file": ("x.txt", b"")}}, 400, "x.txt"),
+        ({"files": {"other": ("x.txt", b"a")}}, 400, "the form needs a file"),
+        ({"files": {"file": ("x", b"a")}, "data": {"purpose": "assistants"}}, 400, "purpose"),
+    ],
+)
+def test_what_is_no_document_is_refused_when_it_is_uploaded(
+    http: httpx2.Client, sent: dict[str, Any], status: int, named: str
+) -> None:
+    refused = http.post(PATH, **sent)
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == status and named in message and "\n" not in message
+    assert [one["name"] for one in http.get(PATH).json()["data"]] == ["diary"]
+
+
+def test_uploads_wait_in_order_and_too_many_are_refused(tmp_path: Path) -> None:
+    settings = ServeSettings(body_bytes=1024)
+    with serving(tmp_path / "mem", settings) as server, server.client() as http:
+        with server.busy():
+            assert upload(http, "first", "a " * 400).json()["state"] == "waiting"
+            again = upload(http, "first", "a " * 400)
+            assert (again.status_code, "is being ingested" in again.text) == (409, True)
+            statuses = [upload(http, f"next-{n}", "a " * 400).status_code for n in range(9)]
+            assert statuses[0] == 202 and statuses[-1] == 429
+            waiting = [one for one in http.get(PATH).json()["data"] if one["state"] == "waiting"]
+            assert len(waiting) == 1 + statuses.count(202)
+            assert http.delete(f"{PATH}/nobody").status_code == 404
+        for one in waiting:
+            assert settled(http, one["name"])["state"] == "ready"
+        times = [document.created for document in server.service.store.ready()]
+        assert times == sorted(times)
+        assert upload(http, "later", "a " * 400).status_code == 202
+
+
+def test_a_document_is_deleted_while_it_waits_or_is_ingested(http: httpx2.Client) -> None:
+    upload(http, "long", LONG)
+    while (found := row(http, "long")) and found["progress"] < 0.1:
+        time.sleep(0.01)
+    assert found is not None and found["state"] == "ingesting" and found["seconds_left"] > 0
+    upload(http, "behind", LONG)
+    for name in ("behind", "long"):
+        assert http.delete(f"{PATH}/{name}").status_code == 200
+        assert row(http, name) is None
+
+
+def test_a_failed_upload_is_listed_with_its_error_and_leaves_nothing_half(
+    served: Served, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served.service.model
+    ingesting = model.ingesting
+
+    def failing(*given: Any, **more: Any) -> Ingesting:
+        steps = ingesting(*given, **more)
+        yield next(steps)
+        steps.close()  # what it has is committed
+        raise StorageFull(f"{served.service.store.path} is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "ingesting", failing)
+        upload(http, "long", LONG)
+        failed = settled(http, "long")
+    assert failed["state"] == "failed" and "there is no room" in failed["error"]
+    assert str(served.service.store.path) not in failed["error"]
+    assert not served.service.store.has("long")
+    assert http.delete(f"{PATH}/long").status_code == 200  # takes it off the list
+    assert row(http, "long") is None
+
+
+SERVE = """
+import threading
+from pathlib import Path
+from support.serving import serving
+with serving(Path(arguments[0]), diary=False) as served:
+    print(served.url, flush=True)
+    threading.Event().wait()
+"""
+HOLD = """
+import time
+from pathlib import Path
+from memstore.disk.format.document import IngestSettings
+with MemoryStore.open(arguments[0]) as store:
+    with store.write_document("other", source_hash="x", settings=IngestSettings(1, 0)):
+        print("held", flush=True)
+        while not Path(arguments[1]).exists():
+            time.sleep(0.02)
+"""
+
+
+def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
+    tmp_path: Path, children: ForkServer
+) -> None:
+    memory, output = tmp_path / "mem", tmp_path / "said"
+    children.imports("support.serving")
+    pid = children.start("python_job", output, SERVE, memory)
+    while not (output.exists() and output.read_text().endswith("\n")):
+        time.sleep(0.05)
+    with httpx2.Client(base_url=output.read_text().strip(), timeout=60, verify=False) as http:
+        upload(http, "short", DIARY)
+        settled(http, "short")
+        upload(http, "long", LONG)
+        while (found := row(http, "long")) and found["progress"] < 0.1:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+    assert children.end() == -signal.SIGKILL
+
+    with serving(memory) as served, served.client() as http:
+        begun = row(http, "long")
+        assert begun is not None and begun["state"] == "ingesting"  # and nothing says ready
+        assert [one["name"] for one in http.get(PATH).json()["data"]] == ["short", "long"]
+        upload(http, "long", LONG)
+        ready = settled(http, "long")
+        ids = served.service.store.tokens("long").ids.tolist()
+        assert served.service.model.tokenizer.decode(ids) == LONG
+        assert ready["state"] == "ready" and ready["tokens"] == len(ids)
+        body = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
+        answer = http.post("/v1/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_an_upload_beside_another_writer_fails_and_says_so(
+    tmp_path: Path, children: ForkServer
+) -> None:
+    memory, output, release = tmp_path / "mem", tmp_path / "said", tmp_path / "release"
+    with serving(memory) as served, served.client() as http:
+        children.start("python_job", output, HOLD, memory, release)
+        while not (output.exists() and output.read_text()):
+            time.sleep(0.02)
+        upload(http, "note", DIARY)
+        failed = settled(http, "note")
+        assert failed["state"] == "failed" and "written by another" in failed["error"]
+        locked = http.delete(f"{PATH}/diary")
+        assert (locked.status_code, locked.json()["error"]["code"]) == (409, "memory_locked")
+        release.touch()
+        assert children.end() == 0
+        upload(http, "note", DIARY)
+        assert settled(http, "note")["state"] == "ready"

@@ -1,0 +1,313 @@
+"""Objects of a publication may be damaged, or crafted by an attacker: reading gives a clear error
+or the right value. MEMSTORE_PUBLISHED_HOSTILE sets the number of examples.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
+from memstore.share.format import document_pages as pages
+from memstore.share.format import manifest
+from memstore.share.format import packed_objects as packed
+from memstore.share.format.pieces import RecordIndex, Value, decode_values, encode_values
+from memstore.share.format.published import Published
+from memstore.share.format.segments import read_footer
+from memstore.share.publish.publish import PublishOptions, publish
+from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer.published_document import write_published
+from memstore.store.verify.verify_memory import verify_published
+from support import passage_documents, synthetic_documents
+from support.crafted import WRONG, changed, places
+from support.damaged_bytes import damaged
+from support.places import WatchedPlace, in_memory
+from support.publishing import copy_of, send
+from support.selected_documents import create as create_selected
+from support.selected_documents import ingest as ingest_selected
+from support.synthetic_documents import SIGNATURE, ingest
+
+EXAMPLES = int(os.environ.get("MEMSTORE_PUBLISHED_HOSTILE", "50"))
+fuzzed = settings(max_examples=EXAMPLES, derandomize="MEMSTORE_PUBLISHED_HOSTILE" not in os.environ)
+MANIFEST, PAGE = b"mRmanife", b"mRpage\0\0"
+
+
+@dataclass
+class Publication:
+    """Documents "a" and "b", published; "a" has changed since."""
+
+    store: MemoryStore
+    place: WatchedPlace
+    folder: Path
+    objects: dict[str, bytes]
+    right: dict[str, bytes]  # exported documents
+
+    def read(self, name: str) -> bytes:
+        """A document as it is published, by whatever the objects are now."""
+        file = self.folder / "out"
+        write_published(Published.at(self.place, 1), name, file)
+        return file.read_bytes()
+
+    def restore(self) -> None:
+        for name, data in self.objects.items():
+            self.place.inner.put(name, data)
+
+
+KINDS: dict[str, tuple[Callable[[Path], MemoryStore], Callable[..., object]]] = {
+    "blocks": (lambda path: MemoryStore.create(path, SIGNATURE), synthetic_documents.ingest),
+    "selector": (create_selected, ingest_selected),
+    "passages": (create_selected, passage_documents.ingest),
+}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def publication(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Publication]:
+    folder = tmp_path_factory.mktemp("published")
+    create, ingest = KINDS[request.param]
+    with create(folder / "memory") as store:
+        ingest(store, "a", 70)
+        ingest(store, "b", 30, text=2)
+        place = WatchedPlace(in_memory())
+        publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=8000))  # type: ignore[arg-type]
+        for name in "ab":
+            store.export_document(name, folder / name)
+        ingest(store, "a", 75, mode="append")
+        objects = {found.name: bytes(place.get(found.name)) for found in place.names("")}
+        right = {name: (folder / name).read_bytes() for name in "ab"}
+        yield Publication(store, place, folder, objects, right)
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_damaged_object_is_named_and_never_read_as_another(
+    publication: Publication, data: st.DataObject
+) -> None:
+    place, objects = publication.place, publication.objects
+    victim = data.draw(st.sampled_from(sorted(objects)))
+    bad = data.draw(damaged(objects[victim]))
+    place.inner.put(victim, bad)
+    try:
+        for name, right in publication.right.items():
+            with one_line():
+                assert publication.read(name) == right
+        if victim.startswith("segments"):
+            with one_line():
+                found = read_footer(place, victim, len(bad))
+                assert found == read_footer_of(objects, victim)
+        if bad != objects[victim]:
+            with suppress(CorruptMemory):  # of the manifest
+                assert not verify_published(place.url).clean
+        with one_line():  # a publisher that uses what is there
+            send(publication.store, copy_of(place), "a", replace=True)
+    finally:
+        publication.restore()
+    assert verify_published(place.url).clean
+
+
+class one_line(suppress):
+    """The block may raise an error of memstore, of one line."""
+
+    def __init__(self) -> None:
+        super().__init__(MemstoreError)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        assert error is None or not isinstance(error, MemstoreError) or "\n" not in str(error)
+        return super().__exit__(kind, error, trace)
+
+
+def read_footer_of(objects: dict[str, bytes], name: str) -> object:
+    place = in_memory()
+    place.put(name, objects[name])
+    return read_footer(place, name, len(objects[name]))
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_manifest_or_page_gives_a_clear_error_or_a_document(
+    publication: Publication, data: st.DataObject
+) -> None:
+    """A value anywhere in it is another, and all checksums are right."""
+    place = publication.place
+    values = unpacked(place, manifest.manifest_name(1))
+    wrong = data.draw(st.sampled_from(WRONG))
+    if data.draw(st.booleans()):
+        way = data.draw(st.sampled_from([*places(values)][1:]))
+        values = changed(values, way, wrong)
+    else:
+        (page,) = values["pages"]
+        table = unpacked(place, page[2])
+        way = data.draw(st.sampled_from([*places(table)][1:]))
+        with suppress(ValueError, OverflowError):
+            put_page(place, values, changed(table, way, wrong))
+    try:
+        with suppress(ValueError, OverflowError):  # msgpack holds no such value
+            place.put(manifest.manifest_name(1), packed.pack(MANIFEST, manifest.FORMAT, values))
+        for name in publication.right:
+            with one_line():
+                publication.read(name)
+        with one_line():
+            verify_published(place.url)
+    finally:
+        publication.restore()
+
+
+def unpacked(place: WatchedPlace, name: str) -> Any:
+    return msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
+
+
+def put_page(place: WatchedPlace, values: dict[str, Any], table: Any) -> None:
+    """Write the only page, and have the manifest's values name it."""
+    (page,) = values["pages"]
+    data = packed.pack(PAGE, pages.FORMAT, table)
+    place.inner.put(page[2], data)
+    values["pages"] = [[*page[:3], len(data), packed.digest_of(data)]]
+
+
+@pytest.mark.parametrize("kind", ["records", "landmarks", "tokens"])
+def test_another_documents_pieces_are_refused(kind: str, tmp_path: Path) -> None:
+    """Whole, and with right checksums, in place of a document's own."""
+    place = WatchedPlace(in_memory())
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 90)
+        ingest(store, "b", 90, text=2)
+        send(store, place, segment_bytes=8000)
+    documents = Published.open(place).documents()
+    mine, theirs = ([p for p in entry.pieces if p.kind == kind] for entry in documents)
+    swapped = {own: piece._replace(first=own.first) for own, piece in zip(mine, theirs)}
+    values = unpacked(place, manifest.manifest_name(1))
+    segments, ((row, own), other) = unpacked(place, values["pages"][0][2])
+    crafted = []
+    for piece in documents[0].pieces:
+        if piece in swapped:
+            digest = swapped[piece].digest if kind == "records" else piece.digest
+            piece = swapped[piece]._replace(digest=digest)  # as an attacker who has no other
+        crafted.append((*piece[:5], segments.index(piece.segment), *piece[6:]))
+    assert crafted != [tuple(piece) for piece in own]
+    put_page(place, values, (segments, ((row, crafted), other)))
+    place.put(manifest.manifest_name(1), packed.pack(MANIFEST, manifest.FORMAT, values))
+    with pytest.raises(CorruptMemory, match="another write" if kind == "records" else "checksum"):
+        write_published(Published.at(place, 1), "a", tmp_path / "out")
+    assert [problem.name for problem in verify_published(place.url).problems][:1] == ["a"]
+
+
+def test_an_older_page_is_refused(tmp_path: Path) -> None:
+    """It has right checksums, and is not the one that the manifest names."""
+    place = WatchedPlace(in_memory())
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        for tokens in (40, 90):
+            ingest(store, "a", tokens, mode="append" if tokens > 40 else "new")
+            send(store, place)
+    old, new = (Published.at(place, number).manifest.pages[0] for number in (1, 2))
+    place.inner.put(new.name, bytes(place.get(old.name)))
+    with pytest.raises(CorruptMemory, match="another page than the manifest names"):
+        Published.at(place, 2).documents()
+
+
+@pytest.mark.parametrize("invented", ["piece", "page"])
+def test_sizes_that_a_page_or_a_manifest_invents_are_refused(invented: str, tmp_path: Path) -> None:
+    place = WatchedPlace(in_memory())
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 40)
+        send(store, place)
+    values = unpacked(place, manifest.manifest_name(1))
+    segments, [(row, pieces)] = unpacked(place, values["pages"][0][2])
+    if invented == "piece":
+        pieces[0][7] = packed.PACKED_BYTES + 1
+    put_page(place, values, (segments, [(row, pieces)]))
+    if invented == "page":
+        values["pages"][0][3] = packed.PACKED_BYTES + 1
+    place.put(manifest.manifest_name(1), packed.pack(MANIFEST, manifest.FORMAT, values))
+    with pytest.raises(CorruptMemory, match="Expected `int` <="):
+        Published.at(place, 1).documents()
+
+
+def test_a_table_that_readers_would_refuse_is_not_written() -> None:
+    with pytest.raises(InvalidInput, match="another prefix"):
+        packed.pack(PAGE, pages.FORMAT, os.urandom(packed.PACKED_BYTES))
+
+
+@pytest.mark.parametrize(
+    "by, error, words", [(1, NewerFormat, "update memstore"), (-1, OlderFormat, "older version")]
+)
+def test_another_format_is_named(
+    by: int, error: type[MemstoreError], words: str, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 20)
+        send(store, place)
+        name = manifest.manifest_name(1)
+        place.put(name, packed.pack(MANIFEST, manifest.FORMAT + by, {"anything": 1}))
+        for use in (lambda: Published.open(place), lambda: store.publish(place.url)):
+            with pytest.raises(error, match=words):
+                use()
+
+
+# Pieces
+
+values = st.lists(
+    st.builds(Value, st.integers(0, 1 << 40), st.binary(max_size=12), st.binary(max_size=80)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@fuzzed
+@given(some=values, data=st.data())
+def test_a_piece_of_values_reads_back_or_is_refused(some: list[Value], data: st.DataObject) -> None:
+    piece = encode_values(some)
+    assert list(decode_values(piece)) == some
+    with suppress(ValueError):
+        assert list(decode_values(data.draw(damaged(piece)))) == some
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> RecordIndex:
+    """An index, which may be of too many or too few writes, or of layers in another order."""
+    rows, layers = draw(st.integers(1, 4)), draw(st.lists(st.integers(0, 9), max_size=4))
+    if draw(st.booleans()):
+        layers = sorted({*layers})
+    sizes = draw(st.lists(st.integers(0, 9999), min_size=16, max_size=16))
+    return RecordIndex(
+        draw(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=4)),
+        draw(st.integers(0, 1 << 20)),
+        layers,
+        draw(st.integers(0, 1 << 40)),
+        np.array(sizes, dtype=np.uint32)[: rows * len(layers)].reshape(rows, len(layers)),
+    )
+
+
+@fuzzed
+@given(index=indexes(), data=st.data())
+def test_an_index_of_records_reads_back_or_is_refused(
+    index: RecordIndex, data: st.DataObject
+) -> None:
+    raw = zstandard.decompress(index.encode())
+    right = len(index.writes) in (1, index.rows) and [*index.layers] == sorted({*index.layers})
+    for crafted in (raw, data.draw(damaged(raw)), data.draw(st.binary(max_size=99))):
+        try:
+            found = RecordIndex.decode(zstandard.compress(crafted))
+        except ValueError:
+            assert crafted != raw or not right
+            continue
+        assert len(found.writes) in (1, found.rows)
+        assert [*found.layers] == sorted({*found.layers})
+        extents = [found.find(layer, row) for row in range(found.rows) for layer in found.layers]
+        at = found.start
+        for extent in filter(None, extents):  # consecutive, and nothing between
+            assert extent[0] == at
+            at += extent[1]
+        assert at == found.end and found.find(1 << 20, 0) is found.find(0, found.rows) is None
+        if crafted == raw:
+            assert found.encode() == index.encode()

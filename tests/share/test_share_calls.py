@@ -1,0 +1,200 @@
+"""Calls of another machine end by their deadline, are retried, stop while the machine does not
+answer, and keep neither Ctrl-C nor the end of the process.
+"""
+
+import _thread
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("obstore")
+
+from memstore.share.caches.valkey import Valkey
+from memstore.share.calls import Calls, CircuitBreaker, Failure
+from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.tiers.stats import TierCounter
+from support.services import S3_ENVIRONMENT, free_port
+
+# The circuit breaker
+
+
+def test_a_server_that_did_not_answer_is_skipped_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
+    breaker = CircuitBreaker()
+    breaker.failed("denied")
+    breaker.failed("full")
+    assert breaker.allows
+    breaker.failed("late")
+    assert not breaker.allows
+    breaker.until = time.monotonic()
+    assert breaker.allows
+
+
+def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
+    cache = Valkey(f"redis://127.0.0.1:{free_port()}", timeout=60.0)
+    for reason in ("unreachable", "closed", "closed"):
+        with pytest.raises(Failure) as failed:
+            cache.get_many(["key"], 10, time.monotonic() + 60)
+        assert failed.value.reason == reason
+    assert cache.counter.failures() == {"unreachable": 1, "closed": 2}
+    cache.close()
+
+
+@pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
+def test_whatever_ends_a_call_the_server_is_called_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(TierCounter())
+    until = time.monotonic() + 60
+
+    def fail(*_: object) -> None:
+        raise {"an interrupt": KeyboardInterrupt}.get(what, ValueError)
+
+    def no_threads(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        if what == "no threads":
+            patch.setattr("threading.Thread.start", no_threads)
+            (found,) = calls.gather([lambda left: 1], until)
+            assert isinstance(found, Failure)
+        else:
+            if what == "an interrupt":  # while it waits for the answer
+                patch.setattr("memstore.share.calls.wait_for", fail)
+            with pytest.raises((KeyboardInterrupt, ValueError)):
+                calls.gather([fail], until)
+    assert calls.call(lambda left: 7, until) == 7
+
+
+# Deadlines and retries
+
+
+def test_calls_are_retried_and_never_later_than_the_deadline() -> None:
+    counter = TierCounter()
+    calls = Calls(counter)
+    tries = []
+
+    def work(left: float) -> int:
+        tries.append(left)
+        if len(tries) < 3:
+            raise Failure("unreachable", "reset")
+        return 7
+
+    assert calls.call(work, time.monotonic() + 30) == 7
+    assert counter.failures() == {"unreachable": 2}
+    go = threading.Event()
+    began = time.monotonic()
+    found = calls.gather([lambda left: go.wait(60), lambda left: 5], began + 0.1)
+    go.set()
+    assert isinstance(found[0], Failure) and found[0].reason == "late" and found[1] == 5
+    assert time.monotonic() - began < 20
+    calls.close()
+
+
+def test_pauses_between_retries_grow() -> None:
+    calls = Calls(TierCounter())
+    tried = []
+
+    def work(left: float) -> None:
+        tried.append(1)
+        raise Failure("refused", "503")
+
+    with pytest.raises(Failure, match="503"):
+        calls.call(work, time.monotonic() + 0.3)
+    assert len(tried) <= 6  # pauses of 0.01, 0.02, 0.04, 0.08 and 0.16 seconds at least
+
+
+def test_calls_that_wait_for_a_thread_end_when_the_memory_is_closed() -> None:
+    calls = Calls(TierCounter(), threads=1)
+    began, go = threading.Event(), threading.Event()
+
+    def work(left: float) -> bool:
+        began.set()
+        return go.wait(60)
+
+    def close() -> None:
+        assert began.wait(60)
+        time.sleep(0.1)  # until the second waits
+        calls.close()
+        go.set()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    first, second = calls.gather([work, lambda left: True], time.monotonic() + 60)
+    closing.join()
+    assert first is True and isinstance(second, Failure) and second.reason == "closed"
+
+
+# Threads and interrupts
+
+
+def test_work_is_done_in_parallel_by_threads_that_end_with_it() -> None:
+    together = threading.Barrier(4)
+    waiting = begin(lambda _: together.wait(60), range(12), most=4, name="memstore-test")
+    assert sorted(turn.result(60) for turn in waiting) == sorted([*range(4)] * 3)
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("memstore-test")]
+    for thread in left:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("way", ["at once", "until"])
+def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
+    """Such an interrupt is noted, and wakes no wait: as interrupt_main does it."""
+    given = threading.Event()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if way == "at once":
+                at_once(lambda _: given.wait(60), [1, 2])
+            else:
+                calls = Calls(TierCounter())
+                calls.call(lambda left: given.wait(60), time.monotonic() + 60)
+    finally:
+        given.set()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["MemoryStore.open(url, deadline=600)", "Published.open(open_object_store(url, timeout=600))"],
+)
+def test_an_interrupt_leaves_a_store_that_does_not_answer(how: str) -> None:
+    code = f"""
+from memstore.share.format.published import Published
+from memstore.share.objects.open_object_store import open_object_store
+from memstore.store.memory_store import MemoryStore
+url = "s3://bucket/x"
+{how}
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(120)
+        environment = os.environ | S3_ENVIRONMENT
+        environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stderr=subprocess.PIPE,
+            # a shell's background process ignores it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as process:
+            connection, _ = server.accept()
+            assert connection.recv(1)  # it waits for the answer
+            process.send_signal(signal.SIGINT)
+            try:
+                _, said = process.communicate(timeout=180)
+            finally:
+                process.kill()
+            assert said.strip().endswith(b"KeyboardInterrupt")

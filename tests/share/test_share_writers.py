@@ -1,0 +1,177 @@
+"""Processes that write to a publication: killed at any call, one leaves the state before or after,
+whole, and the same command continues; overtaken by another, it loses nothing of the other's.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from memstore.errors import StoreUnavailable
+from memstore.share.format.manifest import manifest_number
+from memstore.share.format.published import Published
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.merge import merge
+from memstore.share.publish.publish import unpublish
+from memstore.store.memory_store import MemoryStore
+from memstore.store.transfer.published_document import write_published
+from memstore.store.verify.verify_memory import verify_published
+from support import passage_documents, synthetic_documents
+from support.places import Killed, WatchedPlace, in_memory
+from support.publishing import copy_of, segments, send
+from support.selected_documents import create as create_selected
+from support.synthetic_documents import SIGNATURE
+
+State = tuple[int, dict[str, int]]
+"""Number of the newest manifest, and tokens by document."""
+
+
+Work = Callable[[MemoryStore, WatchedPlace], object]
+
+
+def push(store: MemoryStore, place: WatchedPlace) -> None:
+    send(store, place, segment_bytes=4000, replace=True)
+
+
+WRITERS: dict[str, tuple[Work, int]] = {  # and how many calls of the store it makes at least
+    "push": (push, 16),
+    "merge": (lambda store, place: merge(place), 10),
+    "unpublish": (lambda store, place: unpublish(place, ["a"]), 4),
+    "prune": (lambda store, place: prune(place, grace=-10), 6),
+}
+OTHERS: dict[str, Work] = {
+    "push": lambda store, place: send(store, place, "c"),
+    "merge": lambda store, place: merge(place),
+    "unpublish": lambda store, place: unpublish(place, ["b"]),
+    "prune": lambda store, place: prune(place, grace=-10),
+}
+
+
+@pytest.fixture(scope="module", params=["blocks", "passages"])
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[MemoryStore, WatchedPlace]]:
+    """A memory whose documents "a" and "b" were published one by one; "a" has grown since, and "c"
+    is new.
+    """
+    path, place = tmp_path_factory.mktemp("crash") / "memory", WatchedPlace(in_memory())
+    passages = request.param == "passages"
+    ingest = passage_documents.ingest if passages else synthetic_documents.ingest
+    size = 1 if passages else 4  # tokens of a block
+    with create_selected(path) if passages else MemoryStore.create(path, SIGNATURE) as store:
+        for text, name in enumerate("ab", 1):
+            ingest(store, name, 15 * size, text=text)
+            send(store, place, name)
+        ingest(store, "a", 22 * size, mode="append")
+        ingest(store, "c", 25 * size, text=3)
+        yield store, place
+
+
+def state_of(place: WatchedPlace) -> State:
+    newest = Published.open(place)
+    return newest.manifest.number, {e.row.name: e.row.tokens for e in newest.documents()}
+
+
+def contents(place: WatchedPlace, file: Path) -> dict[str, bytes]:
+    """Every published document as it is exported."""
+    found, newest = {}, Published.open(place)
+    for entry in newest.documents():
+        write_published(newest, entry.row.name, file)
+        found[entry.row.name] = file.read_bytes()
+    return found
+
+
+def every_manifest_is_whole(place: WatchedPlace) -> None:
+    """Also those before the newest name only objects that are there."""
+    there = {found.name for found in place.names("segments")}
+    for found in list(place.names("manifests")):
+        older = Published.at(place, manifest_number(found.name))
+        assert {p.segment for entry in older.documents() for p in entry.pieces} <= there
+
+
+def nothing_is_left(place: WatchedPlace) -> None:
+    """After pruning, the newest manifest names every object."""
+    named = {page.name for page in Published.open(place).manifest.pages} | segments(place)
+    assert {f.name for kind in ("segments", "pages") for f in place.names(kind)} == named
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_killed_at_any_call_can_be_followed(
+    writer: str, when: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
+) -> None:
+    """Before or after every second call: before one call is after the one before it."""
+    (store, base), (work, calls) = made, WRITERS[writer]
+    undisturbed = copy_of(base)
+    work(store, undisturbed)
+    before, done = state_of(base), state_of(undisturbed)
+    right = {1: contents(base, tmp_path / "file"), 2: contents(undisturbed, tmp_path / "file")}
+    seen: list[State] = []
+    for number in count(step=2):
+        place = copy_of(base)
+
+        def stop(now: int, call: str, what: object, number: int = number) -> None:
+            if now >= number:  # whatever else is under way ends as well
+                raise Killed
+
+        setattr(place, when, stop)
+        killed = False
+        try:
+            work(store, place)
+        except Killed:
+            killed = True
+        after = WatchedPlace(place.inner)
+        seen.append(state_of(after))
+        assert seen[-1] in (before, done)
+        assert contents(after, tmp_path / "file") == right[2 if seen[-1] == done else 1]
+        every_manifest_is_whole(after)
+        assert verify_published(after.url).clean
+        if seen[-1] != done:
+            work(store, after)
+        prune(after, grace=-10)
+        assert state_of(after) == done and contents(after, tmp_path / "file") == right[2]
+        assert verify_published(after.url).clean
+        nothing_is_left(after)
+        if not killed:
+            break
+    assert number >= calls and before in seen and done in seen
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_that_another_overtakes_loses_nothing(
+    writer: str, other: str, made: tuple[MemoryStore, WatchedPlace], tmp_path: Path
+) -> None:
+    """Another process writes just before the manifest is created, or before anything is deleted;
+    or prunes, with no grace at all, when everything is sent. The result is that of one after the
+    other.
+    """
+    (store, base), work = made, WRITERS[writer][0]
+    place, expected = copy_of(base), copy_of(base)
+    for each in (OTHERS[other], work):
+        each(store, expected)
+    overtaken = []
+    moments = ["create", "delete"]
+    if other == "prune":  # a push and a merge look at the newest manifest twice
+        moments = ["first"] if writer in ("unpublish", "prune") else ["first", "first"]
+
+    def overtake(number: int, call: str, what: object) -> None:
+        if call in moments and not overtaken:
+            moments.remove(call)
+            if other != "prune" or not moments:
+                overtaken.append(call)
+                OTHERS[other](store, place)
+
+    place.before = overtake
+    try:
+        work(store, place)
+    except StoreUnavailable as error:
+        assert (writer, other) == ("merge", "prune") and "merge again" in str(error)
+        work(store, place)
+    assert overtaken and state_of(place)[1] == state_of(expected)[1]
+    assert contents(place, tmp_path / "file") == contents(expected, tmp_path / "file")
+    assert verify_published(place.url).clean
+    prune(place, grace=-10)
+    assert contents(place, tmp_path / "file") == contents(expected, tmp_path / "file")
+    nothing_is_left(place)

@@ -1,0 +1,328 @@
+"""The Python API: a memory with its model behind one object, with a small real model."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from memstore import openmp
+from memstore.child import python_command
+from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
+from memstore.store.open_options import OpenOptions
+from support.diary import DIARY
+from support.fake_device import FakeDevice
+from support.paths import ROOT
+
+BARN = "What is the combination of the lime barn? The combination of the lime barn is"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory with the diary in it."""
+    path = tmp_path_factory.mktemp("memory") / "memory"
+    with memstore.open(path, model="books-1m", device="cpu") as memory:
+        memory.add(text=DIARY, name="diary", labels={"author": "nobody", "year": 1921})
+    return path
+
+
+def test_a_memory_is_made_filled_and_asked_and_knows_its_model_in_the_next_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", "/nowhere")  # which is for new memories
+    with memstore.open(str(path), device="cpu") as memory:
+        assert repr(memory) == f"<memstore.Memory {path} of books-1m>"
+        answer = memory.ask(BARN)
+        assert answer.text == "4467" == str(answer)
+        assert answer.sources[0].document == "diary"
+        assert [row.name for row in memory.documents()] == ["diary"]
+
+
+def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
+    notes = tmp_path / "notes" / "deep"
+    notes.mkdir(parents=True)
+    for name in ("one", "two"):
+        (notes / f"{name}.txt").write_text(f"The number of {name} is 4{len(name)}1. " * 3)
+    seen = []
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        added = memory.add(tmp_path / "notes", progress=seen.append)
+        assert [row.name for row in added] == ["deep/one.txt", "deep/two.txt"] and seen
+        again = memory.add([str(notes / "one.txt"), notes / "two.txt"])
+        assert [row.name for row in again] == ["one", "two"]
+        assert memory.add(notes / "one.txt") == again[:1]
+        assert memory.add(notes / f"{name}.txt" for name in ("one", "two")) == again
+        memory.add(text="Another text stands here now.", name="one", replace=True)
+        with pytest.raises(memstore.MemstoreError, match="one"):
+            memory.add(text="And another one.", name="one")
+        for wrong in ({}, {"paths": "x.txt", "text": "y", "name": "z"}, {"text": "no name"}):
+            with pytest.raises(InvalidInput):
+                memory.add(**wrong)
+        with pytest.raises(DocumentNotFound):
+            memory.remove("one", "nobody")
+        assert len(memory.remove("one", "two")) == 2
+        assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
+
+
+def test_a_tilde_is_the_home_directory(
+    tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "diary.txt").write_text(DIARY)
+    (home / "model").symlink_to(model_path)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    with memstore.open("~/memory", "~/model", device="cpu") as memory:
+        (document,) = memory.add("~/diary.txt")
+        memory.store.export_document("diary", "~/diary.memstore")
+        memory.remove("diary")
+        assert memory.store.import_document("~/diary.memstore").name == document.name == "diary"
+        memory.publish("file://~/published")
+    monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
+    with memstore.open("~/new", device="cpu") as memory:
+        memory.store.pull("diary", "file://~/published")
+        memory.reader.ingest(Path("~/diary.txt"), memory.store, name="again")
+    cached: OpenOptions = {"local_cache": "~/cache"}
+    with memstore.open("file://~/published", "~/model", device="cpu", options=cached) as memory:
+        assert [row.name for row in memory.documents()] == ["diary"]
+    assert memstore.MemoryStore.open(Path("~/new"), read_only=True).path == home / "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    (folder / "a.txt").write_text("The gate of the mill is open on Sundays. " * 3)
+    (folder / "b.pdf").write_bytes(b"%PDF-1.7 and no more")
+    (folder / "c.txt").write_text("The gate of the barn is open on Mondays. " * 3)
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        wrong: list[memstore.MemstoreError] = []
+        added = memory.add(folder, on_error=wrong.append)
+        assert [row.name for row in added] == ["a.txt", "c.txt"] and len(wrong) == 1
+        memory.add(tmp_path / "none.txt", on_error=wrong.append)
+        assert "none.txt" in str(wrong[1])
+        with pytest.raises(memstore.errors.UnreadableDocument, match=r"b\.pdf"):
+            memory.add(folder)
+        (folder / "a.txt").write_text("Another text of that name. " * 3)
+        (folder / "d.txt").write_text("The gate of the yard is never open. " * 3)
+        wrong.clear()
+        added = memory.add(folder, on_error=wrong.append)
+        assert [row.name for row in added] == ["c.txt", "d.txt"]
+        assert {type(one).__name__ for one in wrong} == {"DocumentExists", "UnreadableDocument"}
+
+
+def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        (before,) = memory.documents()
+        assert before.labels == {"author": "nobody", "year": 1921}
+        assert memory.add(text=DIARY, name="diary")[0].labels == before.labels
+        other = memory.add(text=DIARY + "More.", name="diary", replace=True)[0]
+        assert other.labels == before.labels
+        assert memory.add(text=DIARY + "More.", name="diary", labels={"a": 1})[0].labels == {"a": 1}
+        assert memory.label("diary", {}).labels == {}
+        memory.add(text=DIARY, name="diary", replace=True, labels=before.labels)
+        assert repr(memory.documents()[0]).startswith("<Document 'diary': ready, ")
+        for wrong in ("a", {"a": {"b": 1}}, {1: 2}, {"a": [1]}):
+            with pytest.raises(InvalidInput, match="labels are names"):
+                memory.label("diary", wrong)
+            with pytest.raises(InvalidInput, match="labels are names"):
+                memory.add(text="Not read.", name="new", labels=wrong)
+        assert [row.name for row in memory.documents()] == ["diary"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda memory: memory.ask("Who?", documents=[]), "None asks all"),
+        (lambda memory: memory.ask("Who?", max_tokens=5), "max_new_tokens"),
+        (lambda memory: memory.ask("Who?", where="year"), "where is labels"),
+        (lambda memory: memory.ask("Who?", where={"yaer": 1}), "author, year"),
+        (lambda memory: memory.ask_many("Who?"), "in a list"),
+        (lambda memory: memory.add(None), "give a path"),
+        (lambda memory: memory.add(b"The gate is open."), r"text=data\.decode\(\)"),
+        (lambda memory: memory.add([b"diary.txt"]), r"not b'diary.txt'; .*data\.decode"),
+        (lambda memory: memory.add(text=b"Open.", name="x"), r"not bytes: .*data\.decode"),
+        (lambda memory: memory.add(path for path in [100]), "not 100$"),
+        (lambda memory: memory.add(100), "not 100$"),
+        (lambda memory: memstore.open(memory.store.path, model=object()), "memstore.wrap"),
+        (lambda memory: memstore.open(memory.store.path, options={"cach": 1}), "local_cache"),
+        (lambda memory: memstore.open(memory.store.path, options={"host_budget": "1"}), "number"),
+        (lambda memory: memstore.open(memory.store.path.parent), "is not empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(path: Path, ask: Any, said: str) -> None:
+    with (
+        memstore.open(path, device="cpu") as memory,
+        pytest.raises(memstore.MemstoreError, match=said),
+    ):
+        ask(memory)
+
+
+def test_a_published_directory_says_how_it_is_opened(path: Path, tmp_path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        memory.publish(f"file://{tmp_path}/published")
+    with pytest.raises(InvalidInput, match=f"file://{tmp_path}/published"):
+        memstore.open(tmp_path / "published")
+    with memstore.open(f"file://{tmp_path}/published", device="cpu") as memory:
+        assert memory.ask(BARN).text == "4467"
+
+
+def test_labels_choose_documents(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        memory.add(text="The combination of the lime barn is 1111. " * 4, name="forged")
+        assert [row.name for row in memory.documents({"year": 1921})] == ["diary"]
+        assert memory.ask(BARN, where={"author": "nobody"}).text == "4467"
+        found = memory.search("lime barn", where={"author": "nobody"}, top_k=9)
+        assert {source.document for source in found} == {"diary"}
+        for ask in (memory.ask, memory.search):
+            with pytest.raises(InvalidInput, match="labels"):
+                ask("What?", where={"author": "somebody"})
+        memory.remove("forged")
+
+
+def test_questions_side_by_side_are_answered_as_one_by_one(path: Path) -> None:
+    asked = [BARN, "What is the price of the brown mare? The price of the brown mare is", "Who?"]
+    with memstore.open(path, device="cpu") as memory:
+        alone = [memory.ask(question).text for question in asked]
+        assert [answer.text for answer in memory.ask_many(asked, together=2)] == alone
+        assert [answer.text for answer in memory.ask_many(iter(asked), together=2)] == alone
+        assert memory.ask_many([]) == []
+        with pytest.raises(InvalidInput, match="together"):
+            memory.ask_many(asked, together=0)
+        with pytest.raises(InvalidInput, match="empty"):
+            memory.ask_many([BARN, " "])
+
+
+def test_a_stream_gives_whole_characters_and_then_the_answer(tmp_path: Path) -> None:
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        memory.add(text="The price of the brown mare is 310 €. " * 6, name="mare")
+        question = "What is the price of the brown mare? The price of the brown mare is"
+        # bytes by chance, of which some begin a character that others end
+        how = {"until_sentence": False, "max_new_tokens": 60, "temperature": 4.0, "seed": 3}
+        with memory.stream(question, **how) as pieces:
+            with pytest.raises(InvalidInput, match="last piece"):
+                pieces.answer  # noqa: B018 (raises)
+            said = list(pieces)
+        whole = memory.ask(question, **how).text
+        assert all(said) and "".join(said) == whole == pieces.answer.text
+        assert len(whole) < len(whole.encode()) and len(said) > 5
+        with memory.stream(question) as pieces:
+            next(pieces)  # left early: the memory answers on
+        assert memory.ask(question).text == memory.ask(question).text
+
+
+def test_another_model_is_refused_by_its_name(path: Path, model_path: Path) -> None:
+    with pytest.raises(WrongModel, match=r"was made with books-1m; this is tiny") as raised:
+        memstore.open(path, model=model_path, device="cpu")
+    assert any(line.startswith("weights") for line in raised.value.differences)
+    loaded = memstore.load_model(model_path)
+    with pytest.raises(WrongModel):
+        memstore.open(path, model=loaded)
+    with pytest.raises(memstore.MemstoreError, match="device"):
+        memstore.open(path, device="tpu9")
+
+
+def test_an_answer_shows_its_passages_in_a_notebook(path: Path) -> None:
+    with memstore.open(path, device="cpu") as memory:
+        shown = memory.ask(BARN)._repr_html_()
+        assert "4467" in shown and "diary" in shown and "lime barn" in shown
+        found = memory.search("lime <barn>")
+        assert "diary" in found._repr_html_()
+
+
+def test_an_event_loop_awaits_the_same(path: Path) -> None:
+    async def run() -> None:
+        async with await memstore.open_async(path, device="cpu") as memory:
+            answers = await asyncio.gather(memory.ask(BARN), memory.ask(BARN))
+            assert [answer.text for answer in answers] == ["4467", "4467"]
+            async with memory.stream(BARN) as pieces:
+                with pytest.raises(InvalidInput, match="last piece"):
+                    pieces.answer  # noqa: B018 (raises)
+                assert "".join([piece async for piece in pieces]) == "4467"
+            assert pieces.answer.sources[0].document == "diary"
+            assert (await memory.label("diary", {"year": 1})).labels == {"year": 1}
+            async with memory.stream(BARN) as pieces:
+                async for _ in pieces:
+                    break  # left early
+            assert [row.name for row in await memory.documents()] == ["diary"]
+            added = await memory.add(text="A text of its own.", name="own")
+            assert [row.name for row in added] == ["own"]
+            assert len(await memory.search("a text", top_k=2)) == 2
+            assert (await memory.ask_many([BARN, BARN], together=2))[1].text == "4467"
+            await memory.remove("own")
+        await memory.close()  # again: the same as once
+        with pytest.raises(memstore.errors.MemoryClosed):
+            await memory.ask(BARN)
+
+    asyncio.run(run())
+
+
+OPENS = "import memstore; memstore.open('PATH', device='cpu')"
+INTEGRATES = """
+from memstore.integrations.opened import Opened
+Opened('PATH').search('Who?', None, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [sys.executable, "-c", OPENS],
+        [sys.executable, "-c", INTEGRATES],
+        [sys.executable, "-m", "memstore", "ask", "Who?", "--store", "PATH"],
+        python_command("memstore.hf.passage_worker"),
+    ],
+    ids=["open", "integration", "command", "worker"],
+)
+def test_threads_spin_briefly_wherever_torch_is_loaded(path: Path, command: list[str]) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in openmp.SETTINGS}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "VERBOSE"}  # OpenMP prints its settings
+    command = [word.replace("PATH", str(path)) for word in command]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert set(re.findall(r"GOMP_SPINCOUNT = '(.*)'", done.stderr)) == {"1000"}, done.stderr
+
+
+@pytest.mark.parametrize("name", openmp.SETTINGS)
+def test_a_users_setting_of_threads_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    for each in openmp.SETTINGS:
+        monkeypatch.setenv(each, "1" if each == name else "")
+    openmp.limit_spinning()
+    assert [each for each in openmp.SETTINGS if os.environ[each]] == [name]
+
+
+def test_a_program_that_imports_torch_first_is_warned(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in openmp.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    openmp.limit_spinning()  # too late
+    threads = torch.get_num_threads()
+    with memstore.open(path, device="cpu") as memory:
+        try:
+            torch.set_num_threads(2)
+            with pytest.warns(RuntimeWarning, match="torch was imported before memstore"):
+                memory.ask("Who?")
+            torch.set_num_threads(1)  # one thread waits for no other
+            with warnings.catch_warnings(action="error"):
+                memory.ask("Who?")
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_a_model_on_a_device_has_its_blocks_there(tmp_path: Path) -> None:
+    with FakeDevice(), memstore.open(tmp_path / "memory", "books-1m", device="cuda") as memory:
+        memory.add(text=DIARY, name="diary")
+        assert memory.reader.device.type == "cuda"
+        assert memory.ask(BARN).text == "4467"
+        assert [answer.text for answer in memory.ask_many([BARN, BARN])] == ["4467", "4467"]
+        assert memory.store.tier_stats()["device"]["hits"] > 0
+    with memstore.open(tmp_path / "memory") as memory:  # "auto": there is no GPU here
+        assert memory.reader.device.type == "cpu" and memory.ask(BARN).text == "4467"

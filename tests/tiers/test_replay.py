@@ -1,0 +1,163 @@
+"""Replays of lookups count what a tier counts, and give every policy the hits of its reference.
+
+tests/data/trace-books.zst holds the lookups of 40 questions that a real model answered about six
+books of 32,768 tokens: numbers of documents, blocks and heads only.
+"""
+
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import tiers as tiers_benchmark
+from memstore import MemoryStore
+from memstore.block import BlockKey
+from memstore.errors import InvalidInput
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.tiers.policy import POLICIES
+from memstore.tiers.replay import Recorded, belady, replay
+from memstore.tiers.tier_options import DEFAULT_POLICY
+from support import tiny_model
+
+TRACE = tiers_benchmark.TRACE
+EXPECTED = {  # capacity as a share of the units looked up -> hits, of 32,447 units asked for
+    0.02: {"lru": 6357, "arc": 7027, "belady": 9499},
+    0.1: {"lru": 13515, "arc": 14101, "belady": 15902},
+    0.3: {"lru": 24747, "arc": 25092, "belady": 27634},
+}
+
+
+@pytest.fixture(scope="module")
+def books() -> Recorded:
+    return Recorded.load(TRACE)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
+    return tiny_model.tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def store(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "mem"
+    with MemoryStore.create(path, model.signature) as memory:
+        for seed in range(3):
+            model.ingest(tiny_model.text(400, seed), memory, name=f"book {seed}")
+    return path
+
+
+# The recorded trace
+
+
+@pytest.mark.parametrize("share", EXPECTED)
+def test_recorded_lookups_give_every_policy_the_known_hits(books: Recorded, share: float) -> None:
+    capacity = round(share * books.units)
+    hits = {name: replay(books.requests, capacity, name).hits for name in POLICIES}
+    best = belady(books.requests, capacity).hits
+    assert hits | {"belady": best} == EXPECTED[share]
+    assert best >= max(hits.values())
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_recorded_units_hit_as_often_as_in_libcachesim(name: str, books: Recorded) -> None:
+    library: Any = pytest.importorskip("libcachesim")
+    assert isinstance(library, ModuleType)
+    stream = list(chain.from_iterable(books.requests))
+    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(stream), 1)}
+    capacity = round(0.1 * len(numbers))
+    simulated = getattr(library, name.upper())(capacity)
+    hits = sum(simulated.get(library.Request(obj_id=numbers[unit], obj_size=1)) for unit in stream)
+    assert replay([[unit] for unit in stream], capacity, name).hits == hits
+
+
+def test_replayed_predictions_account_for_every_unit_read(books: Recorded) -> None:
+    capacity = round(0.2 * books.units)
+    alone = replay(books.requests, capacity, "arc")
+    helped = replay(books.requests, capacity, "arc", books.predicted)
+    assert helped.hits + helped.misses == alone.hits + alone.misses
+    # it is full at the end
+    assert helped.misses + helped.prefetched + helped.unused == helped.evictions + capacity
+    assert helped.misses < 0.8 * alone.misses
+    assert helped.unused < helped.prefetched
+
+
+def test_the_default_policy_is_within_a_percent_of_the_best() -> None:
+    means = {name: sum(hits[name] for hits in EXPECTED.values()) for name in POLICIES}
+    assert means[DEFAULT_POLICY] > 0.99 * max(means.values())
+
+
+# What a replay counts
+
+
+def units(*numbers: int, layer: int = 1) -> list[BlockKey]:
+    return [BlockKey(1, layer, number, 0) for number in numbers]
+
+
+def test_a_predicted_unit_counts_as_a_hit_or_as_unused() -> None:
+    result = replay([units(1), units(2), units(3)], 4, "lru", [units(1), units(1, 9), []])
+    assert (result.hits, result.misses, result.prefetched, result.unused) == (1, 2, 1, 1)
+    # More than fits is passed over, and what goes before it is asked for was read for nothing.
+    result = replay([units(5), units(1)], 2, "lru", [units(1, 2, 3), []])
+    assert (result.hits, result.misses, result.unused) == (0, 2, 2)
+
+
+def test_the_first_use_of_a_prefetched_unit_does_not_make_it_frequent() -> None:
+    """ARC would keep it among the units that were used again, and let one of those go."""
+    often, once = units(1), units(2)
+    requests = [often, often, once, units(3), units(4), often]
+    result = replay(requests, 2, "arc", [[], [], once, units(3), units(4), []])
+    assert (result.hits, result.misses, result.prefetched, result.unused) == (5, 1, 3, 0)
+
+
+# Recorded from a tier
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_counts_what_the_host_tier_counted(
+    policy: str, model: LandmarkModel, store: Path, tmp_path: Path
+) -> None:
+    """Without a prefetcher, and with no block of a session's own, the two are the same."""
+    trace, capacity = tmp_path / "trace.zst", 20
+    unit_bytes = 2 * model.config.block_size * model.config.head_dim * 2
+    with MemoryStore.open(
+        store, model.signature, host_budget=capacity * unit_bytes, policy=policy, trace=trace
+    ) as memory:
+        for word in ("river", "window", "garden"):
+            model.ask(
+                f"the {word} of", memory, max_new_tokens=8, until_sentence=False, cmt_cutoff=0.0
+            )
+        counts = memory.tier_stats()["host"]
+    result = replay(Recorded.load(trace).requests, capacity, policy)
+    assert result.evictions > 0
+    assert (result.hits, result.misses, result.evictions) == (
+        counts["hits"],
+        counts["misses"],
+        counts["evictions"],
+    )
+
+
+def test_a_trace_without_a_lookup_is_refused(
+    model: LandmarkModel, store: Path, tmp_path: Path
+) -> None:
+    with MemoryStore.open(store, model.signature, trace=tmp_path / "empty.zst"):
+        pass
+    with pytest.raises(InvalidInput, match="no lookup"):
+        Recorded.load(tmp_path / "empty.zst")
+
+
+def test_the_benchmark_replays_what_it_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text(tiny_model.text(900))
+    model = tiny_model.save_tiny_model(tmp_path / "model")
+    words = ["--trace", tmp_path / "trace.zst", "--capacities", "10%", "50%"]
+    record = ["--text", text, "--model", model, "--questions", "2"]
+    monkeypatch.setattr("sys.argv", ["tiers", *map(str, [*words, *record])])
+    tiers_benchmark.main()
+    recorded = capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["tiers", *map(str, words)])
+    tiers_benchmark.main()
+    assert capsys.readouterr().out == recorded and "| 50% " in recorded

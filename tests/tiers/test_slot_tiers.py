@@ -1,0 +1,523 @@
+"""Conformance suite of the tiers with slots (host and device): leases, pins, budgets, prefetches,
+drops at any moment, and replayed traces.
+"""
+
+import random
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
+from memstore.kernels.slab_copy import load_units
+from memstore.tiers.cascade import Cascade
+from memstore.tiers.device_tier import DeviceTier
+from memstore.tiers.host_tier import HostTier
+from memstore.tiers.lease import Lease
+from memstore.tiers.lookup_trace import read_trace
+from memstore.tiers.policy import POLICIES
+from memstore.tiers.replay import replay
+from memstore.tiers.slab import SlabTier
+from support.counting_source import (
+    BLOCK,
+    DIM,
+    SECONDS,
+    SHAPE,
+    UNIT_BYTES,
+    Aside,
+    CountingSource,
+    check_lease,
+    check_slots,
+    content,
+    device_tier,
+    host_tier,
+    unit,
+)
+
+
+class Leasing:
+    """A thread that leases units until it is told to end."""
+
+    def __init__(self, tier: SlabTier, units: list[BlockKey]) -> None:
+        self._has, self._enough = threading.Event(), threading.Event()
+        self._thread = Aside(self._lease, tier, units)
+
+    def _lease(self, tier: SlabTier, units: list[BlockKey]) -> None:
+        with tier.lease(units):
+            self._has.set()
+            assert self._enough.wait(SECONDS)
+
+    def leases(self, seconds: float = SECONDS) -> bool:
+        return self._has.wait(seconds)
+
+    def end(self) -> None:
+        self._enough.set()
+        self._thread.end()
+
+
+Make = Callable[..., SlabTier]
+
+
+@pytest.fixture(params=["host", "device"])
+def make(request: pytest.FixtureRequest, below: CountingSource) -> Make:
+    """Make a tier of so many units above `below`: a host tier, or a device tier over one."""
+
+    def tier(units: int = 8, policy: str = "lru") -> SlabTier:
+        if request.param == "host":
+            return host_tier(below, units, policy)
+        return device_tier(host_tier(below, 64), units, policy)
+
+    return tier
+
+
+# Leases
+
+
+def test_hits_are_not_read_again_and_are_counted(make: Make, below: CountingSource) -> None:
+    tier = make()
+    check_lease(tier, [unit(0), unit(1), unit(5)])
+    check_lease(tier, [unit(5), unit(0)])
+    check_lease(tier, [unit(5), unit(2), unit(5)])
+    assert below.reads == [[unit(0), unit(1), unit(5)], [unit(2)]]
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.evictions) == (4, 4, 0)
+    assert stats.bytes == 8 * UNIT_BYTES and stats.seconds > 0
+    check_lease(tier, [unit(0, layer=3)])
+    assert tier.layers()[3].misses == 1 and tier.layers()[0].misses == 4
+    assert tier.bytes == 5 * UNIT_BYTES
+
+
+def test_leased_units_are_never_evicted(make: Make) -> None:
+    tier = make(units=3)
+    first = tier.lease([unit(0), unit(1)])
+    for number in range(2, 8):
+        check_lease(tier, [unit(number)])
+    assert tier.holds(unit(0)) and tier.holds(unit(1))
+    assert torch.equal(first.k[first.slots[1]], content(unit(1))[0])
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([unit(8), unit(9)])
+    assert refused.value.fits == 1
+    first.release()
+    first.release()
+    check_lease(tier, [unit(8), unit(9), unit(10)])
+
+
+def test_failed_read_leaves_nothing(make: Make, below: CountingSource) -> None:
+    tier = make(units=4)
+    check_lease(tier, [unit(0)])
+    below.refuse = True
+    for _ in range(5):
+        with pytest.raises(CorruptBlock):
+            tier.lease([unit(0), unit(1), unit(2)])
+    below.refuse = False
+    assert tier.bytes == UNIT_BYTES
+    check_lease(tier, [unit(n) for n in range(4)])
+    with pytest.raises(DocumentNotFound):
+        tier.lease([BlockKey(666, 0, 0, 0)])
+    check_lease(tier, [unit(n) for n in range(4, 8)])
+
+
+def test_dropped_unit_keeps_its_slot_while_leased(make: Make) -> None:
+    tier = make(units=3)
+    lease = tier.lease([unit(0), unit(1)])
+    tier.drop_document(1)
+    assert not tier.holds(unit(0)) and tier.bytes == 2 * UNIT_BYTES
+    for number in range(4, 8):
+        check_lease(tier, [unit(number)])
+    assert torch.equal(lease.k[lease.slots[0]], content(unit(0))[0])
+    lease.release()
+    assert tier.bytes == UNIT_BYTES
+    check_lease(tier, [unit(0), unit(1), unit(2)])
+    tier.drop_document(1, first_block=1)
+    assert [tier.holds(unit(n)) for n in range(3)] == [True, True, False]
+    tier.drop([unit(1), unit(99)])
+    assert not tier.holds(unit(1))
+
+
+def test_refused_lease_reports_how_many_units_fit(below: CountingSource) -> None:
+    tier = host_tier(below, units=4)
+    check_lease(tier, [unit(n) for n in range(4)])
+    tier.pin(-1, 0, 0, torch.zeros(1, 1, BLOCK, DIM), torch.zeros(1, 1, BLOCK, DIM))
+    with pytest.raises(BudgetExceeded, match="raise the host budget") as refused:
+        tier.lease([unit(n) for n in range(6)])
+    assert refused.value.fits == 3
+    assert sum(tier.holds(unit(n)) for n in range(4)) == 3
+    check_lease(tier, [unit(4), unit(5), unit(5), unit(4), unit(2)])
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([BlockKey(-1, 0, 0, 0), *(unit(n) for n in range(4))])
+    assert refused.value.fits == 4
+
+
+def test_pinned_units_are_never_evicted(below: CountingSource) -> None:
+    tier = host_tier(below, units=6)
+    own = torch.randn(2, 2, 2, BLOCK, DIM)
+    pinned = tier.pin(1, 0, 10, own[0], own[1], lengths=[BLOCK, 3])
+    assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
+    for number in range(10):
+        check_lease(tier, [unit(number)])
+    with tier.lease(pinned) as lease:
+        assert lease.lengths.tolist() == [BLOCK, BLOCK, 3, 3]
+        assert torch.equal(lease.k[lease.slots].view(2, 2, BLOCK, DIM), own[0])
+        assert torch.equal(lease.v[lease.slots].view(2, 2, BLOCK, DIM), own[1])
+    assert tier.stats().evictions == 8
+    with pytest.raises(BudgetExceeded):
+        tier.pin(1, 0, 20, torch.zeros(2, 2, BLOCK, DIM), torch.zeros(2, 2, BLOCK, DIM))
+    assert not tier.holds(BlockKey(1, 0, 20, 0))
+    tier.unpin(pinned)
+    for number in range(10):
+        check_lease(tier, [unit(number)])
+    assert not any(tier.holds(key) for key in pinned)
+
+
+# Replay
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_replayed_trace_hits_and_misses_as_recorded(
+    policy: str, device: str | None, below: CountingSource, tmp_path: Path
+) -> None:
+    chance = random.Random(policy)
+    for capacity in (5, 16, 40):
+        path = tmp_path / str(capacity)
+        tiers = Cascade(
+            None,
+            SHAPE,
+            host_budget=capacity * UNIT_BYTES,
+            device_budget=capacity * UNIT_BYTES,
+            device=device,
+            policy=policy,
+            trace=path,
+        )
+        tiers.host.source = below
+        for step in range(250):
+            some = {
+                int(chance.paretovariate(0.5)) % 90
+                for _ in range(chance.randint(1, min(capacity, 12)))
+            }
+            with tiers.lease([unit(number, layer=step % 2) for number in some]):
+                pass
+        tiers.close()
+        lookups = [entry for entry in read_trace(path) if entry.is_lookup]
+        stats, result = (
+            tiers.top.stats(),
+            replay([entry.units for entry in lookups], capacity, policy),
+        )
+        assert (stats.hits, stats.misses, stats.evictions) == (
+            result.hits,
+            result.misses,
+            result.evictions,
+        )
+        assert sum(len(entry.missed) for entry in lookups) == result.misses > result.evictions > 0
+        assert stats.hits > 0
+        check_slots(tiers.top)
+
+
+# Prefetching
+
+
+def test_prefetched_unit_is_a_hit_counted_once(make: Make, below: CountingSource) -> None:
+    tier = make()
+    assert tier.prefetch([unit(0), unit(1), unit(0), unit(2, layer=4)]) == 3
+    assert tier.prefetch([unit(1), unit(0)]) == 0
+    check_lease(tier, [unit(0), unit(5)])
+    check_lease(tier, [unit(0), unit(2, layer=4)])
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.prefetched, stats.late, stats.unused) == (3, 1, 2, 0, 0)
+    assert tier.layers()[4].prefetched == 1
+    assert sum(map(len, below.reads)) == 4
+    check_slots(tier)
+
+
+def test_lookup_joins_a_late_prefetch(make: Make, below: CountingSource) -> None:
+    tier = make()
+    below.stand_still()
+    ahead = Aside(tier.prefetch, [unit(0), unit(1)])
+    below.reading.acquire()
+    lookups = [Aside(check_lease, tier, [unit(0)]) for _ in range(2)]
+    assert tier.prefetch([unit(1)]) == 0
+    assert all(lookup.is_waiting() for lookup in lookups)
+    below.go()
+    assert ahead.end() == 2
+    for lookup in lookups:
+        lookup.end()
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.prefetched, stats.late) == (
+        2,
+        0,
+        0,
+        1,
+    ) and stats.seconds > 0
+    assert below.reads == [[unit(0), unit(1)]]
+    check_slots(tier)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_prefetch_takes_no_leased_or_pinned_slots(below: CountingSource, policy: str) -> None:
+    tier = host_tier(below, units=4, policy=policy)
+    k = torch.zeros(1, 1, BLOCK, DIM)
+    tier.pin(-1, 0, 0, k, k)
+    lease = tier.lease([unit(0), unit(1)])
+    assert tier.prefetch([unit(n) for n in range(20)]) == 1
+    assert tier.prefetch([unit(n) for n in range(20, 30)]) == 1
+    assert tier.holds(BlockKey(-1, 0, 0, 0)) and tier.holds(unit(0)) and tier.holds(unit(1))
+    other = tier.lease([unit(40)])
+    assert tier.prefetch([unit(50)]) == 0
+    assert torch.equal(lease.k[lease.slots[1]], content(unit(1))[0])
+    lease.release(), other.release()
+    assert tier.bytes == 4 * UNIT_BYTES
+    check_slots(tier)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_failed_prefetch_leaves_nothing_and_the_lookup_raises(
+    make: Make, below: CountingSource, policy: str
+) -> None:
+    tier = make(units=3, policy=policy)
+    below.refuse = True
+    for _ in range(3):
+        with pytest.raises(CorruptBlock):
+            tier.prefetch([unit(0), unit(1)])
+    assert tier.bytes == 0 and not tier.holds(unit(0))
+    with pytest.raises(DocumentNotFound):
+        below.refuse = False
+        tier.prefetch([unit(2), BlockKey(666, 0, 0, 0)])
+    below.refuse = True
+    with pytest.raises(CorruptBlock, match="document 1, block 0"):
+        tier.lease([unit(0)])
+    below.refuse = False
+    check_lease(tier, [unit(0), unit(1), unit(2)])
+    assert (tier.stats().prefetched, tier.stats().unused) == (0, 0)
+    check_slots(tier)
+
+
+def test_lookup_waits_for_room_taken_for_a_moment(below: CountingSource) -> None:
+    tier = host_tier(below, units=2)
+    below.stand_still()
+    ahead = Aside(tier.prefetch, [unit(0), unit(1)])
+    below.reading.acquire()
+    lookup = Leasing(tier, [unit(5), unit(6)])
+    assert not lookup.leases(0.05)
+    assert tier.prefetch([unit(7)]) == 0
+    below.go()
+    assert lookup.leases() and ahead.end() == 2
+    assert tier.stats().unused == 2
+
+    second = Aside(check_lease, tier, [unit(5), unit(7)])
+    own = Aside(tier.pin, -1, 0, 0, *(torch.zeros(2, 1, BLOCK, DIM) for _ in range(2)))
+    assert second.is_waiting() and own.is_waiting()
+    with pytest.raises(BudgetExceeded) as refused:  # more than there will ever be
+        tier.lease([unit(8), unit(9), unit(10)])
+    assert refused.value.fits == 0
+    lookup.end()
+    outcomes = []
+    for call in (second, own):
+        try:
+            call.end()
+            outcomes.append("done")
+        except BudgetExceeded:
+            outcomes.append("refused")
+    assert outcomes[1] == "done"  # the lookup came before it, or found everything pinned
+
+
+def test_leasing_thread_does_not_wait_for_others(make: Make) -> None:
+    tier = make(units=3)
+    other = Leasing(tier, [unit(0)])
+    assert other.leases()
+    with tier.lease([unit(1)]), pytest.raises(BudgetExceeded) as refused:
+        tier.lease([unit(2), unit(3)])
+    assert refused.value.fits == 1
+    other.end()
+    check_lease(tier, [unit(2), unit(3), unit(1)])
+    check_slots(tier)
+
+
+def test_waiting_for_room_times_out(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlabTier, "patience", 0.05)
+    tier = host_tier(below, units=3)
+    endless = Leasing(tier, [unit(0)])
+    assert endless.leases()
+    with pytest.raises(BudgetExceeded, match="raise the host budget"):
+        tier.lease([unit(1), unit(2), unit(3)])
+    with pytest.raises(BudgetExceeded):
+        tier.pin(-1, 0, 0, *(torch.zeros(3, 1, BLOCK, DIM) for _ in range(2)))
+    endless.end()
+    check_slots(tier)
+
+
+# Drops at awkward moments
+
+
+def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSource) -> None:
+    tier = make(units=4)
+    below.stand_still()
+    ahead = Aside(tier.prefetch, [unit(0), unit(1)])
+    lookup = Aside(tier.lease, [unit(4), unit(5)])
+    below.reading.acquire(), below.reading.acquire()
+    Aside(tier.drop_document, 1, 2).end()  # waits for nothing
+    Aside(tier.drop, [unit(0)]).end()
+    assert tier.bytes == 4 * UNIT_BYTES  # the slots are being written to
+    below.go()
+    lease = lookup.end()
+    assert isinstance(lease, Lease) and ahead.end() == 2
+    # what is leased stays as it is
+    assert torch.equal(lease.k[lease.slots[0]], content(unit(4))[0])
+    assert [tier.holds(unit(n)) for n in (0, 1, 4, 5)] == [False, True, False, False]
+    assert tier.bytes == 3 * UNIT_BYTES and tier.stats().unused == 1
+    lease.release()
+    assert tier.bytes == UNIT_BYTES
+    check_slots(tier)
+
+
+def test_unit_dropped_during_its_read_is_read_again(below: CountingSource) -> None:
+    tier = host_tier(below, units=4)
+    below.stand_still()
+    first = Aside(tier.prefetch, [unit(0)])
+    below.reading.acquire()
+    joined = Aside(check_lease, tier, [unit(0)])
+    assert joined.is_waiting()
+    tier.drop([unit(0)])
+    below.reading.acquire()  # the joined lookup does not wait for what was dropped
+    below.go()
+    joined.end(), first.end()
+    assert tier.holds(unit(0)) and below.reads == [[unit(0)], [unit(0)]]
+    assert (tier.stats().misses, tier.stats().unused, tier.stats().late) == (1, 1, 0)
+    check_slots(tier)
+
+
+# Any order of calls
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.tuples(st.sampled_from("llrrpudfK"), st.integers(0, 23)), max_size=60),
+    st.integers(1, 9),
+    st.sampled_from(sorted(POLICIES)),
+)
+def test_any_order_of_calls_preserves_budget_and_content(
+    steps: list[tuple[str, int]], capacity: int, policy: str
+) -> None:
+    below = CountingSource()
+    tier = host_tier(below, units=capacity, policy=policy)
+    leases: list[tuple[Lease, list[BlockKey]]] = []
+    pinned: list[BlockKey] = []
+    for what, number in steps:
+        some = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
+        try:
+            if what == "l":
+                leases.append((tier.lease(some), some))
+            elif what == "r" and leases:
+                leases.pop(number % len(leases))[0].release()
+            elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
+                k, v = content(key)
+                pinned += tier.pin(
+                    -1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM)
+                )
+            elif what == "u" and pinned:
+                tier.unpin([pinned.pop(number % len(pinned))])
+            elif what == "d":
+                tier.drop([unit(number)])
+            elif what == "f":
+                wanted = [key for key in some if not tier.holds(key)]
+                assert tier.prefetch(some) == sum(map(tier.holds, wanted))
+            elif what == "K":
+                tier.drop_document(1, number)
+        except BudgetExceeded as refused:
+            assert what in "lp"
+            assert refused.fits < max(len(set(some)), 1)
+        assert tier.bytes <= capacity * UNIT_BYTES
+        for lease, wanted in leases:
+            for slot, key in zip(lease.slots, wanted):
+                assert torch.equal(lease.k[slot], content(key)[0])
+        assert all(tier.holds(key) for key in pinned)
+    for lease, _ in leases:
+        lease.release()
+    check_slots(tier)
+    stats = tier.stats()
+    ahead = stats.prefetched + stats.late + stats.unused + len(tier._table.untouched)
+    assert sum(map(len, below.reads)) == stats.misses + ahead
+
+
+# A tier over a tier
+
+
+def make_pair(
+    below: CountingSource, device_units: int, host_units: int
+) -> tuple[DeviceTier, HostTier]:
+    host = host_tier(below, host_units)
+    return device_tier(host, device_units), host
+
+
+@pytest.mark.parametrize("host_units", [1, 2, 3, 7])
+def test_host_smaller_than_the_device_serves_every_unit(
+    below: CountingSource, host_units: int
+) -> None:
+    device, host = make_pair(below, 20, host_units)
+    k = torch.zeros(host_units - 1, 1, BLOCK, DIM)
+    host.pin(-1, 0, 0, k, k)
+    for first in range(0, 40, 9):
+        check_lease(device, [unit(n) for n in range(first, first + 20)])
+    assert host.bytes <= host_units * UNIT_BYTES and device.bytes == 20 * UNIT_BYTES
+    host.pin(-1, 1, 0, k[:1].new_zeros(1, 1, BLOCK, DIM), k.new_zeros(1, 1, BLOCK, DIM))
+    with pytest.raises(BudgetExceeded, match="raise the host budget"):
+        device.lease([unit(100)])
+    check_slots(device), check_slots(host)
+
+
+def test_host_slot_is_leased_until_its_copy_is_done(
+    below: CountingSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        """A copy that is made as late as it may be: when somebody waits for it."""
+
+        def __init__(self, *arguments: Any) -> None:
+            self._arguments = arguments
+
+        def finish(self) -> None:
+            assert set(self._arguments[2]) <= host._table.leases.keys()
+            load_units(*self._arguments).finish()
+
+    monkeypatch.setattr("memstore.tiers.host_tier.load_units", Late)
+    device, host = make_pair(below, 8, 3)
+    for first in range(0, 30, 5):
+        check_lease(device, [unit(n) for n in range(first, first + 8)])
+    check_slots(device), check_slots(host)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
+def test_interrupt_releases_every_lock(below: CountingSource) -> None:
+    """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes
+    the document.
+    """
+    tier = host_tier(below)
+    free = ThreadPoolExecutor(1)
+
+    def taken() -> bool:
+        got = tier._lock.acquire(timeout=SECONDS)
+        if got:
+            tier._lock.release()
+        return not got
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for turn in range(1000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 5e-5 + turn % 7 * 1e-5)
+                while True:
+                    tier.unpin([])
+            except KeyboardInterrupt:
+                pass
+            if turn % 50 == 49:
+                assert not free.submit(taken).result()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        free.shutdown()
