@@ -23,7 +23,7 @@ from memstore import MemoryStore
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.reads import StepReads
+from memstore.model.session import StepReads
 from memstore.training import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value

@@ -26,7 +26,7 @@ from memstore.kernels import (
 )
 from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
-from memstore.model.reads import StepReads
+from memstore.model.session import StepReads
 from memstore.store.open_options import OpenOptions
 
 TEXT = (
@@ -213,9 +213,9 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     from benchmarks.gpu.readers import SHAPES, made, words
     from memstore import MemoryStore
     from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.model.passages.adaptation import Adaptation
     from memstore.model.passages.passage_encoding import encode
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.selector import Selector
 
     shape = SHAPES["tiny"] | {"head_dim": dim}
     model, tokenizer = made(Setting("cpu", tiny=True, seed=setting.seed), shape, 4096)

@@ -83,8 +83,8 @@ def words(count: int, seed: int) -> str:
 def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     """The rows of one shape. part: tokens whose reading in is timed by itself, before the rest."""
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.adaptation import Adaptation
+    from memstore.model.passages.selector import Selector
 
     model, tokenizer = made(setting, SHAPES[shape], tokens)
     began = time.perf_counter()

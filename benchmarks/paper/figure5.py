@@ -27,7 +27,7 @@ from memstore import MemoryStore
 from memstore.model.landmark.config import PRESETS
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.lookup_settings import GRANULARITIES
-from memstore.model.reads import StepReads
+from memstore.model.session import StepReads
 
 LENGTH, LOCAL, TOP_K = 2048, 250, 4
 Found = dict[str, dict[str, list[float]]]

@@ -31,9 +31,8 @@ from benchmarks.real.passage_model import parser, passage_model
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.answer import Collector
-from memstore.model.generation import Continuation, Sampler
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.reads import OnRead
+from memstore.model.session import Continuation, OnRead, Sampler
 from memstore.training.corpus import read_documents
 
 QUESTION = "What does the text say of it, and what follows?"

@@ -18,9 +18,9 @@ from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Row
 from memstore import MemoryStore
 from memstore.disk.format.text_parts import Keep
+from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.passages.selectors.passage_choice import Chosen
-from memstore.model.passages.selectors.selector import confidence
+from memstore.model.passages.selector import confidence
 from memstore.model.texts.source_text import Text
 
 

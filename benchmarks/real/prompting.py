@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.real.hay import Offsets
 from benchmarks.real.plan import Question
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.model.passages.selectors.adaptation import SEPARATOR
+from memstore.model.passages.adaptation import SEPARATOR
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_TOKENS = 4096  # of prompts that are read side by side

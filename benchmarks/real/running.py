@@ -21,7 +21,7 @@ from benchmarks.real.plan import Plan, Question
 from benchmarks.real.planted import TUNED
 from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
-from memstore.model.passages.selectors.adaptation import SEPARATOR
+from memstore.model.passages.adaptation import SEPARATOR
 
 DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
 

@@ -33,12 +33,17 @@ from benchmarks.real.prompting import DTYPES
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.passages.adaptation import Adaptation, load_selector
+from memstore.model.passages.passage_choice import Candidates
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.passage_choice import Candidates
-from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
-from memstore.model.passages.selectors.selector_file import load_selector
+from memstore.model.passages.selector import (
+    GATE_TOGETHER,
+    Captured,
+    Captures,
+    Gate,
+    Selector,
+    confidence,
+)
 from memstore.training.corpus import read_documents
 from memstore.training.selectors.make_selector import Subject
 from memstore.training.selectors.measure import Haystack

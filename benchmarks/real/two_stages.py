@@ -46,10 +46,9 @@ from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.activation_capture import capture
-from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_encoding import encode, landmarks_of
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_records import landmarks_of
-from memstore.model.passages.selectors.selector import Scored, score_blocks
+from memstore.model.passages.selector import Scored, score_blocks
 from memstore.training.corpus import read_documents
 
 _CLUSTERS, _AT_ONCE, _IN_A_DOCUMENT = 4096, 250, 5000

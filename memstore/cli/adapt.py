@@ -48,8 +48,7 @@ def adapt(
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.hf.weights import made_here
     from memstore.model.landmark.landmark_model import LandmarkModel
-    from memstore.model.passages.selectors.adaptation import UNADAPTED
-    from memstore.model.passages.selectors.selector_file import save_selector
+    from memstore.model.passages.adaptation import UNADAPTED, save_selector
     from memstore.training.corpus import read_documents
     from memstore.training.selectors.calibrate_reading import calibrate_reading
     from memstore.training.selectors.make_selector import AdaptOptions, Subject

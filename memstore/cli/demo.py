@@ -226,7 +226,7 @@ class Bm25Baseline:
         from memstore.disk.format.block_words import BlockWords
         from memstore.index.text_words import count
         from memstore.index.word_index import WordIndex
-        from memstore.model.passages.cutting.passage_cutting import Passages
+        from memstore.model.passages.passage_cutting import Passages
 
         self._model = model
         self._passages = [
@@ -246,7 +246,7 @@ class Bm25Baseline:
     def ask(self, question: str) -> tuple[str, float]:
         """The answer, and the seconds for choosing the passage, reading it and answering."""
         from memstore.index.text_words import split
-        from memstore.model.passages.selectors.adaptation import SEPARATOR
+        from memstore.model.passages.adaptation import SEPARATOR
         from memstore.store.memory_store import MemoryStore
 
         began = time.perf_counter()

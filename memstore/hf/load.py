@@ -27,7 +27,7 @@ from memstore.hf.model_directory import directory_of, downloaded, model_name
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import digest_of, remember, remembered
-from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.adaptation import Adaptation
 
 
 def load_reader(

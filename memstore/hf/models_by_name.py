@@ -18,7 +18,7 @@ from memstore.paths import expanded
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
-    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.adaptation import Adaptation
 
 MODEL_VARIABLE = "MEMSTORE_MODEL"
 DEFAULT = Compute()

@@ -20,12 +20,11 @@ from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
+from memstore.model.passages.adaptation import Adaptation, MadeFor
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.repositioned_attention import RepositionedAttention
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.selector_file import MadeFor
 from memstore.model.rotary import Positions
 from memstore.store.memory_store import MemoryStore
 

@@ -16,8 +16,8 @@ import torch
 from memstore.errors import MemstoreError, WrongModel
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages.passage_records import compute
-from memstore.model.passages.worker_messages import Asked, Told, receive, send
+from memstore.model.passages.passage_encoding import compute
+from memstore.model.passages.worker_process import Asked, Told, receive, send
 
 
 def main() -> None:

@@ -11,8 +11,13 @@ from torch import nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.model_directory import cache_directory
-from memstore.model.passages.selectors.adaptation import UNADAPTED, Adaptation
-from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, read_made_for
+from memstore.model.passages.adaptation import (
+    UNADAPTED,
+    Adaptation,
+    MadeFor,
+    load_selector,
+    read_made_for,
+)
 
 SHIPPED = Path(__file__).parent / "selectors"
 """The directory of the selectors that ship with the package, one file a model."""

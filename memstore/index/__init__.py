@@ -5,10 +5,10 @@ docs/appendix/index.md says which to choose. FAISS is imported where an engine i
 import torch
 
 from memstore.errors import InvalidInput
+from memstore.index.block_rows import Hits, Scope
 from memstore.index.faiss.faiss_head import FAMILY
 from memstore.index.faiss.faiss_index import FaissIndex
 from memstore.index.packed import PackedIndex
-from memstore.index.scope import Hits, Scope
 
 __all__ = ["INDEX_KINDS", "FaissIndex", "Hits", "PackedIndex", "Scope", "make_index"]
 

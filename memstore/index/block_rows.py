@@ -1,7 +1,10 @@
-"""Which rows of a table hold which blocks of which documents."""
+"""Which rows of a table hold which blocks of which documents, and the keys of one layer in such
+rows.
+"""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,27 @@ import torch
 from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.scope import Scope
+
+Scope = Sequence[tuple[int, int, int]]
+"""(document, first_block, end_block) runs, oldest first: the candidates of a search, numbered 0, 1,
+.. in this order.
+"""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The best candidates of each query row, best first.
+
+    scores: [H, T, top_k] float32, NEG where the scope has fewer candidates.
+    candidates: [H, T, top_k] int64, number of the block in the scope (0 = its oldest), -1 where
+    there are fewer. lse: [H, T] float32, logsumexp over every candidate of the scope, or None if it
+    was not asked for.
+    """
+
+    scores: Tensor
+    candidates: Tensor
+    lse: Tensor | None
+
 
 Ranges = list[tuple[int, int]]
 """(start, end) rows, in the order of a scope: the concatenation of these rows is the numbering of
@@ -278,3 +301,68 @@ def to_rows(candidates: Tensor, ranges: Ranges) -> Tensor:
     )
     shift = torch.tensor(shifts, device=candidates.device)[which.clamp_min(0)]
     return torch.where(candidates < 0, candidates, candidates + shift)
+
+
+@dataclass
+class Layer:
+    """One layer's keys in rows, and what was looked up in them since they last changed."""
+
+    keys: Tensor  # (Hkv, capacity, D)
+    rows: Rows = field(default_factory=Rows)
+    scopes: Remembered = field(default_factory=Remembered)
+
+    def add(self, document: int, first_block: int, keys: Tensor) -> None:
+        """Append keys [n, Hkv, D]."""
+        self.rows.append(document, first_block, len(keys))  # raises before anything is written
+        self._write(keys)
+
+    def add_new(self, documents: Sequence[tuple[int, int]], keys: Tensor) -> None:
+        """Append keys [n, Hkv, D] of documents (document, blocks) that have none yet."""
+        self.rows.append_new(documents)
+        self._write(keys)
+
+    def _write(self, keys: Tensor) -> None:
+        """Write the keys of the newest rows."""
+        n = len(keys)
+        start = self.rows.end - n
+        if self.rows.end > self.keys.shape[1]:
+            holes = 2 * self.rows.live < self.rows.end
+            self._move(start, (self.rows.live if holes else self.rows.end) * 3 // 2 + 64, holes)
+            start = self.rows.end - n
+        self.keys[:, start : start + n] = keys.transpose(0, 1)
+
+    def reserve(self, n: int) -> None:
+        """Make room for n more keys at once."""
+        if self.rows.end + n > self.keys.shape[1]:
+            # and for a few that come later: to move all for them takes seconds
+            self._move(self.rows.end, (self.rows.end + n) * 17 // 16 + 64, False)
+
+    def _move(self, written: int, room: int, holes: bool) -> None:
+        """Move into new tensors, unnoticed by a thread that searches the old ones; with `holes`,
+        those are left out.
+        """
+        old, rows = self.keys, self.rows
+        n = rows.end - written
+        moved = Rows()
+        self.keys = _empty((old.shape[0], room, old.shape[2]), old.dtype, old.device)
+        if not holes:
+            self.keys[:, :written] = old[:, :written]
+        else:
+            for document, run in rows.all():
+                start = run.start
+                stop = min(start + run.size, written)  # the newest rows are not written yet
+                self.keys[:, moved.end : moved.end + stop - start] = old[:, start:stop]
+                moved.append(document, run.first_block, run.size)
+            # The newest rows are the last of the last run: they stay last.
+            assert moved.end >= n
+            self.rows = moved
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor; on the CPU by way of NumPy, which asks for huge pages: their first
+    use is cheaper.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,23 +1,28 @@
 """Files of an index: a header and some arrays of bytes, under checksums, replaced whole.
 
 A file is a cache. It is read only if it is whole and of this kind; deleting it loses nothing.
+
+Of something that is large, numbered parts are read as they are asked for, each under a checksum of
+its own: from a file that is mapped here, or from elsewhere.
 """
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import msgpack
 import msgspec
 import numpy as np
 import xxhash
+from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Count, unpack
 from memstore.disk.files import DATA, NO_SPACE, mode_of, open_regular, replacement
-from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
+from memstore.errors import CorruptMemory, InvalidInput, ReadOnlyMemory, StorageFull
 
 _MAGIC = b"memstore index 2\n"
 _FIXED = len(_MAGIC) + 16  # then the header's length and its checksum
@@ -131,3 +136,67 @@ def decode_file(name: str, content: np.ndarray, form: type[H]) -> tuple[H, list[
         ):
             raise Unusable(f"{name} is damaged")
         return header, np.split(payload, np.cumsum(header.lengths)[:-1])
+
+
+class FilePart(NamedTuple):
+    """Where a part lies."""
+
+    start: int  # byte
+    length: int  # bytes
+    digest: int  # XXH3-64 of them
+
+
+class PartReader(Protocol):
+    """What parts are read from."""
+
+    def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
+        """The bytes of parts, uint8 each, checked; all at the same time where that is faster.
+        Raises CorruptMemory, StoreUnavailable.
+        """
+
+
+class MappedFile:
+    """A file of this machine. Safe for several threads."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """size: bytes that it must have. Raises Unusable, InvalidInput (no regular file),
+        FileNotFoundError, OSError.
+        """
+        self._path = path
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                raise Unusable(f"{path.name} is not the one that was written with the others")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._content = np.frombuffer(mapped, np.uint8)
+
+    def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
+        """See PartReader."""
+        found = []
+        for start, length, digest in parts:
+            found.append(self._content[start : start + length])
+            if xxh3_64_intdigest(found[-1].data) != digest:
+                raise CorruptMemory(f"{self._path} is damaged; run `memstore index`")
+        return found
+
+
+class StoredParts:
+    """Numbered parts, one behind the other."""
+
+    def __init__(
+        self, reader: PartReader, lengths: np.ndarray, digests: np.ndarray, start: int = 0
+    ) -> None:
+        """lengths: int64 [n], bytes; digests: uint64 [n]; start: where the first begins."""
+        self._reader, self._lengths, self._digests = reader, lengths, digests
+        self._starts = start + np.cumsum(lengths) - lengths
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Parts by number: see PartReader."""
+        wanted = [
+            FilePart(int(self._starts[n]), int(self._lengths[n]), int(self._digests[n]))
+            for n in numbers
+        ]
+        found = iter(self._reader.read([part for part in wanted if part.length]))
+        return [next(found) if part.length else np.zeros(0, np.uint8) for part in wanted]

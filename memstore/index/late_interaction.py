@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.block_rows import Ranges
-from memstore.index.layer_keys import Layer
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Layer, Ranges, Scope
 
 LANDMARK_DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 INT8_STEPS = 127.0  # a landmark in int8 is a unit vector times this

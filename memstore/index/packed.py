@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.index.block_rows import Ranges, to_candidates, to_rows
-from memstore.index.layer_keys import Layer
-from memstore.index.scope import Hits, Scope
+from memstore.index.block_rows import Hits, Layer, Ranges, Scope, to_candidates, to_rows
 from memstore.kernels.api import landmark_topk
 from memstore.kernels.products import accumulate
 

@@ -1,12 +1,14 @@
 """What passages are found by in two stages, as it is kept: a head, and parts of any number of bytes
 that are read as they are asked for. The parts are the lists of token landmarks, each by itself
-(memstore.index.list_codes), then the words in order, in pieces (memstore.index.word_postings).
+(memstore.index.token_lists), then the words in order, in pieces (memstore.index.word_index).
 
-Where it is kept: in files beside a memory (memstore.index.passage_directory), or in objects of a
-published one.
+Where it is kept: in files beside a memory (`passages.idx`, the head, and `passages.lists`, the
+parts, which are mapped), or in objects of a published one.
 """
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
@@ -14,19 +16,34 @@ from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Block, Count, Positive
-from memstore.index.file_parts import PartReader, StoredParts
-from memstore.index.index_file import Parts, Unusable, decode_file, encode_file, understood
-from memstore.index.list_codes import (
+from memstore.disk.files import sweep
+from memstore.errors import InvalidInput
+from memstore.index.index_file import (
+    MappedFile,
+    PartReader,
+    Parts,
+    StoredParts,
+    Unusable,
+    content_of,
+    decode_file,
+    encode_file,
+    new_file,
+    refusals,
+    understood,
+)
+from memstore.index.token_lists import (
     CODE,
     LEVELS,
+    ListedTokens,
+    Sample,
+    TokenLists,
     Trained,
     empty_index,
     list_bytes,
     list_content,
     trained_of,
 )
-from memstore.index.token_lists import ListedTokens, Sample, TokenLists
-from memstore.index.word_postings import PIECE, HeldPostings, StoredPostings, piece_bytes
+from memstore.index.word_index import PIECE, HeldPostings, StoredPostings, piece_bytes
 
 HEAD = "passages.idx"  # as the head is called where it is a file
 
@@ -244,3 +261,50 @@ def _check(
     )
     if not right:
         raise ValueError("its numbers contradict each other")
+
+
+_PARTS = "passages.lists"
+
+
+class PassageDirectory:
+    """The directory `index` of a memory as a Place of passage_files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        """See Place."""
+        return str(self._path)
+
+    @property
+    def stamp(self) -> tuple[int, int] | None:
+        """See Place."""
+        try:
+            status = os.stat(self._path / HEAD)
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def head(self) -> np.ndarray:
+        """See Place."""
+        return content_of(self._path / HEAD)
+
+    def parts(self, size: int) -> MappedFile:
+        """See Place."""
+        try:
+            return MappedFile(self._path / _PARTS, size)
+        except InvalidInput as error:
+            raise Unusable(str(error)) from error
+
+    def write(self, made: Made) -> int:
+        """See Place."""
+        if not self._path.is_symlink():
+            sweep(self._path)
+        with refusals(self._path):
+            # one takes its place right behind the other: a full disk leaves those that were
+            with new_file(self._path / _PARTS) as file, new_file(self._path / HEAD) as head:
+                parts = Digested(made)
+                file.writelines(part.data for part in parts)
+                head.writelines(parts.head())
+            return sum((self._path / name).stat().st_size for name in (HEAD, _PARTS))

@@ -7,6 +7,11 @@ to it. What it finds above a bound counts; a passage of which it finds nothing c
 passages below the bound do in the mean, which a sample tells (lists and residuals: PLAID, arXiv
 2205.09707; what is not found is imputed: XTR, arXiv 2304.01982; codes of 4 bits that are summed in
 registers: FAISS's FastScan).
+
+FAISS's inverted lists of codes of 4 bits (IndexIVFPQFastScan) are made from plain arrays, and each
+list's content is bytes: so a list is there once it is asked for, and FAISS reads no file. A list's
+bytes are the ids of its landmarks (uint32 each, up to a multiple of 8 bytes), then their codes as
+FAISS has them: blocks of 32 landmarks.
 """
 
 import threading
@@ -17,9 +22,98 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import CorruptMemory
 from memstore.index.faiss.faiss_head import faiss
-from memstore.index.file_parts import StoredParts
+from memstore.index.index_file import StoredParts
 from memstore.index.late_interaction import INT8_STEPS
-from memstore.index.list_codes import CODE, LEVELS, put_list, sizes_of, untrained_index
+
+CODE = 16  # bytes of a landmark's code
+LEVELS = 16  # values of a number of a code: 4 bits
+
+_BLOCK = 32  # landmarks whose codes lie together
+
+
+class Trained(NamedTuple):
+    """What codes mean."""
+
+    centroids: np.ndarray  # float32 [lists, width]
+    codebook: np.ndarray  # float32 [2 CODE, LEVELS, width / (2 CODE)]
+
+
+def empty_index(trained: Trained) -> Any:
+    """FAISS's index of these centroids, without landmarks. Raises InvalidInput where FAISS is
+    missing.
+    """
+    index = untrained_index(trained.centroids)
+    faiss().copy_array_to_vector(trained.codebook.ravel(), index.pq.centroids)
+    index.is_trained = True
+    return index
+
+
+def untrained_index(centroids: np.ndarray) -> Any:
+    """The same, whose codebook is to be trained."""
+    library, (count, width) = faiss(), centroids.shape
+    quantizer = library.IndexFlatIP(width)
+    quantizer.add(centroids)
+    index = library.IndexIVFPQFastScan(
+        quantizer, width, count, 2 * CODE, 4, library.METRIC_INNER_PRODUCT
+    )
+    index.by_residual = True
+    index.own_fields = True  # the index frees the quantizer, not Python
+    quantizer.this.disown()
+    return index
+
+
+def trained_of(index: Any) -> Trained:
+    """What the codes of an index mean."""
+    codebook = faiss().vector_to_array(index.pq.centroids)
+    return Trained(
+        index.quantizer.reconstruct_n(0, index.nlist), codebook.reshape(2 * CODE, LEVELS, -1)
+    )
+
+
+def sizes_of(index: Any) -> np.ndarray:
+    """How many landmarks each list has, int64 [lists]."""
+    lists = index.invlists
+    return np.array([lists.list_size(number) for number in range(index.nlist)], np.int64)
+
+
+def list_bytes(sizes: np.ndarray) -> np.ndarray:
+    """Bytes of lists of so many landmarks."""
+    return _id_bytes(sizes) + _code_bytes(sizes)
+
+
+def list_content(index: Any, number: int) -> np.ndarray:
+    """The bytes of a list, uint8."""
+    library, lists = faiss(), _blocks(index)
+    size = lists.list_size(number)
+    content = np.zeros(list_bytes(size), np.uint8)
+    if size:
+        content[: 4 * size].view("<u4")[:] = library.rev_swig_ptr(lists.get_ids(number), size)
+        codes = library.rev_swig_ptr(lists.get_codes(number), _code_bytes(size))
+        content[_id_bytes(size) :] = codes
+    return content
+
+
+def put_list(index: Any, number: int, size: int, content: np.ndarray) -> None:
+    """Have an index hold a list, which is empty in it, of these bytes."""
+    if size:
+        library, lists = faiss(), _blocks(index)
+        lists.resize(number, size)
+        library.rev_swig_ptr(lists.get_ids(number), size)[:] = content[: 4 * size].view("<u4")
+        codes = library.rev_swig_ptr(lists.get_codes(number), _code_bytes(size))
+        codes[:] = content[_id_bytes(size) :]
+
+
+def _blocks(index: Any) -> Any:
+    return faiss().downcast_InvertedLists(index.invlists)
+
+
+def _id_bytes(sizes: Any) -> Any:
+    return (4 * sizes + 7) // 8 * 8
+
+
+def _code_bytes(sizes: Any) -> Any:
+    return (sizes + _BLOCK - 1) // _BLOCK * (_BLOCK * CODE)
+
 
 SAMPLED = 2048  # passages by which bounds are told
 LEAST_SAMPLED = 256  # of them in a scope: fewer tell nothing
@@ -79,7 +173,7 @@ class TokenLists:
         stored: StoredParts | None = None,
     ) -> None:
         """index: FAISS's, whose ids are passages; sizes: int64 [lists], landmarks of each; stored:
-        where lists that the index does not hold yet are read (memstore.index.list_codes).
+        where lists that the index does not hold yet are read (memstore.index.token_lists).
         """
         self.index, self.sizes, self.sample = index, sizes, sample
         self.lengths, self.digests = tokens

@@ -11,9 +11,8 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.model.adapter import ModelAdapter
-from memstore.model.ask_session import AskSession
-from memstore.model.reads import ReadUnit, StepReads
-from memstore.model.texts.excerpts import shown_text
+from memstore.model.session import AskSession, ReadUnit, StepReads
+from memstore.model.texts.document_text import shown_text
 from memstore.store.memory_store import MemoryStore
 
 Reads = Mapping[tuple[int, int, str], float]
@@ -28,7 +27,7 @@ class Source:
     strongly the block was attended.
 
     span: (first, end) characters of the document, those of the whole sentences that the block is
-    part of (memstore.model.texts.excerpts); text: they.
+    part of (memstore.model.texts.document_text); text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
     phrase it is (docs/appendix/method.md section 9); of a refusal, its score for the question.
     reads: one entry a (layer, head, tier): the part read there. place: "page 12", or the headings

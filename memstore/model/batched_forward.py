@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from memstore.errors import MemstoreError
-from memstore.model.generation import Around, Continuation, GeneratingSession
+from memstore.model.session import Around, AskSession, Continuation
 
 
 @torch.no_grad()
 def feed_batch(
-    sessions: Sequence[GeneratingSession], tokens: Sequence[int], around: Sequence[Around] = ()
+    sessions: Sequence[AskSession], tokens: Sequence[int], around: Sequence[Around] = ()
 ) -> list[Tensor | MemstoreError]:
     """Read one token into each of some sessions of one reader -> of each the state [hidden_size]
     behind it, as session.read_token(token), or what that would have raised.
@@ -42,7 +42,7 @@ def feed_batch(
 class _Step:
     """A token of one session. found: the state behind it, or why there is none."""
 
-    session: GeneratingSession
+    session: AskSession
     token: int
     around: Around = nullcontext
     found: Tensor | MemstoreError | None = None

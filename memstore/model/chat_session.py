@@ -7,8 +7,8 @@ from typing import Any
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector, closest_sources
-from memstore.model.ask_session import AskSession, attached
-from memstore.model.generation import Continuation, ends_sentence
+from memstore.model.batched_forward import read_pending
+from memstore.model.session import AskSession, Continuation, attached, ends_sentence
 from memstore.model.texts.detokenizer import Detokenizer
 from memstore.tiers.stats import COUNTS
 
@@ -130,3 +130,25 @@ def check_phrase(what: str, text: str) -> None:
         raise InvalidInput(f"the {what} must be text, is {text!r}")
     if not text.strip():
         raise InvalidInput(f"the {what} is empty")
+
+
+def ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: Any) -> list[Answer]:
+    """Continue each session with its question -> the answers; settings: of AnswerSettings. Seconds
+    and what was read from the tiers are of all of them together. Raises as Chat.ask.
+    """
+    answers: dict[int, Answer] = {}
+    going = {
+        number: chat.asking(question, **settings)
+        for number, (chat, question) in enumerate(zip(chats, questions, strict=True))
+    }
+    while going:
+        for number, steps in list(going.items()):
+            try:
+                next(steps)
+            except StopIteration as end:
+                answers[number] = end.value
+                del going[number]
+        pending = [one for number in going if (one := chats[number].continuation) is not None]
+        if len(pending) > 1:
+            read_pending(pending)
+    return [answers[number] for number in range(len(chats))]

@@ -17,12 +17,10 @@ from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Ranking, Source
-from memstore.model.ask_session import AskSession
-from memstore.model.batched_asking import ask_together
-from memstore.model.chat_session import Chat, check_phrase
+from memstore.model.chat_session import Chat, ask_together, check_phrase
 from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress, OnSize, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
-from memstore.model.reads import OnRead
+from memstore.model.session import AskSession, OnRead
 from memstore.model.texts.source_text import Text
 from memstore.openmp import warn_of_spinning
 from memstore.store.memory_store import MemoryStore

@@ -17,7 +17,7 @@ class TierOptions(TypedDict, total=False):
 
     host_budget: int  # bytes of main memory for blocks (default 1 GiB)
     policy: str  # of eviction: see memstore.tiers.policy
-    prefetch: Predictor  # which units are read ahead: see speculative_prefetch.py
+    prefetch: Predictor  # which units are read ahead: see memory_attention.py
     device: str | None  # a torch device with a tier of its own, or None
     device_budget: int  # bytes of the device's memory for blocks (default 1 GiB)
     trace: Path | str | None  # a file: every lookup is written there (memstore.tiers.lookup_trace)

@@ -14,8 +14,8 @@ from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 pytest.importorskip("transformers")
 
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages.selectors.adaptation import UNADAPTED
-from memstore.model.passages.selectors.passage_choice import Chosen
+from memstore.model.passages.adaptation import UNADAPTED
+from memstore.model.passages.passage_choice import Chosen
 
 TEXT = " ".join(
     f"The keeper of lighthouse {number} counts {number * 7} bells, and none of them is his own."

@@ -22,7 +22,7 @@ from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.model.passages.repositioned_attention import RepositionedAttention
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selector import Gate
 from memstore.model.texts.document_text import document_text
 
 SENTENCES = [

@@ -27,7 +27,7 @@ from memstore.hf.model_directory import new_directory
 from memstore.hf.models_by_name import reader_named
 from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
 from memstore.hf.weights import made_here
-from memstore.model.passages.selectors.adaptation import UNADAPTED
+from memstore.model.passages.adaptation import UNADAPTED
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"

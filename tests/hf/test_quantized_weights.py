@@ -24,8 +24,8 @@ from memstore.hf.generation.quantized_products import quantized, stored_in_4_bit
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, weights_named
 from memstore.hf.load import wrap
 from memstore.hf.models_by_name import reader_named
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages.adaptation import Adaptation
+from memstore.model.passages.selector import Selector
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import KINDS, decoder, of_kind, saved, tokenizer
 

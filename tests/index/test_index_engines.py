@@ -18,7 +18,7 @@ from xxhash import xxh3_64_digest
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index import INDEX_KINDS, FaissIndex, Hits, PackedIndex, Scope, make_index
-from memstore.index.faiss import faiss_candidates, faiss_format, faiss_index
+from memstore.index.faiss import faiss_candidates, faiss_files, faiss_index
 from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.index_file import Unusable
 from memstore.kernels.api import NEG
@@ -313,14 +313,14 @@ def test_stored_engine_finds_the_same(tmp_path: Path) -> None:
     index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
-    faiss_format.write(tmp_path, index, 0)
+    faiss_files.write_engines(tmp_path, index, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["layer-0.idx"]
     q = queries(30)
     before = index.search(0, q, scope, TOP_K)
     for reader in (FAISS, "auto"):
         opened, _ = filled(reader)
         assert isinstance(opened, FaissIndex)
-        opened.install(0, faiss_format.read(tmp_path, opened, 0))
+        opened.install(0, faiss_files.read_engines(tmp_path, opened, 0))
         opened.auto = False  # so that the engine is asked
         after = opened.search(0, q, scope, TOP_K)
         assert opened.asked == 1
@@ -336,29 +336,29 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     build(index)
     assert isinstance(index, FaissIndex)
     directory = tmp_path_factory.mktemp("index")
-    faiss_format.write(directory, index, 0)
-    return faiss_format.file_of(directory, 0).read_bytes()
+    faiss_files.write_engines(directory, index, 0)
+    return faiss_files.file_of(directory, 0).read_bytes()
 
 
 def test_stale_index_file_is_not_used(file: bytes, tmp_path: Path) -> None:
-    faiss_format.file_of(tmp_path, 0).write_bytes(file)
+    faiss_files.file_of(tmp_path, 0).write_bytes(file)
     asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
     with pytest.raises(Unusable, match=r"recall of 0\.95"):
-        faiss_format.read(tmp_path, asked_more, 0)
+        faiss_files.read_engines(tmp_path, asked_more, 0)
     index, _ = filled(FAISS, 2)
     assert isinstance(index, FaissIndex)
     with pytest.raises(Unusable, match="stale"):
-        faiss_format.read(tmp_path, index, 0)
+        faiss_files.read_engines(tmp_path, index, 0)
 
 
 def test_changed_document_is_not_served_from_a_file(file: bytes, tmp_path: Path) -> None:
-    faiss_format.file_of(tmp_path, 0).write_bytes(file)
+    faiss_files.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
-    built = faiss_format.read(tmp_path, index, 0)
+    built = faiss_files.read_engines(tmp_path, index, 0)
     assert built.rows.documents() == {1, 3, 4, 5, 6}
     index.install(0, built)
     q = queries(50)
@@ -377,7 +377,7 @@ def test_changed_document_is_not_served_from_a_file(file: bytes, tmp_path: Path)
 def test_crafted_or_damaged_file_is_unusable_or_harmless(
     file: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
-    path = faiss_format.file_of(tmp_path, 0)
+    path = faiss_files.file_of(tmp_path, 0)
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     how = data.draw(st.sampled_from(["flip", "cut", "append", "header", "payload"]))
@@ -386,7 +386,7 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
         flipped = file[:at] + bytes([file[at] ^ 0x10]) + file[at + 1 :]
         path.write_bytes({"flip": flipped, "cut": file[:at], "append": file + b"x"}[how])
         with pytest.raises(Unusable):
-            faiss_format.read(tmp_path, index, 0)
+            faiss_files.read_engines(tmp_path, index, 0)
         return
     magic, rest = file[: file.index(b"\n") + 1], file[file.index(b"\n") + 1 :]
     end = 16 + int.from_bytes(rest[:8], "little")
@@ -403,7 +403,7 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
     size = len(packed).to_bytes(8, "little")
     path.write_bytes(magic + size + xxh3_64_digest(packed) + packed + payload)
     try:
-        index.install(0, faiss_format.read(tmp_path, index, 0))
+        index.install(0, faiss_files.read_engines(tmp_path, index, 0))
     except Unusable:
         return
     assert how == "header"
@@ -415,11 +415,11 @@ def test_crafted_or_damaged_file_is_unusable_or_harmless(
 def test_damaged_file_is_rebuilt_unless_read_only(
     read_only: bool, file: bytes, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    path = faiss_format.file_of(tmp_path, 0)
+    path = faiss_files.file_of(tmp_path, 0)
     path.write_bytes(file[:-100])
     index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
-    faiss_format.write_samples(tmp_path, samples())
+    faiss_files.write_samples(tmp_path, samples())
     engines = FaissFiles(index, [0], tmp_path, read_only=read_only)
     engines.open(0)
     assert "damaged; building it again" in warnings.text
@@ -429,7 +429,7 @@ def test_damaged_file_is_rebuilt_unless_read_only(
     if read_only:
         assert path.read_bytes() == file[:-100]
     else:
-        assert faiss_format.read(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
+        assert faiss_files.read_engines(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
     warnings.clear()
     engines.open(0)
     assert not warnings.text
@@ -451,10 +451,10 @@ def test_without_faiss_search_is_exact(
     assert isinstance(index, FaissIndex)
     with pytest.raises(InvalidInput, match=r"pip install '\.\[cpu\]'"):
         index.build(0)
-    faiss_format.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
+    faiss_files.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
     FaissFiles(index, [0], tmp_path, read_only=False).open(0)
     assert "searching exactly" in warnings.text
     assert torch.equal(
         index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates
     )
-    assert faiss_format.file_of(tmp_path, 0).read_bytes() == file
+    assert faiss_files.file_of(tmp_path, 0).read_bytes() == file

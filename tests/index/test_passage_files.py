@@ -8,12 +8,10 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import CorruptMemory
 from memstore.index import passage_files
-from memstore.index.file_parts import FilePart
-from memstore.index.index_file import Unusable, decode_file, encode_file
-from memstore.index.list_codes import list_bytes
+from memstore.index.index_file import FilePart, Unusable, decode_file, encode_file
 from memstore.index.passage_files import Covered, Digested, Kept, ListsHead, Made, PassageWords
-from memstore.index.token_lists import Building
-from memstore.index.word_postings import HeldPostings, keys_of
+from memstore.index.token_lists import Building, list_bytes
+from memstore.index.word_index import HeldPostings, keys_of
 from support.crafted import WRONG, changed, fuzzed, places
 
 pytest.importorskip("faiss")

@@ -12,10 +12,9 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import CorruptMemory
-from memstore.index import word_postings
-from memstore.index.file_parts import FilePart, StoredParts
-from memstore.index.word_index import WordIndex
-from memstore.index.word_postings import HeldPostings, StoredPostings, keys_of
+from memstore.index import word_index
+from memstore.index.index_file import FilePart, StoredParts
+from memstore.index.word_index import HeldPostings, StoredPostings, WordIndex, keys_of
 
 
 def postings(seed: int, words: int, rows: int) -> HeldPostings:
@@ -42,7 +41,7 @@ class Held:
 def stored(held: HeldPostings) -> tuple[StoredPostings, Held]:
     pieces = [*held.pieces()]
     reader = Held(np.concatenate([np.zeros(0, np.uint8), *pieces]))
-    sizes = word_postings.piece_bytes(len(held.keys))
+    sizes = word_index.piece_bytes(len(held.keys))
     assert sizes.tolist() == [len(piece) for piece in pieces]
     digests = np.array([xxh3_64_intdigest(piece) for piece in pieces], np.uint64)
     return StoredPostings(StoredParts(reader, sizes, digests), held.firsts, 1 << 20), reader
@@ -54,7 +53,7 @@ def test_every_word_is_found_in_a_file_as_in_memory(
     seed: int, words: int, rows: int, piece: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word_postings, "PIECE", piece)
+        patch.setattr(word_index, "PIECE", piece)
         held = postings(seed, words, rows)
         there, _ = stored(held)
         hashes = [word * 97_000_001 & 0xFFFF_FFFF for word in range(words + 1)]
@@ -64,9 +63,9 @@ def test_every_word_is_found_in_a_file_as_in_memory(
 
 
 def test_a_damaged_piece_is_told_and_the_others_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_postings, "PIECE", 16)
+    monkeypatch.setattr(word_index, "PIECE", 16)
     held = postings(0, 20, 200)
-    for damaged in (-3 * word_postings.POSTING, -1):  # in keys, in counts
+    for damaged in (-3 * word_index.POSTING, -1):  # in keys, in counts
         there, reader = stored(held)
         reader.content[damaged] ^= 1
         last = int(held.keys[-1] >> np.uint64(32))

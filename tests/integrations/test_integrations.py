@@ -11,7 +11,7 @@ import pytest
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selector import Gate
 from memstore.store.memory_store import MemoryStore
 from support.diary import DIARY, LETTER, write_diary
 from support.tiny_decoder import word_reader

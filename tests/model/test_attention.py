@@ -18,8 +18,8 @@ from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.lookup_settings import GRANULARITIES
-from memstore.model.reads import ReadUnit, StepReads
 from memstore.model.rotary import Rope
+from memstore.model.session import ReadUnit, StepReads
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose

@@ -13,14 +13,14 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.model.passages.activation_capture import CapturingForward, capture
+from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import (
     RepositionedAttention,
     computed,
     read_prefix,
 )
-from memstore.model.passages.selectors.passage_choice import Chosen
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selector import Gate
 from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.passage_choice import Candidates
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.passage_choice import Candidates
+from memstore.model.passages.selector import Gate
 
 SCOPE = [(7, 0, 6), (9, 2, 4)]  # candidates 0..5 and 6, 7
 SCORES = torch.tensor([0.1, 0.5, 0.1, 0.4, 0.1, 0.1, 0.38, 0.36])

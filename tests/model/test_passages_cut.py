@@ -13,7 +13,7 @@ from memstore.disk.format.citations import Place
 from memstore.disk.format.text_parts import Passage
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.passages.passage_cutting import Passages
 from memstore.model.texts.passage_context import CONTEXTS
 from memstore.model.texts.sentences import split
 

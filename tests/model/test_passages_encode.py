@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 
 from memstore.errors import InvalidWeights
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_encoding import encode, fitting
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
-from memstore.model.passages.selectors.adaptation import Adaptation
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from memstore.model.passages.cpu_products import fast_products
+from memstore.model.passages.passage_encoding import fast_products
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 
 import memstore
 from memstore.model.answer import Collector
-from memstore.model.reads import ReadUnit, StepReads
+from memstore.model.session import ReadUnit, StepReads
 from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
 from memstore.serve.answering.trace_report import pieces, report, sources, unit_bytes
 from memstore.store.memory_store import MemoryStore

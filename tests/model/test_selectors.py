@@ -13,25 +13,27 @@ from torch import Tensor
 
 from memstore.errors import InvalidWeights
 from memstore.hf.weights import SHIPPED
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured
-from memstore.model.passages.selectors.learned_selector import Learned, Projection, rooted
-from memstore.model.passages.selectors.passage_choice import Candidates
-from memstore.model.passages.selectors.selector import (
-    GATE_BLOCKS,
-    Gate,
-    Selector,
-    covered,
-    in_range,
-    score_blocks,
-    spread,
-    standardise,
-)
-from memstore.model.passages.selectors.selector_file import (
+from memstore.model.passages.adaptation import (
+    Adaptation,
     MadeFor,
     load_selector,
     read_made_for,
     save_selector,
+)
+from memstore.model.passages.passage_choice import Candidates
+from memstore.model.passages.selector import (
+    GATE_BLOCKS,
+    Captured,
+    Gate,
+    Learned,
+    Projection,
+    Selector,
+    covered,
+    in_range,
+    rooted,
+    score_blocks,
+    spread,
+    standardise,
 )
 from memstore.store.retrieve import first_stage
 from memstore.training.selectors.measure import Haystack

@@ -9,7 +9,7 @@ import torch
 
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.model.batched_forward import feed_batch, read_pending
-from memstore.model.generation import Continuation, Sampler
+from memstore.model.session import Continuation, Sampler
 from memstore.store.memory_store import MemoryStore
 from support.passage_reader import QUESTION, reader_of
 from support.passage_reader import memory as choosing_memory

@@ -36,10 +36,9 @@ from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongMo
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.weights import made_here
 from memstore.model.passages import worker_pool as by_workers
-from memstore.model.passages.passage_records import compute
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.selector import Selector
-from memstore.model.passages.selectors.selector_file import save_selector
+from memstore.model.passages.adaptation import Adaptation, save_selector
+from memstore.model.passages.passage_encoding import compute
+from memstore.model.passages.selector import Selector
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text

@@ -9,7 +9,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from memstore.model.answer import NOT_SURE
-from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selector import Gate
 from support.serving import Served, serving
 from support.tiny_decoder import word_reader
 

@@ -28,10 +28,10 @@ pytest.importorskip("transformers")
 from memstore import load_model
 from memstore.cli.main import app
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages import passage_records as stack
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.passage_choice import Chosen
-from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages import passage_encoding as stack
+from memstore.model.passages.adaptation import Adaptation
+from memstore.model.passages.passage_choice import Chosen
+from memstore.model.passages.selector import Selector
 
 TEXT = " ".join(
     f"The {colour} {thing} of the {place} has the number {len(colour + thing) * len(place)}."

@@ -13,7 +13,7 @@ import torch
 
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, DocumentNotFound, ReadOnlyMemory, StorageFull
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage

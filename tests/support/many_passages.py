@@ -11,7 +11,7 @@ from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.store.memory_store import MemoryStore
 
 TOKENS, WIDTH = 12, 32  # of a passage, of a landmark

@@ -99,8 +99,8 @@ def word_reader(model: Any = None, *, chat: bool = True, **adapted: Any) -> Any:
     """
     model = decoder("llama") if model is None else model
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.model.passages.selectors.adaptation import Adaptation
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.adaptation import Adaptation
+    from memstore.model.passages.selector import Selector
 
     adaptation = Adaptation(Selector(), **{"top_k": 1, **adapted})
     return HuggingFacePassageModel(model, tokenizer(chat), adaptation)
@@ -108,8 +108,7 @@ def word_reader(model: Any = None, *, chat: bool = True, **adapted: Any) -> Any:
 
 def learned_selector(reader: Any, *, layer: int = 2, word_weight: float = 0.0) -> Any:
     """A selector of a passage model: a random projection of the states of a layer, and words."""
-    from memstore.model.passages.selectors.learned_selector import Learned, Projection
-    from memstore.model.passages.selectors.selector import Selector
+    from memstore.model.passages.selector import Learned, Projection, Selector
 
     draw, hidden = torch.Generator().manual_seed(0), reader.shape.hidden_size
     zeros = [torch.zeros(hidden) for _ in range(3)]

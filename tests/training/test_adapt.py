@@ -17,11 +17,9 @@ from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
 from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.passages.cutting.passage_cutting import Passages
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.selector import GATE_BLOCKS, Selector
-from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, save_selector
+from memstore.model.passages.adaptation import Adaptation, MadeFor, load_selector, save_selector
+from memstore.model.passages.passage_cutting import Passages
+from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
 from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls

@@ -62,7 +62,7 @@ class IngestSettings:
     granularity: Line | None = None  # of retrieving, as the next two
     score_range: Amount | None = None
     recency: Amount = 0.0
-    # the document is made of passages that are filled up to so many tokens (passage_parts.py)
+    # the document is made of passages that are filled up to so many tokens (text_parts.py)
     # and has no chunks; None: of blocks of equal size
     passage_tokens: Positive | None = None
     context: Line = (

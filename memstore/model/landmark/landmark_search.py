@@ -19,7 +19,7 @@ from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.answer import Found
-from memstore.model.landmark.attention.candidates import Prefix
+from memstore.model.landmark.attention.open_chunk import Prefix
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.store.memory_store import MemoryStore
 

@@ -7,16 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from memstore.closing import Closing
 from memstore.errors import BudgetExceeded
-from memstore.model.ask_session import check_device
-from memstore.model.generation import GeneratingSession
-from memstore.model.landmark.attention.memory_attention import MemoryAttention
+from memstore.model.landmark.attention.memory_attention import MemoryAttention, SpeculativePrefetch
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
-from memstore.model.landmark.attention.speculative_prefetch import SpeculativePrefetch
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter, LandmarkHeads
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.reads import Lookups, OnRead
+from memstore.model.session import AskSession, OnRead, check_device
 from memstore.model.session_blocks import OwnBlocks, SessionBlocks
 from memstore.store.memory_store import MemoryStore
 
@@ -26,7 +22,7 @@ them from then on.
 """
 
 
-class ChunkSession(GeneratingSession):
+class ChunkSession(AskSession):
     """An open chunk, the blocks before it, and how lookups are made.
 
     `feed` takes content tokens; landmarks are inserted after every block_size of them.
@@ -63,6 +59,7 @@ class ChunkSession(GeneratingSession):
         self.attention = MemoryAttention(
             LandmarkHeads.of(reader), settings, store, blocks, retrieve=retrieve
         )
+        self.lookups, self.absent = self.attention.lookups, self.attention.absent
         self._prefetch: SpeculativePrefetch | None = None
         if store.tiers.predictor != "off" and retrieve:
             self._prefetch = self.attention.observer = SpeculativePrefetch(
@@ -71,30 +68,28 @@ class ChunkSession(GeneratingSession):
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
-    # its gate is of every token and head: it says nothing of a question
-    answered = True
-    needed: float | None = None
-    closest: Sequence[tuple[int, int, float]] = ()
-
-    @property
-    def lookups(self) -> Lookups:
-        """Of (token, head, layer)."""
-        return self.attention.lookups
-
-    @property
-    def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-        """As AskSession.same: none, since a block holds what follows from all before it."""
-        return {}
-
-    @property
-    def absent(self) -> set[int]:
-        """Documents that were left out, or of which blocks were, since they could not be had."""
-        return self.attention.absent
-
     @property
     def chunk_tokens(self) -> int:
         """Content tokens of a full chunk."""
         return self.settings.chunk_blocks * self.reader.shape.block_size
+
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        if self.blocks.documents != [*documents]:
+            self.blocks.attach(documents)
+            self.attention.start_chunk()
+
+    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        ids = self.reader.question_ids(question)
+        if len(ids) > 1:
+            self.feed(ids[:-1])
+        answering()
+        return self.feed(ids[-1:])[-1]
+
+    def tell(self, question: str, answer: str) -> int:
+        reader = self.reader
+        ids = [*reader.question_ids(question), *reader.tokenizer.encode(answer)]
+        self.feed(ids)
+        return len(ids)
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
@@ -184,8 +179,11 @@ class ChunkSession(GeneratingSession):
         self.read_tokens += 1
         self.attention.chunk.advance(1)
 
+    def close(self) -> None:
+        """Nothing is held: `keep` has the blocks."""
 
-class LandmarkSession(ChunkSession, Closing):
+
+class LandmarkSession(ChunkSession):
     """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
     half of the budget.
 
@@ -214,30 +212,6 @@ class LandmarkSession(ChunkSession, Closing):
             self._own.close()
             raise
         self.attention.on_read = on_read
-
-    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
-        """As AskSession.attach."""
-        if self.blocks.documents != [*documents]:
-            self.blocks.attach(documents)
-            self.attention.start_chunk()
-
-    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
-        """Read a question; the state [hidden_size] that its answer begins with.
-
-        answering: called before the token that predicts the answer's first is read.
-        """
-        ids = self.reader.question_ids(question)
-        if len(ids) > 1:
-            self.feed(ids[:-1])
-        answering()
-        return self.feed(ids[-1:])[-1]
-
-    def tell(self, question: str, answer: str) -> int:
-        """As AskSession.tell."""
-        reader = self.reader
-        ids = [*reader.question_ids(question), *reader.tokenizer.encode(answer)]
-        self.feed(ids)
-        return len(ids)
 
     def _take(self, blocks: FinishedBlocks) -> None:
         count, scratch = len(blocks[0][0]), self._own.scratch

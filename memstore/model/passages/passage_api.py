@@ -12,7 +12,6 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found, Ranking
-from memstore.model.ask_session import attached
 from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
@@ -20,9 +19,9 @@ from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.passages.selectors.selector import Scored, score_blocks
+from memstore.model.passages.selector import Scored, score_blocks
 from memstore.model.passages.worker_pool import Workers
-from memstore.model.reads import OnRead
+from memstore.model.session import OnRead, attached
 from memstore.model.texts.questions import query_of
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore

@@ -8,17 +8,20 @@ computed with it and on the machine, so nothing identifies a passage by its keys
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
+from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidWeights
 from memstore.model.adapter import AttentionSpec, Enough
-from memstore.model.passages.cpu_products import fast_products
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
@@ -26,7 +29,7 @@ from memstore.model.passages.repositioned_attention import (
     read_prefix,
     seen_by,
 )
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
+from memstore.model.passages.selector import Captured, Captures
 from memstore.model.rotary import Positions
 from memstore.store.write.chunk import finite
 
@@ -279,3 +282,84 @@ class _Pass:
         """What the passage of these ids shows."""
         states = {layer: states[at] for layer, states in self._states.items()}
         return Captured(list(ids), states)
+
+
+class Computed(NamedTuple):
+    """What is stored of a passage: k, v as in Encoded; landmarks [tokens, heads, width], where the
+    reader's selector keeps some.
+    """
+
+    k: Tensor
+    v: Tensor
+    landmarks: Tensor | None
+
+
+def compute(
+    reader: PassageModel, passages: Iterable[Sequence[int]], layers: int | None = None
+) -> Iterator[Computed]:
+    """What is stored of each of these passages (ids), by `encode`; raises what that raises."""
+    for one in encode(reader, passages, layers=layers):
+        yield Computed(one.k, one.v, landmarks_of(reader, [one]))
+
+
+def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> dict[int, tuple[Tensor, Tensor]]:
+    """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
+    layers = reader.shape.memory_layers
+    size = (reader.shape.num_kv_heads, reader.shape.block_size, reader.shape.head_dim)
+    k, v = (
+        torch.zeros((len(layers), len(encoded), *size), dtype=reader.shape.kv_dtype)
+        for _ in range(2)
+    )
+    for number, one in enumerate(encoded):
+        k[:, number, :, : one.k.shape[2]] = one.k
+        v[:, number, :, : one.v.shape[2]] = one.v
+    return dict(zip(layers, zip(k, v)))
+
+
+def landmarks_of(reader: PassageModel, encoded: Sequence[Encoded]) -> Tensor | None:
+    """The token landmarks that the reader's selector keeps, [tokens of all, heads, width]."""
+    found = [reader.selector.landmarks(one.captured) for one in encoded]
+    kept = [landmarks for landmarks in found if landmarks is not None]
+    return torch.cat(kept) if kept else None
+
+
+def words_of(
+    reader: PassageModel, passages: Sequence[Passage]
+) -> list[list[tuple[int, int]]] | None:
+    """What the reader's selector keeps of the words of passages."""
+    return reader.selector.words([reader.tokenizer.decode(one.ids.tolist()) for one in passages])
+
+
+def fast_products(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """While it is entered, on this thread, linear layers of a model on this device compute their
+    products so; nothing is kept for it, and no gradients go through.
+    """
+    one_dnn = torch.backends.mkldnn.is_available()
+    return (
+        _OneDnn() if one_dnn and (device.type, dtype) == ("cpu", torch.float32) else nullcontext()
+    )
+
+
+class _OneDnn(TorchFunctionMode):
+    """Products of float32 by oneDNN, which uses the widest vectors of any CPU; MKL, which torch
+    takes for them, of Intel's alone. In half precision torch takes oneDNN by itself.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is linear and len(args) > 1 and _plain(args[0]) and _plain(args[1]):
+            return linear(args[0].to_mkldnn(), *args[1:], **(kwargs or {})).to_dense()
+        return func(*args, **(kwargs or {}))
+
+
+def _plain(x: torch.Tensor) -> bool:
+    """Is this a float32 tensor of the CPU, of no class of its own?"""
+    known = type(x) in (torch.Tensor, nn.Parameter)
+    return (
+        known and x.layout is torch.strided and (x.device.type, x.dtype) == ("cpu", torch.float32)
+    )

@@ -20,9 +20,9 @@ from memstore.model.document_ingest import (
     begin_document,
     described,
 )
-from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.passages.passage_cutting import Passages
+from memstore.model.passages.passage_encoding import Computed, compute, words_of
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.passage_records import Computed, compute, words_of
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memstore.model.adapter import AttentionSpec, ModelAdapter
-from memstore.model.passages.selectors.selector import Gate, Selector
+from memstore.model.passages.selector import Gate, Selector
 from memstore.model.rotary import Positions
 from memstore.model.texts.passage_context import Context
 

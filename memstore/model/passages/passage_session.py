@@ -8,27 +8,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from memstore.closing import Closing
 from memstore.errors import BlocksUnavailable, InvalidInput
-from memstore.model.ask_session import check_device
-from memstore.model.generation import GeneratingSession
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.activation_capture import STEP, pieces
-from memstore.model.passages.dialogue_buffer import DialogueBuffer
-from memstore.model.passages.gated_choice import GatedChoice
-from memstore.model.passages.passage_fetch import Fetched, PassageFetch
+from memstore.model.passages.activation_capture import STEP, DialogueBuffer, pieces
+from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice
+from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
     RepositionedAttention,
+    StepMasses,
     computed,
     read_prefix,
 )
-from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
-from memstore.model.passages.session_passages import OwnPassages
 from memstore.model.passages.step_graph import StepGraph
-from memstore.model.passages.step_masses import StepMasses
-from memstore.model.reads import Lookups, OnRead
+from memstore.model.session import AskSession, Lookups, OnRead, check_device
 from memstore.model.session_blocks import Run
 from memstore.model.texts.questions import asks, query_of
 from memstore.store.memory_store import MemoryStore
@@ -36,7 +30,7 @@ from memstore.store.memory_store import MemoryStore
 _CLOSEST = 5  # passages that a refusal names
 
 
-class PassageSession(GeneratingSession, Closing):
+class PassageSession(AskSession):
     """Local text behind the reader's prefix, and the passages that it reads now.
 
     Prefix, passages in the order of the text, the separator, and the local text stand as they would

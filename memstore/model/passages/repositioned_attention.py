@@ -2,7 +2,7 @@
 the local text, one after the other, under one ordinary softmax.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from memstore.model.adapter import AttentionSpec
 from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.session import OnRead, ReadUnit, StepReads
 
 KeysValues = tuple[Tensor, Tensor]
 """k and v [Hkv, n, D], position-free."""
@@ -293,3 +294,28 @@ def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[Key
     reader = context.reader
     reader.hidden(torch.tensor([list(ids)], device=reader.device), attend)
     return kept
+
+
+class StepMasses:
+    """Tells of every step once all memory layers have attended."""
+
+    def __init__(self, memory_layers: Sequence[int], on_read: OnRead) -> None:
+        self._layers, self._on_read = memory_layers, on_read
+        self._units: Sequence[ReadUnit] = ()
+        self._reading: Collection[int] = ()
+        self._masses: list[Tensor] = []
+
+    def read(self, units: Sequence[ReadUnit], layers: Collection[int]) -> None:
+        """From the next step on these units are read, in these layers."""
+        self._units, self._reading = units, layers
+
+    def __call__(self, layer_idx: int, masses: Tensor) -> None:
+        """masses: [H, passages], of a layer."""
+        if layer_idx == self._layers[0]:
+            self._masses.clear()  # of a step that failed
+        if layer_idx in self._reading:
+            self._masses.append(masses)
+        if layer_idx == self._layers[-1]:
+            read = torch.stack(self._masses).double().flatten()
+            self._masses.clear()
+            self._on_read(StepReads(self._units, read.cpu().numpy()))

@@ -16,9 +16,8 @@ import torch
 
 from memstore.errors import MemstoreError
 from memstore.model.document_ingest import IngestWorkers
-from memstore.model.passages.passage_encoding import AHEAD, fitting, pass_tokens
+from memstore.model.passages.passage_encoding import AHEAD, Computed, compute, fitting, pass_tokens
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.passage_records import Computed, compute
 from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text
 

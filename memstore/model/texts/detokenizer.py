@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from memstore.model.adapter import TextTokenizer
-from memstore.model.generation import ends_sentence
+from memstore.model.session import ends_sentence
 
 
 class Detokenizer:

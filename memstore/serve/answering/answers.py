@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.freed_memory import return_freed_memory
 from memstore.model.answer import Source, closest_sources, refusal
-from memstore.model.ask_session import AskSession
 from memstore.model.batched_forward import read_pending
-from memstore.model.generation import Continuation
 from memstore.model.model_api import ModelAPI
+from memstore.model.session import AskSession, Continuation
 from memstore.model.texts.detokenizer import Detokenizer
 from memstore.serve.answering import trace_report
 from memstore.serve.answering.trace import Trace

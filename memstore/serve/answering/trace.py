@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memstore.model.adapter import ModelAdapter
-from memstore.model.ask_session import AskSession
-from memstore.model.reads import ReadUnit, StepReads
+from memstore.model.session import AskSession, ReadUnit, StepReads
 from memstore.tiers.stats import COUNTS
 
 OF_TOKEN = 6  # blocks recorded for a token: those most read

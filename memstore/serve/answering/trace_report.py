@@ -16,8 +16,8 @@ from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Source
-from memstore.model.ask_session import AskSession
 from memstore.model.passages.passage_session import PassageSession
+from memstore.model.session import AskSession
 from memstore.serve.answering.trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 

@@ -16,13 +16,12 @@ from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
+from memstore.index.block_rows import Scope
 from memstore.index.faiss.faiss_head import has_faiss
 from memstore.index.index_file import Unusable
-from memstore.index.list_codes import CODE
 from memstore.index.passage_files import Covered, ListsHead, Made, PassageWords, Place
-from memstore.index.scope import Scope
-from memstore.index.token_lists import Building, TokenLists
-from memstore.index.word_postings import HeldPostings, keys_of
+from memstore.index.token_lists import CODE, Building, TokenLists
+from memstore.index.word_index import HeldPostings, keys_of
 from memstore.store.retrieve.listed_passages import (
     Asked,
     ListedPassages,

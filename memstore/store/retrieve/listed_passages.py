@@ -17,10 +17,9 @@ from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable, TokenPlaces
 from memstore.errors import CorruptMemory, DocumentNotFound
-from memstore.index.block_rows import Remembered
+from memstore.index.block_rows import Remembered, Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.passage_files import Covered, Kept
-from memstore.index.scope import Scope
 from memstore.index.token_lists import Added
 from memstore.index.word_index import RareBlocks, WordsBeside
 from memstore.store.retrieve.selector_index import SelectorIndex

@@ -10,10 +10,8 @@ from itertools import accumulate
 import numpy as np
 
 from memstore.errors import CorruptMemory, ObjectNotFound, StoreUnavailable, WrongModel
-from memstore.index.file_parts import FilePart
-from memstore.index.index_file import Unusable
-from memstore.index.passage_directory import PassageDirectory
-from memstore.index.passage_files import Digested, ListsHead, Made
+from memstore.index.index_file import FilePart, Unusable
+from memstore.index.passage_files import Digested, ListsHead, Made, PassageDirectory
 from memstore.share.calls import Failure
 from memstore.share.format.manifest import ListsRef, PartsRef
 from memstore.share.format.read_pieces import Checked

@@ -19,9 +19,9 @@ from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index
+from memstore.index.block_rows import Scope
 from memstore.index.faiss.faiss_files import FaissFiles
-from memstore.index.passage_directory import PassageDirectory
-from memstore.index.scope import Scope
+from memstore.index.passage_files import PassageDirectory
 from memstore.index.word_index import WordsBeside
 from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions

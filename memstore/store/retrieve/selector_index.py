@@ -20,10 +20,9 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
+from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
-from memstore.index.scope import Scope
-from memstore.index.word_index import RareBlocks, WordIndex
-from memstore.index.word_postings import StoredPostings
+from memstore.index.word_index import RareBlocks, StoredPostings, WordIndex
 from memstore.paused_collection import paused_collection
 from memstore.store.retrieve.loading import batches, by_tokens, read_whole
 

@@ -34,7 +34,7 @@ def publish_from(
     report = publish(catalog, documents, place, options, progress)
     lists = catalog.database.path / INDEX
     if catalog.index_spec is not None and lists.exists():
-        from memstore.index.passage_directory import PassageDirectory  # these import torch
+        from memstore.index.passage_files import PassageDirectory  # these import torch
         from memstore.store.retrieve.published_lists import carry
 
         carry(PassageDirectory(lists), place, catalog.index_spec.digest)

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from memstore.disk.format.text_parts import Passage
+from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.store.memory_store import MemoryStore
 from memstore.training.selectors.questions import Fact
 from memstore.training.selectors.windows import WindowWriter

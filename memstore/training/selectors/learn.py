@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memstore.errors import InvalidInput
-from memstore.model.passages.selectors.learned_selector import Learned, Projection
+from memstore.model.passages.selector import Learned, Projection
 from memstore.training.selectors.states import Asked, States
 
 

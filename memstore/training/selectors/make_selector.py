@@ -11,14 +11,11 @@ from random import Random
 
 from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
+from memstore.model.passages.adaptation import Adaptation, MadeFor
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.learned_selector import Learned
-from memstore.model.passages.selectors.selector import Selector, asked
-from memstore.model.passages.selectors.selector_file import MadeFor
+from memstore.model.passages.selector import Captured, Captures, Learned, Selector, asked
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.questions import Split

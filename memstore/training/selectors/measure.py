@@ -13,13 +13,12 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
-from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
 from memstore.model.adapter import TextTokenizer
-from memstore.model.passages.selectors.captured_activations import Captured
-from memstore.model.passages.selectors.passage_choice import Candidates
-from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
+from memstore.model.passages.passage_choice import Candidates
+from memstore.model.passages.selector import GATE_TOGETHER, Captured, Gate, Selector, confidence
 from memstore.training.selectors.states import States
 
 KS = (1, 4, 8, 16)

@@ -16,8 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.learned_selector import rooted
+from memstore.model.passages.selector import Captured, Captures, rooted
 from memstore.training.selectors.windows import Question, Window, firsts
 
 Walk = Callable[[Sequence[Sequence[int]], Captures], list[Captured]]

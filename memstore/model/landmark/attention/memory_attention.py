@@ -1,12 +1,20 @@
-"""Landmark attention over a chunk and a memory: the seam between a model and a store, in
-position-free q, k, v.
+"""Landmark attention over a chunk and a memory: the seam between a model and a store, in position-
+free q, k, v.
 
 One `MemoryAttention` serves one session. A layer step goes: local scores and the gate; a search for
 the rows whose gate is open; a lease on the distinct KV blocks found; one attention over chunk and
 slots.
+
+Speculative prefetch: what the next lookup will read is on its way before it asks. Layer n's state
+without its memory, taken through the rest of layer n and the projections of layer n + 1, gives
+nearly the queries that layer n + 1 will search with (measured on the first weights that shipped: of
+the units that layers 2 and 3 read, .74 to .90 were predicted, and .70 to .92 of the predicted were
+read; with layer n's plain input instead of its local attention, as prefetchers of experts do, .45
+to .66). A prediction never changes a result: it only tells the tiers what to fetch.
 """
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,21 +22,22 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import BlocksUnavailable, BudgetExceeded
+from memstore.errors import BlocksUnavailable, BudgetExceeded, MemstoreError
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows, Selection
-from memstore.model.landmark.attention.block_requests import (
+from memstore.model.landmark.attention.block_lookup import (
     BlockRequest,
     Locate,
+    Lookup,
+    OpenRows,
+    Selection,
     lease_requested,
     requested_reads,
 )
-from memstore.model.landmark.attention.candidates import Candidates
-from memstore.model.landmark.attention.open_chunk import FinishedBlocks, OpenChunk
-from memstore.model.landmark.landmark_protocol import LandmarkHeads
+from memstore.model.landmark.attention.open_chunk import Candidates, FinishedBlocks, OpenChunk
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter, LandmarkHeads
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.reads import Lookups, OnRead
+from memstore.model.session import Lookups, OnRead
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lease import Lease
@@ -37,7 +46,7 @@ GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 
 
 class Observer(Protocol):
-    """Called in every step while it runs (speculative_prefetch.py)."""
+    """Called in every step while it runs, as SpeculativePrefetch is."""
 
     def attended(self, layer: int, local: LocalAttention) -> None:
         """A layer has attended to its chunk, and will read memory next."""
@@ -389,3 +398,47 @@ def _without_units(
         device=wanted.candidates.device,
     )
     return replace(wanted, candidates=wanted.candidates.masked_fill(~kept, -1))
+
+
+# steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
+_PATIENCE = 2
+
+
+class SpeculativePrefetch:
+    """Predicts for one session; its methods are called from within a step, in the order of
+    layers.
+    """
+
+    def __init__(
+        self, reader: LandmarkAdapter, attention: MemoryAttention, store: MemoryStore
+    ) -> None:
+        self._reader, self._attention, self._store = reader, attention, store
+        self._memory_layers = frozenset(attention.shape.memory_layers)
+        self._states: Tensor | None = None
+        self._quiet = 0  # steps since the last miss, had or foreseen
+
+    def enter(self, layer: int, states: Tensor) -> None:
+        """A layer begins with the states [1, T, hidden_size]."""
+        if layer == 0:
+            self._quiet += 1
+        self._states = states
+
+    def attended(self, layer: int, local: LocalAttention) -> None:
+        """The layer has attended to its chunk and will read memory next."""
+        if self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
+            return
+        assert self._states is not None
+        following = self._reader.next_projections(layer, self._states, local.output)
+        if following is None:
+            return
+        # Where predicting fails (a document was forgotten), the lookup itself says so, if there is
+        # to be one.
+        with suppress(MemstoreError):
+            if self._store.retrieval.expect(
+                self._attention.predicted_blocks(layer + 1, *following)
+            ):
+                self._quiet = 0
+
+    def missed(self) -> None:
+        """The step had to wait for a unit: predicting goes on."""
+        self._quiet = 0

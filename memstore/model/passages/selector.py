@@ -4,21 +4,131 @@ or by both; and the gate that tells from the scores whether any of them answers.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index import text_words
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
-from memstore.model.passages.selectors.captured_activations import Captured, Captures
-from memstore.model.passages.selectors.learned_selector import Learned
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve.listed_passages import Shortlist
+
+
+class Captures(NamedTuple):
+    """What a selector needs captured: the states that enter some layers."""
+
+    states: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """How many layers a forward pass has to go through to capture it."""
+        return max(self.states, default=0)
+
+
+@dataclass
+class Captured:
+    """What was captured of consecutive tokens; a forward pass fills it by `keep_states`."""
+
+    ids: list[int]
+    states: dict[int, Tensor] = field(default_factory=dict)  # layer -> [T, hidden_size]
+
+    def keep_states(self, captures: Captures, layer_idx: int, states: Tensor) -> None:
+        """Keep the states that enter a layer, [1, T, hidden_size], if they are wanted."""
+        if layer_idx in captures.states:
+            self.states[layer_idx] = states[0]
+
+    def part(self, tokens: range) -> "Captured":
+        """The same of some of the tokens."""
+        at = slice(tokens.start, tokens.stop)
+        return Captured(self.ids[at], {layer: states[at] for layer, states in self.states.items()})
+
+    @classmethod
+    def joined(cls, parts: "Iterable[Captured]") -> "Captured":
+        """The same of parts that follow one another."""
+        some = [part for part in parts if part.ids]
+        if len(some) < 2:
+            return some[0] if some else cls([])
+        return cls(
+            [token for part in some for token in part.ids],
+            {layer: torch.cat([part.states[layer] for part in some]) for layer in some[0].states},
+        )
+
+
+_STEPS = 127  # a landmark is a unit vector times this, in int8
+_LEAST_IDF = 0.05
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What was learned. hidden: the model's; width: of a landmark.
+
+    projection: [hidden, width]. document_*, question_*: mean and deviation [hidden] of the states
+    of documents and of questions. attend: [hidden], how much a question's token counts beside its
+    idf. idf: float16 [vocabulary], ln of how rare a token is among blocks.
+    """
+
+    projection: Tensor
+    document_mean: Tensor
+    document_deviation: Tensor
+    question_mean: Tensor
+    question_deviation: Tensor
+    attend: Tensor
+    idf: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Learned:
+    """score(B) = sum over the question's tokens i of w_i max over j in B of <q_i, d_j>.
+
+    d_j and q_i: states that enter `layer`, divided by their root mean square, standardised (of
+    documents and of questions apart), projected alike, unit vectors. w = softmax(attend . x_i +
+    ln idf_i) over the question's own tokens.
+    """
+
+    def __init__(self, layer: int, projection: Projection) -> None:
+        self.layer, self.projection = layer, projection
+        self.width: int = projection.projection.shape[1]
+        digest = hashlib.blake2b(str(layer).encode(), digest_size=16)
+        for tensor in (
+            projection.projection,
+            projection.document_mean,
+            projection.document_deviation,
+        ):
+            digest.update(tensor.contiguous().numpy().tobytes())
+        self.digest = digest.hexdigest()  # of all that landmarks depend on
+
+    def landmarks(self, captured: Captured) -> Tensor:
+        """int8 [T, 1, width]; where the tokens stand does not matter."""
+        projection = self.projection
+        x = rooted(captured.states[self.layer])
+        x = (x - projection.document_mean) / projection.document_deviation
+        units = F.normalize(x @ projection.projection, dim=-1)
+        return (units * _STEPS).round().to(torch.int8)[:, None].cpu()
+
+    def rows(self, captured: Captured) -> tuple[Tensor, Tensor]:
+        """The question's unit vectors [T, width] and their weights [T], which sum to 1."""
+        projection = self.projection
+        x = rooted(captured.states[self.layer])
+        x = (x - projection.question_mean) / projection.question_deviation
+        rare = projection.idf[torch.as_tensor(captured.ids)].float().clamp_min(_LEAST_IDF)
+        weights = (x @ projection.attend + rare.log()).softmax(0)
+        return F.normalize(x @ projection.projection, dim=-1), weights
+
+
+def rooted(states: Tensor) -> Tensor:
+    """States [..., hidden] with root mean square 1, float32 on the CPU."""
+    states = states.float().cpu()
+    return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-5)
+
 
 GATE_BLOCKS = 512
 """Among so many blocks a Gate's `least` holds: 32K tokens."""

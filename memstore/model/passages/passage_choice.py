@@ -1,4 +1,5 @@
-"""Which passages a question reads: those that its scores mean, each text once.
+"""Which passages a question reads: those that its scores mean, each text once, where the gate lets
+it through.
 
 A passage is identified by its tokens. Copies of one text have nearly the same score, not the same
 bits: rounding depends on how many blocks one product scores, and on the machine that read a copy.
@@ -7,16 +8,25 @@ bits: rounding depends on how many blocks one product scores, and on the machine
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from memstore.index.scope import Scope
+from memstore.index.block_rows import Scope
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.selector import GATE_TOGETHER, covered, in_range, spread
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.selector import (
+    GATE_TOGETHER,
+    Captured,
+    covered,
+    in_range,
+    score_blocks,
+    spread,
+)
+from memstore.store.memory_store import MemoryStore
 
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
 
@@ -154,3 +164,44 @@ class Candidates:
 def _order(scored: tuple[float, int]) -> tuple[float, int]:
     score, candidate = scored
     return -score, candidate
+
+
+class GatedChoice:
+    """Chooses passages for one session."""
+
+    def __init__(
+        self, reader: PassageModel, store: MemoryStore, settings: LookupSettings, content: Content
+    ) -> None:
+        """The reader's selector and gate are those that it has when it is asked."""
+        self._reader, self._store = reader, store
+        self._settings, self._content = settings, content
+
+    def __call__(
+        self, captured: Captured, question: str, scope: Scope
+    ) -> tuple[Candidates, list[Chosen] | None]:
+        """The best passages of a scope, and those that are meant; None where nothing answers.
+        Raises what MemoryStore's lookups raise.
+        """
+        selector, gate, caution = self._reader.selector, self._reader.gate, self._settings.caution
+        scores, scope, where, deviation, blocks = score_blocks(
+            selector, captured, question, self._store, scope
+        )
+        best = Candidates(
+            scores,
+            scope,
+            self._settings.top_k,
+            partial(selector.adds, captured, where),
+            self._content,
+            deviation=deviation,
+            blocks=blocks,
+        )
+        alone = gate is None or gate.answers(scores, caution, blocks=blocks)
+        answers = alone or (
+            gate is not None and gate.answer_together(scores, best.together, caution, blocks=blocks)
+        )
+        return best, best.meant(self._settings, parts=not alone) if answers else None
+
+    def needed(self, best: Candidates) -> float | None:
+        """The score that the gate wants among these candidates; None without a gate."""
+        gate = self._reader.gate
+        return None if gate is None else gate.threshold(best.blocks, self._settings.caution)

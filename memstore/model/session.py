@@ -1,16 +1,60 @@
-"""Generation: the next tokens of a session, one by one."""
+"""A session: a text that is read on beside a memory, what it has read of that, and the tokens that
+it generates, one by one.
+"""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from memstore.errors import InvalidInput
+from memstore.closing import Closing
+from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.lookup_settings import check_sampling
+from memstore.store.memory_store import MemoryStore
+
+
+class ReadUnit(NamedTuple):
+    """What a query head of a layer reads of a block, and the tier that had it."""
+
+    layer: int
+    head: int
+    document: int
+    block: int
+    tier: str
+
+
+class StepReads(NamedTuple):
+    """What a row of a step reads: units of one layer, or of all memory layers, and its attention
+    mass to each [units].
+
+    units: the same object in every step, as long as a session goes on reading the same.
+    """
+
+    units: Sequence[ReadUnit]
+    masses: NDArray[np.float64]
+
+
+OnRead = Callable[[StepReads], None]
+"""Told what a row of a step has read, where that is anything."""
+
+
+@dataclass
+class Lookups:
+    """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
+    questions, by a model that chooses once for each.
+    """
+
+    done: int = 0
+    skipped: int = 0
+
 
 Around = Callable[[], AbstractContextManager[None]]
 """Entered for what a forward pass that sessions share does for one of them alone."""
@@ -43,7 +87,7 @@ class Continuation(Iterator[int]):
 
     def __init__(
         self,
-        session: "GeneratingSession",
+        session: "AskSession",
         state: Tensor,
         max_new_tokens: int,
         sampler: Sampler,
@@ -106,16 +150,51 @@ class Continuation(Iterator[int]):
         return self._sampler.draw(logits)
 
 
-class GeneratingSession(ABC):
-    """A text that is read on and generated; its tokens can be read in a forward pass with those of
-    other sessions of its model (batched_forward.py).
+class AskSession(Closing, ABC):
+    """A text that is read on and generated beside a memory. Its tokens can be read in one forward
+    pass with those of other sessions of its model (batched_forward.py).
     """
 
     reader: ModelAdapter  # whose layers they go through
+    store: MemoryStore
+    answered: bool = True  # False: nothing in the memory answers the last question
+    needed: float | None = None  # the score that a passage needs to answer it; None without a gate
+    read_tokens: int = 0  # since it was opened
+    lookups: Lookups  # how often blocks were looked for
+    absent: set[int]  # documents that were left out, or of which blocks were: not to be had
+
+    @property
+    def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
+        """Of blocks (document, block) that are read now, others that say the same."""
+        return {}
+
+    @property
+    def closest(self) -> Sequence[tuple[int, int, float]]:
+        """The best passages of a question that nothing answers, best first: document, block and
+        score.
+        """
+        return ()
+
+    @abstractmethod
+    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
+        """Look up in these documents from now on, (id, blocks) each, in place of those before."""
+
+    @abstractmethod
+    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        """Read a question as the next turn; the state [hidden_size] that its answer begins with.
+
+        answering: called before the step that predicts the answer's first token.
+        """
+
+    @abstractmethod
+    def tell(self, question: str, answer: str) -> int:
+        """Read a turn that was said before, without looking up; how many tokens it has."""
 
     @abstractmethod
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens -> [n, hidden_size]."""
+        """Read content tokens -> [n, hidden_size], row i being the state that predicts what follows
+        ids[i].
+        """
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
@@ -204,3 +283,28 @@ def draw(
     reached = weights.double().cumsum(0)
     at = torch.rand(1, generator=generator, dtype=torch.float64) * reached[-1]
     return int(torch.searchsorted(reached, at, right=True).clamp_(max=len(reached) - 1))
+
+
+def attached(
+    store: MemoryStore, names: Sequence[str] | None, *, retrieve: bool
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """The documents that a session is about, as (id, blocks), and the ids of those that it leaves
+    out, since they cannot be had. names: None for all; without `retrieve` none is left out. Raises
+    what MemoryStore.ready and MemoryStore.attached raise.
+    """
+    wanted = store.ready(names)
+    there = store.retrieval.attached(wanted) if retrieve else wanted
+    absent = set[int]()
+    if len(there) < len(wanted):
+        absent = {row.id for row in wanted} - {row.id for row in there}
+    return [(row.id, row.blocks) for row in there], absent
+
+
+def check_device(device: torch.device, store: MemoryStore) -> None:
+    """Raises InvalidConfig where the memory's blocks are on another device than the model."""
+    if store.tiers.lengths.device.type != device.type:
+        raise InvalidConfig(
+            f"the model is on {device.type} and the memory's blocks on "
+            f"{store.tiers.lengths.device.type}; open the memory with device={str(device)!r}, or "
+            "load the model with the memory's"
+        )

@@ -1,1 +1,0 @@
-"""A text as passages."""

@@ -1,1 +1,0 @@
-"""What chooses the passages of a question."""
