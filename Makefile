@@ -84,7 +84,7 @@ soak: ray
 		tests/share/test_share_faults.py tests/serve/test_serve_load.py \
 		tests/serve/test_serve_hostile.py tests/store/test_computed_again.py \
 		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \
-		tests/library tests/model/test_workers.py \
+		tests/library \
 		-s --timeout 7200 -m 'not models' $(ARGS)
 
 lint: setup

@@ -8,35 +8,27 @@ from benchmarks.real.plan import Question, Stated
 from memstore.hf.passage_adapter import LONGEST
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_cutting import Passages
-from memstore.model.texts.passage_context import Context
 
 Block = tuple[str, int]  # of a document, the number
 
 
 class Span(NamedTuple):
-    """Characters first .. end - 1 of a text, and the context that is read in front of them."""
+    """Characters first .. end - 1 of a text."""
 
     first: int
     end: int
-    lead: str = ""
 
 
 Cut = Callable[[str], list[Span]]
 """A text -> where each of its passages stands."""
 
 
-def passages(
-    tokenizer: TextTokenizer, size: int = 64, most: int = LONGEST, context: Context = "none"
-) -> Cut:
+def passages(tokenizer: TextTokenizer, size: int = 64, most: int = LONGEST) -> Cut:
     """As a memory of a model with this tokenizer cuts them."""
 
     def cut(text: str) -> list[Span]:
-        found = []
-        for one in Passages(tokenizer, [text], size=size, most=most, context=context):
-            read = tokenizer.decode(one.ids.tolist()) if one.lead else ""
-            lead = read[: read.rfind(text[one.start : one.end])] if one.lead else ""
-            found.append(Span(one.start, one.end, lead))
-        return found
+        found = Passages(tokenizer, [text], size=size, most=most)
+        return [Span(one.start, one.end) for one in found]
 
     return cut
 
@@ -59,9 +51,9 @@ class Blocks:
         return [(name, number) for name in documents for number in range(len(self.spans(name)))]
 
     def text(self, block: Block) -> str:
-        """The text of a block, with the context in front."""
-        first, end, lead = self.spans(block[0])[block[1]]
-        return lead + self.documents[block[0]][first:end]
+        """The text of a block."""
+        first, end = self.spans(block[0])[block[1]]
+        return self.documents[block[0]][first:end]
 
     def texts(self, blocks: Sequence[Block]) -> list[str]:
         """The texts of blocks, in their order; blocks that follow one another are one text."""
@@ -71,7 +63,7 @@ class Blocks:
             if at and blocks[at - 1] == (name, number - 1):
                 span = joined.pop()[1]._replace(end=span.end)
             joined.append((name, span))
-        return [span.lead + self.documents[name][span.first : span.end] for name, span in joined]
+        return [self.documents[name][span.first : span.end] for name, span in joined]
 
     def right(self, question: Question) -> list[Block]:
         """The blocks on which the sentences that are needed stand, in the order of the text."""

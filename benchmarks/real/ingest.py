@@ -4,10 +4,6 @@ ingest  Tokens a second of `reader.ingest`, against the stock model of transform
         tokens in chunks of 256 after the same prefix, over a window of 256, with its stock cache
         and nothing stored. In turns; the ratio is the median of pairs: of the clock, and of the
         processor time of all threads, which other programs do not disturb.
-workers How fast --workers processes ingest the long document, and --documents short ones of each
-        length as files of a folder, against one process: with one thread, and with as many threads
-        as there are processes. In turns, by the clock; loading the model in the workers is timed
-        separately. Needs as many idle cores.
 peak    Peak main memory of a fresh process that ingests --peak tokens, with --host-budget bytes of
         host tier.
 
@@ -37,11 +33,9 @@ from memstore import MemoryStore
 from memstore.disk.format.codec import CODECS
 from memstore.hf.attention_seam import cache_argument
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages.worker_pool import Workers
-from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
 
-PARTS = ["ingest", "workers", "peak"]
+PARTS = ["ingest", "peak"]
 
 
 def main() -> None:
@@ -49,13 +43,10 @@ def main() -> None:
     prepare(options.threads)
     hay = Hay(counting(options.model), list(read_documents(options.text)), Random(options.seed))
     found: dict[str, Any] = {}
-    if {"ingest", "workers"} & set(options.parts):
-        reader = passage_model(options.model, options.dtype)
     if "ingest" in options.parts:
+        reader = passage_model(options.model, options.dtype)
         stock = Stock(options.model, options.dtype, reader)
         found["ingest"] = against_prefill(reader, stock, hay.prose(options.tokens), options)
-    if "workers" in options.parts:
-        found["workers"] = by_workers(reader, hay, options)
     if "peak" in options.parts:
         found["peak"] = peaks(hay, options)
     write(options, found)
@@ -66,9 +57,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--codec", "zstd", choices=CODECS)
     add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
     add(options, "--tokens", "8K", "of the long document", type=tokens_number)
-    add(options, "--short", [128, 512], "tokens of short documents, for the workers")
-    add(options, "--documents", 8, "short ones")
-    add(options, "--workers", 2, "processes, of which one writes")
     add(options, "--peak", ["32K", "128K"], "tokens")
     add(options, "--host-budget", 64 * 1024**2, "bytes")
     add(options, "--repeats", 3)
@@ -144,51 +132,6 @@ def against_prefill(
         found[name] = {"ratio": ratio, "tokens_per_second": measured}
     head = ["document", "seconds of", "tokens a second: ingest / stock prefill", "ratio"]
     print(table(head, lines) + "\n", flush=True)
-    return found
-
-
-def by_workers(
-    reader: HuggingFacePassageModel, hay: Hay, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Tokens a second of several processes, and of one."""
-    folders = [[hay.prose(options.tokens)]]
-    folders += [[hay.prose(length) for _ in range(options.documents)] for length in options.short]
-    lines, found = [], dict[str, Any]()
-    one, several = options.threads, options.workers
-    with reader.workers(several) as crew:
-        found["loading"], _ = timed(crew.start)
-
-        def read(texts: Sequence[str], threads: int, workers: Workers | None = None) -> float:
-            """Tokens a second, of texts that are cut and stored like files."""
-            files = [Text(text, f"{number}") for number, text in enumerate(texts)]
-            torch.set_num_threads(threads)
-            with tempfile.TemporaryDirectory() as where, created(reader, where, options) as store:
-                if workers is not None:
-                    workers.expect(files[1:])
-                began, tokens = time.perf_counter(), 0
-                for text in files:
-                    tokens += reader.ingest(text, store, workers=workers or 1).tokens
-                return tokens / (time.perf_counter() - began)
-
-        for texts in folders:
-            ways = {
-                f"one of {one}": lambda _, t=texts: read(t, one),
-                f"one of {one * several}": lambda _, t=texts: read(t, one * several),
-                f"{several} of {one}": lambda _, t=texts: read(t, one, crew),
-            }
-            for way in ways.values():
-                way(-1)
-            rates = interleaved(ways, options.repeats)
-            alone, wide, together = rates.values()
-            gains = paired_ratio(together, alone), paired_ratio(together, wide)
-            what = f"{len(texts)} of {tokens_text(len(reader.tokenizer.encode(texts[0])))} tokens"
-            shown = " / ".join(f"{statistics.median(rate):,.0f}" for rate in rates.values())
-            lines.append([what, shown, *map(spread, gains)])
-            found[what] = {"tokens_per_second": rates, "gains": gains}
-    names = " / ".join(rates)
-    head = [f"{options.dtype}, {options.codec}", f"tokens a second: {names} threads"]
-    print(table([*head, "gain", "gain over as many threads"], lines))
-    print(f"the workers loaded the model in {found['loading']:.1f} s\n", flush=True)
     return found
 
 

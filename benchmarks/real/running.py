@@ -58,7 +58,7 @@ def run(
             build().save(path)
         plan = Plan.load(path)
         reader = cache(lambda: passage_model(options.model, options.dtype, options.caution))
-        cut = passages(tokenizer_of(options.model), context=reader().context)
+        cut = passages(tokenizer_of(options.model))
         blocks = Blocks(cut, plan.documents)
         questions = plan.of(options.tasks, options.lengths, options.asked)
         # answers about passages that were cut differently do not count

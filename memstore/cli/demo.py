@@ -233,11 +233,7 @@ class Bm25Baseline:
             model.tokenizer.decode(passage.ids.tolist())
             for text in texts
             for passage in Passages(
-                model.tokenizer,
-                [text],
-                size=model.passage_tokens,
-                most=model.shape.block_size,
-                context=model.context,
+                model.tokenizer, [text], size=model.passage_tokens, most=model.shape.block_size
             )
         ]
         self._words = WordIndex()

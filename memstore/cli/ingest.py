@@ -1,6 +1,5 @@
 """The command that reads documents into a memory, or with Ray into a published one."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,18 +10,7 @@ from memstore.cli.command import command
 from memstore.cli.ingest_files import FileIngest, checked, text_of
 from memstore.cli.ingest_ray import ingest_with_ray
 from memstore.cli.opening import model_for_ingest
-from memstore.cli.options import (
-    ASK_BUDGET,
-    Json,
-    ModelOptions,
-    ScoreRange,
-    Store,
-    Tiers,
-    TopK,
-    flag,
-    option,
-    parse_size,
-)
+from memstore.cli.options import Json, ModelOptions, Store, Tiers, TopK, flag, option, parse_size
 from memstore.errors import MemoryNotFound
 
 if TYPE_CHECKING:
@@ -32,7 +20,7 @@ if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions
     from memstore.store.write.admission import Mode
 
-# an ingest reads back only its latest blocks; with --retrieve it has the budget of asking
+# an ingest reads back only its latest blocks
 INGEST_BUDGET = 128 << 20
 
 
@@ -41,7 +29,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest book.txt",
     "memstore ingest notes.txt --name diary --append",
     "memstore ingest papers --recursive --sync",
-    "memstore ingest library --recursive --model smollm2 --workers 4",
+    "memstore ingest library --recursive --model smollm2",
     "memstore ingest library --recursive --to s3://team/library --engine ray",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
@@ -81,11 +69,7 @@ def ingest(
     replace: Annotated[
         bool, flag("--replace", "Replace the document of that name by this text.")
     ] = False,
-    retrieve: Annotated[
-        bool, flag("--retrieve", "Attend to retrieved blocks while reading (slower).")
-    ] = False,
     top_k: TopK = None,
-    score_range: ScoreRange = None,
     chunk_blocks: Annotated[
         int | None, option("--chunk-blocks", "N", "Blocks read at once.")
     ] = None,
@@ -110,15 +94,6 @@ def ingest(
             "chooses blocks).",
         ),
     ] = "kv",
-    workers: Annotated[
-        int,
-        option(
-            "--workers",
-            "N",
-            "Processes that read, which share the cores; what is stored is the same (a selector "
-            "chooses blocks).",
-        ),
-    ] = 1,
     model_options: ModelOptions,
     tiers: Tiers,
     to: Annotated[
@@ -156,24 +131,19 @@ def ingest(
     is reported, the others are read (exit status 1).
     """
     _check_options(
-        alone={"append": append, "sync": sync, "workers": workers != 1, "quota": quota is not None},
+        alone={"append": append, "sync": sync, "quota": quota is not None},
         with_ray={"to": to, "address": address, "metrics-port": metrics_port},
         ray=engine is not None,
     )
     if append and replace:
         raise typer.BadParameter("--append and --replace exclude each other")
-    if score_range is not None and not retrieve:
-        raise typer.BadParameter(
-            "--score-range chooses among retrieved blocks; it goes with --retrieve"
-        )
     if codec is not None:
         from memstore.disk.format.codec import get_codec
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "append" if append else "replace" if replace else "new"
-    lookup = {"top_k": top_k, "score_range": score_range, "chunk_blocks": chunk_blocks}
+    lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
     settings: dict[str, Any] = dict(lookup)
-    settings |= {"retrieve": True} if retrieve else {}
     settings |= {"keep": keep} if keep != "kv" else {}
     found = _find(paths, name, recursive, sync, mode, without=None if engine else store)
     if engine is not None:
@@ -199,18 +169,15 @@ def ingest(
     first = checked(text_of(found.files[0])) if alone else None
     model = model_for_ingest(store, model_options)
     model.lookup.changed(**lookup)  # raises InvalidConfig for a setting out of range
-    options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
-    options = on_device(options, model_options.device)
-    computing = None if workers == 1 else model.workers(workers)
+    options = on_device(tiers.options(INGEST_BUDGET), model_options.device)
     files = FileIngest(
         model,
         lambda make: _open_or_create(store, model, codec, quota, options, make=make),
         mode,
         settings,
-        workers=computing,
         quiet=as_json,
     )
-    with computing or nullcontext(), files:
+    with files:
         files.read(found, first)
         if sync:
             files.forget_lost(found)

@@ -5,7 +5,7 @@ reported, and documents of deleted files are forgotten.
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +14,17 @@ import msgspec
 from memstore.cli import console
 from memstore.closing import Closing
 from memstore.disk.files import INDEX, OWN_NAMES
-from memstore.errors import DocumentExists, InvalidInput, InvalidWeights, MemstoreError
+from memstore.errors import DocumentExists, InvalidInput, InvalidWeights
 
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
     from memstore.documents.folder import File, Files, Source
-    from memstore.model.document_ingest import IngestProgress, IngestWorkers
+    from memstore.model.document_ingest import IngestProgress
     from memstore.model.model_api import ModelAPI
     from memstore.model.texts.source_text import Text
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.size_estimate import SizeEstimate
     from memstore.store.write.admission import Mode
 
-_FEW = 512  # tokens of a document that needs no forecast, since it is read at once
 _OWN = (InvalidInput, DocumentExists)  # errors of one file, after which the others are read
 
 
@@ -62,20 +60,16 @@ class FileIngest(Closing):
         mode: "Mode",
         settings: dict[str, Any],
         *,
-        workers: "IngestWorkers | None" = None,
         quiet: bool,
     ) -> None:
         """open_memory: takes whether to create the memory; returns it, or None. settings: of
-        ModelAPI.ingest. workers: processes that compute with this one. quiet: print no results.
+        ModelAPI.ingest. quiet: print no results.
         """
         self.memory: MemoryStore | None = None
         self.failed: list[dict[str, Any]] = []
         self._model, self._open_memory, self._mode = model, open_memory, mode
-        self._settings = settings if workers is None else {**settings, "workers": workers}
-        self._workers, self._quiet = workers, quiet
+        self._settings, self._quiet = settings, quiet
         self._created = False
-        self._current = 0  # the number of the file that is read
-        self._coming_texts: dict[str, Text] = {}  # of later files, by name
         self._results: list[dict[str, Any]] = []
         self._forgotten: list[Document] = []
 
@@ -87,10 +81,7 @@ class FileIngest(Closing):
             return
         self.memory = self._open_memory(False)
         many = len(found.files) if found.folders else 0
-        if self._workers is not None:
-            self._workers.expect(self._coming(found.files))
         for number, file in enumerate(found.files, 1):
-            self._current = number
             try:
                 self._read_file(file, f"[{number:,} of {many:,}] " if many else "")
             except _OWN as error:
@@ -154,24 +145,8 @@ class FileIngest(Closing):
                 self._update_source(done, seen)
             self._results.append(_result(done, "unchanged"))
             return
-        text = self._coming_texts.pop(file.name, None)
-        if text is None or text.source != (None if seen is None else seen.to_dict()):
-            text = checked(text_of(file, seen), which)
+        text = checked(text_of(file, seen), which)
         self._ingest(text, self._mode if known is None else "replace", which)
-
-    def _coming(self, files: "Sequence[File]") -> "Iterator[Text]":
-        """The texts of the files after the current one; errors are reported in their turn."""
-        from memstore.documents.folder import STDIN
-
-        for number, file in enumerate(files, 1):
-            if number <= self._current or str(file.path) == STDIN:
-                continue
-            with suppress(MemstoreError):
-                seen, _, done = self._look(file)
-                if done is None:
-                    text = self._coming_texts[file.name] = text_of(file, seen)
-                    text.check()
-                    yield text
 
     def _look(self, file: "File") -> "tuple[Source | None, Source | None, Document | None]":
         """The state of a file now, the state that the document of its name recorded, and that
@@ -256,11 +231,6 @@ def _ingest_one(
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
 
-    def expect(forecast: "SizeEstimate") -> None:
-        if forecast.tokens > _FEW and not which:
-            size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
-            console.note(f"{name}: about {forecast.tokens:,} tokens, {size}")
-
     with console.reading(f"{which}{text.name}") as show:
 
         def progress(state: "IngestProgress") -> None:
@@ -272,9 +242,7 @@ def _ingest_one(
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
-        document = model.ingest(
-            text, memory, mode=mode, progress=progress, expect=expect, **settings
-        )
+        document = model.ingest(text, memory, mode=mode, progress=progress, **settings)
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
         status = "already read"

@@ -72,18 +72,9 @@ def load_reader(
     called = model_name(name)
     if isinstance(decoder, LandmarkDecoder):
         return HuggingFaceLandmarkModel(decoder, tokenizer, weights=digest, called=called)
-    reader = HuggingFacePassageModel(
+    return HuggingFacePassageModel(
         model, tokenizer, adaptation, weights=digest, called=called, generating=generating
     )
-    if adaptation is None:
-        reader.worker = (
-            "memstore.hf.passage_worker",
-            str(directory.resolve()),
-            str(reader.dtype).removeprefix("torch."),
-            reader.signature.digest.hex(),
-            reader.keeps.digest,
-        )
-    return reader
 
 
 def load_stock(name: str | Path) -> tuple[Any, Any, Path]:

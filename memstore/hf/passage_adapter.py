@@ -78,7 +78,6 @@ class HuggingFacePassageModel(PassageAPI):
             top_k=adaptation.top_k, score_range=adaptation.score_range, chained=adaptation.chained
         )
         self.passage_tokens = adaptation.passage_tokens
-        self.context = adaptation.context
         self.shape = Shape(
             num_layers=layers,
             memory_layers=tuple(range(min(adaptation.read_from, layers - 1), layers)),

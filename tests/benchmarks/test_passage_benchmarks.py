@@ -4,7 +4,6 @@ as each alone, interrupted runs continue, and what is timed is what is answered.
 
 import argparse
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ pytest.importorskip("bm25s")
 from benchmarks.common.stock import Stock
 from benchmarks.real import first_token, recall_figure
 from benchmarks.real.baselines import Fused, Right, Words
-from benchmarks.real.blocks import Blocks, Span, passages
+from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import Baselines, Nothing, Retrieval, Whole, ask_all
 from benchmarks.real.plan import Question, Stated
@@ -62,19 +61,6 @@ QUESTIONS = [
     asked("3", "fox", "a", "7", rule="all", primed=""),
     asked("4", "owl", "b", "4", rule="all", text="owl ?"),
 ]
-
-
-def test_blocks_include_their_context_once(tiny: Path) -> None:
-    spans = [Span(0, 2, "Top\n"), Span(3, 5, "Top\n"), Span(6, 8, "Top\n")]
-    blocks = Blocks(lambda text: spans, {"a": "ab cd ef"})
-    assert blocks.text(("a", 1)) == "Top\ncd"
-    assert blocks.texts([("a", 0), ("a", 1)]) == ["Top\nab cd"]
-    assert blocks.texts([("a", 0), ("a", 2)]) == ["Top\nab", "Top\nef"]
-    text = " ".join(f"The fox of row {number} is red." for number in range(20))
-    cut = passages(tokenizer_of(tiny), 32, context="sentence")(text)
-    assert len(cut) > 2 and not cut[0].lead
-    for before, span in pairwise(cut):
-        assert span.lead.strip() and text[: before.end].endswith(span.lead.strip())
 
 
 def test_bm25_and_the_known_right_blocks_find_the_answer(tiny: Path) -> None:

@@ -189,7 +189,7 @@ def test_every_command_that_reads_blocks_records_a_trace(
         (("ask", "The code of the red fox is", *here, *always, "--prefetch", "speculative"), ""),
         (("chat", *here, *always), "Who lives there?\n"),
         (("search", "the old mill", *here), ""),
-        (("ingest", story, "--store", tmp_path / "new", "--retrieve", "--chunk-blocks", "1"), ""),
+        (("ingest", story, "--store", tmp_path / "new", "--chunk-blocks", "1"), ""),
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
         assert Recorded.load(trace).requests

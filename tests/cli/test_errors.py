@@ -112,7 +112,6 @@ def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: P
         (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
         (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
-        (("ingest", story, "--store", new, "--retrieve", "--score-range", "inf"), "score_range"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
         (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int8"),
         (("ingest", story, "--store", store, "--codec", "jpeg"), "int8"),

@@ -40,7 +40,6 @@ def test_no_arguments_show_the_help() -> None:
         ("ingest a.txt --quota much", "ingest", "64MB"),
         ("ingest a.txt --quota 9223372036GB", "ingest", "below"),
         (f"ingest a.txt --quota {'9' * 400}TB", "ingest", "below"),
-        ("ingest a.txt --score-range 2", "ingest", "--retrieve"),
         ("ingest a.txt --keep nothing", "ingest", "'text'"),
         ("ingest a.txt --to s3://team/library", "ingest", "--engine ray"),
         ("ingest a.txt --engine ray", "ingest", "--to"),

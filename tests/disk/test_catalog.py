@@ -196,7 +196,7 @@ def test_documents_are_found_by_name_and_id(catalog):
     two = replace(
         make_document(catalog, "two"),
         metadata={"author": "x"},
-        settings=IngestSettings(8, 4, granularity="tokens", score_range=0.5),
+        settings=IngestSettings(8, 4, cmt_cutoff=0.5),
         appended_to=20,
         layers=(1, 2),
         writes=(Write(0, WRITE), Write(5, bytes(16))),

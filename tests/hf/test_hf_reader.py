@@ -137,35 +137,6 @@ def test_append_stores_after_the_existing_text(reader, tmp_path):
         assert text[slice(*source.span)] == source.text and store.verify().clean
 
 
-def test_context_is_read_before_a_passage_and_is_not_part_of_the_text(tmp_path):
-    reader = word_reader(context="all")
-    text = "# The inventory\n\n" + TEXT
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(text, store, name="inventory")
-        reader.ingest("\n\n" + text, store, name="inventory", mode="append")
-        passages, document = store.passages("inventory"), store.document("inventory")
-        assert document.settings.context == "all"
-        leads = [reader.tokenizer.decode(one.ids[: one.lead].tolist()) for one in passages]
-        assert leads[1].startswith("The inventory\n") and leads.count("") == 2
-        again = text + "\n\n" + text
-        assert "".join(document_text(reader.tokenizer, store, document)) == again
-        source = reader.ask(QUESTION, store, max_new_tokens=2).sources[0]
-        lead = leads[source.block].strip()
-        assert lead and lead not in source.text and "copper anchor of the orchard" in source.text
-        assert again[slice(*source.span)] == source.text and store.verify().clean
-        found = reader.search("inventory", store, top_k=3)
-        assert all(again[slice(*one.span)] == one.text for one in found)
-
-
-def test_a_document_keeps_the_context_setting_of_its_first_ingest(reader, store):
-    other = word_reader(context="sentence")
-    with pytest.raises(InvalidInput, match="context=none"):
-        other.ingest("One barrel is gone. ", store, name="inventory", mode="append")
-    other.ingest(TEXT, store, name="inventory", mode="replace")
-    assert store.document("inventory").settings.context == "sentence"
-    assert any(one.lead for one in store.passages("inventory"))
-
-
 def test_layers_below_read_from_are_not_stored(tmp_path):
     reader = word_reader(read_from=2)
     assert reader.shape.memory_layers == (2, 3)

@@ -258,22 +258,6 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
             assert session.held["local_tokens"] == 9 and session.feed(question).isfinite().all()
 
 
-def test_what_stands_in_front_of_a_passage_is_not_computed_again_behind_the_one_before(tmp_path):
-    reader = reader_of(context="sentence", top_k=4)
-    with memory(reader, tmp_path) as store:
-        document, passages = store.document("inventory"), store.passages("inventory")
-        assert all(one.lead for one in passages[1:3])
-        question, _ = reader.turn_ids(QUESTION, first=True)
-        for blocks, leads in (((0, 1), 0), ((0, 2), passages[2].lead)):
-            with reader.session(store, retrieve=False, chained=True) as session:
-                session.read([Chosen(document.id, block) for block in blocks])
-                session.feed(question)
-                own = [len(passages[block].ids) - passages[block].lead for block in blocks]
-                expected = sum(own) + leads + len(reader.separator_ids)
-                layer = next(iter(session._attention.layers.values()))
-                assert layer.remembered == expected
-
-
 @pytest.mark.parametrize("ulps", [0, 1])
 def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeypatch, ulps):
     reader = reader_of(top_k=3)

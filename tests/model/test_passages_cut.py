@@ -14,7 +14,6 @@ from memstore.disk.format.text_parts import Passage
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.model.passages.passage_cutting import Passages
-from memstore.model.texts.passage_context import CONTEXTS
 from memstore.model.texts.sentences import split
 
 _SIZE, _MOST = 64, 128
@@ -69,9 +68,8 @@ def check(text: str, cutting: Passages, passages: list[Passage]) -> None:
         back += one.gap
         own = text[one.start : one.end]
         assert len(back) == one.start and own == own.strip() and not one.gap.strip()
-        assert one.lead < len(one.ids) <= _MOST
-        assert _tokenizer().decode(one.ids[one.lead :].tolist()).strip() == own
-        assert one.lead or one.ids.tolist() == _tokenizer().encode(own)
+        assert 0 < len(one.ids) <= _MOST
+        assert one.ids.tolist() == _tokenizer().encode(own)
         back += own
     assert back + cutting.tail == text
     assert cutting.characters == (passages[-1].end if passages else 0)
@@ -89,9 +87,9 @@ _NASTY = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_NASTY, st.sampled_from(CONTEXTS))
-def test_any_text_comes_back_exactly(text: str, context: str) -> None:
-    check(text, *cut(text, context=context))
+@given(_NASTY)
+def test_any_text_comes_back_exactly(text: str) -> None:
+    check(text, *cut(text))
 
 
 def sentence(rng: random.Random) -> str:
@@ -113,22 +111,20 @@ def joined(paragraphs: list[list[str]]) -> str:
     return "\n\n".join(" ".join(one) for one in paragraphs if one)
 
 
-@pytest.mark.parametrize("context", ["none", "sentence"])
-def test_an_edit_of_a_sentence_changes_its_neighbours_alone(context: str) -> None:
+def test_an_edit_of_a_sentence_changes_its_neighbours_alone() -> None:
     rng, changes = random.Random(7), []
     for _ in range(5):
         paragraphs = prose(rng, 90)
-        known = {tuple(one.ids) for one in cut(joined(paragraphs), context=context)[1]}
+        known = {tuple(one.ids) for one in cut(joined(paragraphs))[1]}
         for _ in range(40):
             edited = [list(one) for one in paragraphs]
             place = rng.choice(edited)
             at = rng.randrange(len(place))
             place[at : at + rng.randrange(2)] = rng.choice([[], [sentence(rng)]])
-            now = cut(joined(edited), context=context)[1]
+            now = cut(joined(edited))[1]
             changes.append(sum(tuple(one.ids) not in known for one in now))
-    more = context != "none"
-    assert sum(changes) / len(changes) <= 2 + more
-    assert sum(count > 4 + more for count in changes) <= len(changes) / 50
+    assert sum(changes) / len(changes) <= 2
+    assert sum(count > 4 for count in changes) <= len(changes) / 50
 
 
 def test_the_pieces_of_a_text_do_not_matter() -> None:
@@ -191,29 +187,3 @@ def test_a_heading_stands_with_the_text_behind_it() -> None:
     text = "Before it.\n\nNamed by the file\n\nThe wheel turned."
     places = [Place(text.index("Named"), 1, "Named by the file")]
     assert [one.start for one in cut(text, places)[1]] == [0, places[0].start]
-
-
-def _leads(text: str, context: str, **changed: Any) -> list[str]:
-    passages = cut(text, context=context, **changed)[1]
-    return [_tokenizer().decode(one.ids[: one.lead].tolist()) for one in passages]
-
-
-def test_context_in_front() -> None:
-    text = "# The Mill\n\n" + " ".join(f"Stone {number} lay there." for number in range(40))
-    leads = _leads(text, "heading")
-    assert leads[0] == "" and set(leads[1:]) == {"The Mill\n"}
-    parts = texts(text)
-    for part, lead in zip(parts, _leads(text, "sentence")[1:]):
-        assert part.endswith(lead.strip()) and lead.strip()
-    table = "name,place,year\n" + "\n".join(f"row{n},town{n},{1900 + n}" for n in range(60))
-    leads = _leads(table, "header")
-    assert leads[0] == "" and set(leads[1:]) == {"name,place,year\n"}
-    assert _leads(table, "all") == _leads(table, "sentence") == leads
-
-
-def test_a_rule_that_begins_a_passage_has_the_header_row_in_front() -> None:
-    rule = f"|{'-' * 60}|{'-' * 60}|"
-    text = f"| name | height |\n{rule}\n| mill | 90 |"
-    parts = texts(text)
-    assert parts[0] == "| name | height |" and parts[1].startswith(rule)
-    assert _leads(text, "header")[:2] == ["", "| name | height |\n"]

@@ -202,7 +202,6 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
         score_range=0.7,
         gate=Gate(-1.5, 0.25),
         separator="\n",
-        context="heading",
         weights="abc",
         scores={"literal": 0.99},
     )

@@ -19,7 +19,7 @@ def use(model: LandmarkModel, memory: Path, device: str | None, granularity: str
     found: list[object] = []
     with MemoryStore.create(memory, model.signature, device=device) as store:
         model.ingest(text(60), store, name="a")
-        model.ingest(text(25, seed=1), store, name="b", retrieve=True)
+        model.ingest(text(25, seed=1), store, name="b")
         answer = model.ask(
             "the captain of the river", store, max_new_tokens=2, temperature=0.7, seed=5
         )

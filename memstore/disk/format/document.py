@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from memstore.decode import (
-    Amount,
     Block,
     Count,
     Layer,
@@ -58,16 +57,9 @@ class IngestSettings:
     chunk_blocks: Positive = 1
     top_k: Block = 0
     cmt_cutoff: Share = 0.0
-    retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
-    granularity: Line | None = None  # of retrieving, as the next two
-    score_range: Amount | None = None
-    recency: Amount = 0.0
     # the document is made of passages that are filled up to so many tokens (text_parts.py)
     # and has no chunks; None: of blocks of equal size
     passage_tokens: Positive | None = None
-    context: Line = (
-        "none"  # what is read in front of a passage (memstore.model.texts.passage_context)
-    )
 
 
 @dataclass(frozen=True)

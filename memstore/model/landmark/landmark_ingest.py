@@ -2,16 +2,12 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from memstore.disk.format.document import IngestSettings
 from memstore.freed_memory import return_freed_memory
-from memstore.model.adapter import TextTokenizer
 from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
-    OnSize,
-    SizeCheck,
     begin_document,
     characters_before,
     described,
@@ -36,29 +32,23 @@ def ingest_by_landmarks(
     text: Text,
     *,
     mode: Mode = "new",
-    retrieve: bool = False,
-    expect: OnSize | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, chunk by chunk, resumable and in constant memory;
     the finished document is returned (docs/appendix/method.md section 6).
 
-    retrieve: attend to retrieved blocks while reading, instead of the latest ones. A document
-    already there with the same content is returned as it is; one whose ingest was interrupted is
+    A document already there with the same content is returned unchanged; an interrupted ingest is
     resumed. Raises InvalidInput for a text that cannot be read, or that changes meanwhile: then the
-    document stays unfinished; StorageFull before anything is read, if there is no room for it
-    (where a codec compresses and nobody knows how well, after the first commit).
+    document stays unfinished; StorageFull.
     """
     text.check()
     tokenizer = reader.tokenizer
-    about, stored = about_tokens(text, tokenizer), _stored_settings(settings, retrieve)
-    size = SizeCheck(store, text, stored, mode, about)
+    stored = IngestSettings(settings.chunk_blocks, settings.top_k, settings.cmt_cutoff)
     writer = begin_document(store, text, tokenizer, stored, mode)
     if writer is None:
         return described(store, text)
     with writer:
-        size.tell(expect)
         began = time.perf_counter()
-        session = _DocumentSession(reader, settings, store, writer, retrieve)
+        session = _DocumentSession(reader, settings, store, writer)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
         characters = characters_before(store, tokenizer, number, resumed)
         total = text.characters + characters_before(store, tokenizer, number, base)
@@ -72,7 +62,6 @@ def ingest_by_landmarks(
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            size.look_again(writer.document.tokens > resumed)
             return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
@@ -104,28 +93,6 @@ def _chunks(
         yield pending
 
 
-def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
-    """How many tokens a text has, about, by passages of it."""
-    sample = text.sample
-    tokens = sum(len(tokenizer.encode(passage)) for passage in sample)
-    return -(-tokens * text.characters // sum(map(len, sample)))
-
-
-def _stored_settings(settings: LookupSettings, retrieve: bool) -> IngestSettings:
-    """What decides the stored bytes, as the document's row keeps it."""
-    stored = IngestSettings(
-        settings.chunk_blocks, settings.top_k, settings.cmt_cutoff, retrieve=retrieve
-    )
-    if not retrieve:
-        return stored
-    return replace(
-        stored,
-        granularity=settings.granularity,
-        score_range=settings.score_range,
-        recency=settings.recency,
-    )
-
-
 class _DocumentSession:
     """A session whose own blocks are the document's, committed by the writer at chunk ends."""
 
@@ -135,13 +102,12 @@ class _DocumentSession:
         settings: LookupSettings,
         store: MemoryStore,
         writer: DocumentWriter,
-        retrieve: bool,
     ) -> None:
         self._writer = writer
         blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
         self._chunk: tuple[list[int], int] = [], 0
         self._last_length: int | None = None
-        self._session = ChunkSession(reader, settings, store, blocks, self._keep, retrieve=retrieve)
+        self._session = ChunkSession(reader, settings, store, blocks, self._keep, retrieve=False)
         self._session.attention.cmt_values = None  # what is stored does not depend on them
         self.chunk_tokens = self._session.chunk_tokens
         if writer.blocks:

@@ -17,7 +17,6 @@ from torch import Tensor
 from memstore.decode import Amount, Layer, Positive, Share, from_json
 from memstore.errors import InvalidWeights
 from memstore.model.passages.selector import Gate, Learned, Projection, Selector
-from memstore.model.texts.passage_context import Context
 
 SEPARATOR = "\n\nQuestion: "
 
@@ -36,7 +35,6 @@ class Adaptation:
     # counts, and nowhere less (docs/results.md)
     chained: bool = True
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
-    context: Context = "none"  # read in front of a passage, though it stands elsewhere
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions
@@ -75,7 +73,6 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answerable: float | None  # Gate.least
     scores: dict[str, Share]
     passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
-    context: Context = "none"
     chained: bool = True
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
@@ -99,7 +96,6 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "growth": gate.growth if gate else 0.0,
         "together": gate and gate.together,
         "passage_tokens": adaptation.passage_tokens,
-        "context": adaptation.context,
         "chained": adaptation.chained,
         "separator": adaptation.separator,
         "scores": dict(adaptation.scores),
@@ -126,7 +122,6 @@ def load_selector(path: Path, model: MadeFor) -> Adaptation:
         top_k=header.top_k,
         score_range=header.score_range,
         passage_tokens=header.passage_tokens,
-        context=header.context,
         chained=header.chained,
         separator=header.separator,
         gate=_gate(header),

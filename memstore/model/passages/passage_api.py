@@ -1,8 +1,6 @@
 """The API of a passage model, which chooses passages once for a question."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +10,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found, Ranking
-from memstore.model.document_ingest import Ingesting, OnSize
+from memstore.model.document_ingest import Ingesting
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.activation_capture import capture
@@ -20,7 +18,6 @@ from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.selector import Scored, score_blocks
-from memstore.model.passages.worker_pool import Workers
 from memstore.model.session import OnRead, attached
 from memstore.model.texts.questions import query_of
 from memstore.model.texts.source_text import Text
@@ -33,9 +30,6 @@ class PassageAPI(ModelAPI, PassageModel):
 
     answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
     codec = "int8"  # the answers are the same: docs/results.md
-    # the module that computes passages of this model in another process, and its arguments (see
-    # passages.worker_process); None where no other can load it
-    worker: Sequence[str] | None = None
 
     @property
     def keeps(self) -> IndexSpec:
@@ -50,15 +44,11 @@ class PassageAPI(ModelAPI, PassageModel):
         name: str | None = None,
         mode: Mode = "new",
         keep: Keep = "kv",
-        workers: int | Workers = 1,
-        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores
-        no keys and values: those of a passage that a question needs are computed then. workers: how
-        many processes compute, this one among them; or what `workers` gave, for several documents.
-        Raises InvalidInput for chunk_blocks: passages are read each alone; and what `workers`
-        raises.
+        no keys and values: those of a passage that a question needs are computed then. Raises
+        InvalidInput for chunk_blocks: passages are read each alone.
         """
         if keep not in get_args(Keep):
             raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
@@ -66,34 +56,7 @@ class PassageAPI(ModelAPI, PassageModel):
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
         text = source if isinstance(source, Text) else Text(source, name)
-        read = partial(ingest_passages, self, store, text, mode=mode, keep=keep, expect=expect)
-        if workers == 1:
-            return read()
-        if isinstance(workers, Workers):
-            return read(workers=workers)
-        return _ending(self.workers(workers), read)
-
-    def workers(self, number: int) -> Workers:
-        """Processes that compute what `ingest` needs; `ingest(.., workers=)` takes them, for one
-        document after the other.
-
-        number: how many, this one among them. Raises InvalidInput for less than one, and for a
-        model that other processes cannot load (wrapped, or with an adaptation given in memory) or
-        that computes on another device than the CPU.
-        """
-        if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
-            raise InvalidInput(f"workers is a number of processes, at least 1; not {number!r}")
-        if self.device.type != "cpu":
-            raise InvalidInput(
-                f"workers share the cores of a CPU, and this model is on {self.device}; leave "
-                "workers out"
-            )
-        if number > 1 and self.worker is None:
-            raise InvalidInput(
-                "other processes cannot load this model, which was wrapped or given an adaptation "
-                "in memory; load it by name (load_reader), or leave workers out"
-            )
-        return Workers(self, self.worker or (), int(number))
+        return ingest_passages(self, store, text, mode=mode, keep=keep)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -157,9 +120,3 @@ def _best_first(found: Scored) -> Iterator[Found]:
     for score, place in zip(best.values.tolist(), best.indices.tolist()):
         document, block = places[place]
         yield Found(document, block, score, {})
-
-
-def _ending(workers: Workers, read: Callable[..., Ingesting]) -> Ingesting:
-    """An ingest by workers that end with it."""
-    with workers:
-        return (yield from read(workers=workers))

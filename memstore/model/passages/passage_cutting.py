@@ -20,7 +20,6 @@ from memstore.disk.format.citations import PAGE, Place
 from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.model.texts.altered_text import report_altered
-from memstore.model.texts.passage_context import Context, Contexts
 from memstore.model.texts.sentences import Level, Unit, divide, split
 
 _LONG = 64  # characters for each token that may be there: such a part is not counted
@@ -101,42 +100,6 @@ class Measure:
             else:
                 made.append((units, ids[: self._most]))
         return made
-
-    def led(
-        self,
-        owns: Sequence[str],
-        ids: Sequence[list[int]],
-        contexts: Sequence[Sequence[str]],
-        most: int,
-    ) -> list[tuple[list[int], int]]:
-        """The ids of passages with the first of their contexts that fits, and its tokens; most:
-        tokens of each context.
-        """
-        wanted = list(dict.fromkeys(one for some in contexts for one in some))
-        known = dict(zip(wanted, self._tokenizer.encode_batch(wanted))) if wanted else {}
-        chosen = [
-            next(
-                (
-                    one
-                    for one in some
-                    if len(known[one]) <= most and len(known[one]) + len(own) <= self._most
-                ),
-                "",
-            )
-            for some, own in zip(contexts, ids)
-        ]
-        numbers = [number for number, one in enumerate(chosen) if one]
-        found = [(own, 0) for own in ids]
-        joined = [chosen[number] + owns[number] for number in numbers]
-        for number, both in zip(numbers, self._tokenizer.encode_batch(joined) if joined else []):
-            front = known[chosen[number]]
-            lead = len(front)
-            if chosen[number].endswith(" ") and both[:lead] != front:
-                lead = len(self._tokenizer.encode(chosen[number].rstrip()))
-            behind = self._tokenizer.decode(both[lead:]).strip()
-            if len(both) <= self._most and lead < len(both) and behind == owns[number]:
-                found[number] = both, lead
-        return found
 
 
 def _halves(text: str, units: Sequence[Unit]) -> list[Sequence[Unit]]:
@@ -249,9 +212,9 @@ class Passages:
 
     size: tokens that a passage is filled up to; most: that none exceeds. places: of the whole
     document. start, gap: the text follows a document of so many characters, of which gap is the
-    tail. context: what is read in front, up to `size` tokens of it. name: of the document, to
-    report a tokenizer that alters its text; None for no report. While it is iterated, `characters`
-    is where the last passage ended; afterwards, `tail` is the text behind it.
+    tail. name: of the document, to report a tokenizer that alters its text; None for no report.
+    While it is iterated, `characters` is where the last passage ended; afterwards, `tail` is the
+    text behind it.
     """
 
     def __init__(
@@ -264,7 +227,6 @@ class Passages:
         most: int,
         start: int = 0,
         gap: str = "",
-        context: Context = "none",
         name: str | None = None,
     ) -> None:
         self.characters, self.tail = start - len(gap), gap
@@ -275,7 +237,6 @@ class Passages:
         self._tokenizer, self._measure = tokenizer, Measure(tokenizer, most)
         self._name, self._altered = name, False
         self._headings = [place.start for place in places if place.level != PAGE and place.name]
-        self._contexts = Contexts(context, places)
 
     def __iter__(self) -> Iterator[Passage]:
         text, at, pieces = "", 0, iter(self._pieces)
@@ -338,23 +299,19 @@ class Passages:
 
     def _passages(self, text: str, groups: Sequence[Group]) -> Iterator[Passage]:
         begins, made = self._begins, self._measure.encoded(text, groups)
-        contexts = [self._contexts.before(text, units, begins) for units, _ in made]
-        owns = [text[units[0].start : units[-1].end] for units, _ in made]
-        leads = self._measure.led(owns, [ids for _, ids in made], contexts, self._size)
-        for (units, _), own, (ids, lead) in zip(made, owns, leads):
-            start = begins + units[0].start
+        for units, ids in made:
+            own, start = text[units[0].start : units[-1].end], begins + units[0].start
             self._gap.append(text[max(0, self.characters - begins) : units[0].start])
             if not ids:  # nothing that the model could read
                 self._gap.append(own)
                 self.characters = start + len(own)
                 continue
             if self._name is not None and not self._altered:
-                read = self._tokenizer.decode(ids[lead:])
-                self._altered = report_altered(self._name, own, read)
+                self._altered = report_altered(self._name, own, self._tokenizer.decode(ids))
             gap = "".join(self._gap)
             self._gap = []
             self.characters = start + len(own)
-            yield Passage(np.array(ids, dtype=np.int64), lead, gap, start, len(own))
+            yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, len(own))
 
 
 def _divided(text: str, units: list[Unit]) -> list[Unit]:

@@ -284,24 +284,6 @@ class _Pass:
         return Captured(list(ids), states)
 
 
-class Computed(NamedTuple):
-    """What is stored of a passage: k, v as in Encoded; landmarks [tokens, heads, width], where the
-    reader's selector keeps some.
-    """
-
-    k: Tensor
-    v: Tensor
-    landmarks: Tensor | None
-
-
-def compute(
-    reader: PassageModel, passages: Iterable[Sequence[int]], layers: int | None = None
-) -> Iterator[Computed]:
-    """What is stored of each of these passages (ids), by `encode`; raises what that raises."""
-    for one in encode(reader, passages, layers=layers):
-        yield Computed(one.k, one.v, landmarks_of(reader, [one]))
-
-
 def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> dict[int, tuple[Tensor, Tensor]]:
     """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
     layers = reader.shape.memory_layers

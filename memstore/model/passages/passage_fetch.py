@@ -219,16 +219,10 @@ class PassageFetch:
                     one.tiers[layer] = tiers[unit : unit + heads]
         return taken
 
-    def ids(self, one: Chosen, *, behind: Chosen | None = None) -> list[int]:
-        """The tokens of a passage; behind the one before it in the text, without the context in
-        front, which would be there twice.
-        """
+    def ids(self, one: Chosen) -> list[int]:
+        """The tokens of a passage."""
         (passage,) = self._store.passages(one.document, one.block, one.block + 1)
-        follows = behind is not None and (behind.document, behind.block + 1) == (
-            one.document,
-            one.block,
-        )
-        ids: list[int] = passage.ids[passage.lead if follows else 0 :].tolist()
+        ids: list[int] = passage.ids.tolist()
         return ids
 
     def content(self, document: int, block: int) -> Hashable:

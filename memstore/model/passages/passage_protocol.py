@@ -8,7 +8,6 @@ from torch import Tensor
 from memstore.model.adapter import AttentionSpec, ModelAdapter
 from memstore.model.passages.selector import Gate, Selector
 from memstore.model.rotary import Positions
-from memstore.model.texts.passage_context import Context
 
 
 class PassageModel(ModelAdapter):
@@ -23,7 +22,6 @@ class PassageModel(ModelAdapter):
     separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[AttentionSpec]
     passage_tokens: int  # that passages are filled up to
-    context: Context  # what is read in front of each
 
     @abstractmethod
     def rotate(self, layer: int, x: Tensor, positions: Tensor | range | Positions) -> Tensor:

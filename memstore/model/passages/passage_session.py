@@ -236,8 +236,8 @@ class PassageSession(AskSession):
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []
         self._first = passages[0] if passages and not stored else None
-        for at, one in enumerate(passages[stored:], stored):
-            ids = self._fetch.ids(one, behind=passages[at - 1] if at else None)
+        for one in passages[stored:]:
+            ids = self._fetch.ids(one)
             behind += ids
             fetched.append_computed(len(ids), self.reader.shape.num_kv_heads)
         if passages:

@@ -83,8 +83,8 @@ def _of_grid(
 
 
 def own_text(tokenizer: TextTokenizer, passage: Passage) -> str:
-    """The text of a passage, without the context in front."""
-    return tokenizer.decode(passage.ids[passage.lead :].tolist()).strip()
+    """The text of a passage."""
+    return tokenizer.decode(passage.ids.tolist()).strip()
 
 
 _BESIDE = 300  # characters at most that are shown on each side of a block

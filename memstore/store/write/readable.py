@@ -28,9 +28,6 @@ class Readable:
         self._selected = retrieval.selected
         self._document, self._geometry = document.id, geometry
         self._memory_layers = memory_layers
-        # An ingest that attends to its latest blocks alone will not ask for the others: they make
-        # room for those that are asked for.
-        self._stay = memory_layers if document.settings.retrieve else set[int]()
         self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
 
     def show(self, chunk: Chunk, make_room: Sequence[Callable[[], None]]) -> None:
@@ -89,7 +86,8 @@ class Readable:
         """
         units = self._pinned + [unit for chunk in chunks for unit in chunk.units]
         self._pinned = [unit for unit in units if unit.block >= latest]
-        self._release([unit for unit in units if unit.block < latest], self._stay)
+        # an ingest reads its latest blocks only: the others make room
+        self._tiers.drop([unit for unit in units if unit.block < latest])
 
     def replaced(self, base: int) -> None:
         """Other blocks were committed in the place of those from `base` on."""
@@ -100,7 +98,9 @@ class Readable:
 
     def close(self) -> None:
         """Pin nothing any longer."""
-        self._release(self._pinned, self._memory_layers)
+        stay = self._memory_layers
+        self._tiers.unpin([unit for unit in self._pinned if unit.layer in stay])
+        self._tiers.drop([unit for unit in self._pinned if unit.layer not in stay])
 
     def _pin(self, chunk: Chunk) -> list[BlockKey]:
         units: list[BlockKey] = []
@@ -112,8 +112,3 @@ class Readable:
             self._tiers.drop(units)
             raise
         return units
-
-    def _release(self, units: Sequence[BlockKey], stay: set[int]) -> None:
-        """Pin these units no longer; those of the layers `stay` are cached like any other."""
-        self._tiers.unpin([unit for unit in units if unit.layer in stay])
-        self._tiers.drop([unit for unit in units if unit.layer not in stay])
