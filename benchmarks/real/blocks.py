@@ -86,6 +86,6 @@ class Blocks:
         spans = self.spans(stated.document)
         return [
             (stated.document, number)
-            for number, (first, end, _) in enumerate(spans)
+            for number, (first, end) in enumerate(spans)
             if first < stated.stop and end > stated.start
         ]

@@ -30,7 +30,6 @@ def ingest_in_a_process(
     source: Path,
     stop_after: int | None = None,
     *,
-    retrieve: bool = False,
     codec: str = "zstd",
 ) -> None:
     """Ingest in a new process that dies in the middle of chunk `stop_after`."""
@@ -50,8 +49,7 @@ def progress(state):
         raise KeyboardInterrupt
 try:
     with store:
-        model.ingest(
-            Path({str(source)!r}), store, name="doc", retrieve={retrieve}, progress=progress)
+        model.ingest(Path({str(source)!r}), store, name="doc", progress=progress)
 except KeyboardInterrupt:
     pass
 """
@@ -59,17 +57,15 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "int8"])
-@pytest.mark.parametrize("retrieve", [False, True])
 def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_and_answers_the_same(
-    children: ForkServer, tmp_path: Path, retrieve: bool, codec: str
+    children: ForkServer, tmp_path: Path, codec: str
 ) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     source = tmp_path / "text.txt"
     source.write_text(text(300))
-    settings = {"retrieve": retrieve, "codec": codec}
-    ingest_in_a_process(children, directory, tmp_path / "whole", source, **settings)
+    ingest_in_a_process(children, directory, tmp_path / "whole", source, codec=codec)
     for stop in (2, 5, None):
-        ingest_in_a_process(children, directory, tmp_path / "parts", source, stop, **settings)
+        ingest_in_a_process(children, directory, tmp_path / "parts", source, stop, codec=codec)
     torch.set_num_threads(1)
     model = load_model(directory)
     whole, parts = stored(tmp_path / "whole"), stored(tmp_path / "parts")
