@@ -30,8 +30,8 @@ from benchmarks.common.tables import table
 from benchmarks.real.passage_model import parser, passage_model
 from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.answer import Collector
 from memstore.model.passages.passage_session import PassageSession
+from memstore.model.read_trace import Trace
 from memstore.model.session import Continuation, OnRead, Sampler
 from memstore.training.corpus import read_documents
 
@@ -151,12 +151,12 @@ def memory_turn(
     """Generate from the memory. told: collect the answer's sources, as `ask` does."""
 
     def turn() -> Taken:
-        sources = Collector()
-        on_read = sources if told else None
-        with session_of(reader, store, options.passages, on_read) as session:
-            state = session.ask(QUESTION, sources.start)
+        trace = Trace(reader)
+        with session_of(reader, store, options.passages, trace if told else None) as session:
+            trace.begin(session)
+            state = session.ask(QUESTION, trace.start)
             # goes on behind the end of a turn, as llama.cpp does
-            tokens = Continuation(session, state, options.tokens + 3, Sampler())
+            tokens = trace.tokens_of(Continuation(session, state, options.tokens + 3, Sampler()))
             next(tokens), next(tokens)
             return taken(lambda: [next(tokens) for _ in range(options.tokens)], options.tokens)
 

@@ -1,17 +1,14 @@
 """Result types of `ask` and `search`: the text, and the blocks that were read for it."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from textwrap import shorten
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from memstore.disk.format.document import Document
 from memstore.model.adapter import ModelAdapter
-from memstore.model.session import AskSession, ReadUnit, StepReads
+from memstore.model.session import AskSession
 from memstore.model.texts.document_text import shown_text
 from memstore.store.memory_store import MemoryStore
 
@@ -121,7 +118,8 @@ class Answer:
 
     answered: False where the gate found no answer in the memory. The text is then empty and the
     sources are the closest passages, with their scores as weights; with from_memory=False
-    (AnswerSettings) the text is the model's own. needed: the score that the gate wanted of a
+    (AnswerSettings) the text is the model's own. finish_reason: "length" if max_new_tokens or a
+    time limit ended it. needed: the score that the gate wanted of a
     passage; None for a model without a gate. `str` of an answer is what to show a person. lookups:
     {"done", "skipped"}, see Lookups. absent: documents that were left out, or of which blocks were,
     since they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
@@ -138,6 +136,7 @@ class Answer:
     answered: bool = True
     needed: float | None = None
     absent: list[str] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] = "stop"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -200,66 +199,3 @@ def _listed(sources: Iterable[Any]) -> str:
 def _html(source: Source) -> str:
     place = "" if source.place is None else f", {escape(source.place)}"
     return f"<i>{escape(source.document)}{place}</i>: {escape(source.text.strip())}"
-
-
-class Collector:
-    """Sums what a session reads, while it is on."""
-
-    def __init__(self) -> None:
-        # by document, block, layer, head and tier
-        self._mass: defaultdict[tuple[int, int, int, int, str], float] = defaultdict(float)
-        self._units: Sequence[ReadUnit] = ()  # that were read last, and not added to these yet
-        self._sums = np.zeros(0)
-        self._on = False
-
-    def start(self) -> None:
-        """Begin anew."""
-        self._mass.clear()
-        self._units, self._sums = (), np.zeros(0)
-        self._on = True
-
-    def stop(self) -> None:
-        """What is read from now on is not counted."""
-        self._on = False
-
-    def __call__(self, reads: StepReads) -> None:
-        if not self._on:
-            return
-        if reads.units is not self._units:
-            self._add()
-            self._units, self._sums = reads.units, np.zeros(len(reads.units))
-        self._sums += reads.masses
-
-    def _add(self) -> None:
-        """Add what was read of the last units to what was read before."""
-        for (layer, head, document, block, tier), mass in zip(self._units, self._sums.tolist()):
-            self._mass[document, block, layer, head, tier] += mass
-        self._units, self._sums = (), np.zeros(0)
-
-    def sources(
-        self,
-        reader: ModelAdapter,
-        store: MemoryStore,
-        most: int,
-        same: Mapping[tuple[int, int], Sequence[tuple[int, int]]] | None = None,
-    ) -> list[Source]:
-        """The stored blocks that were read most, at most so many, best first. same: of blocks
-        (document, block) those that say the same.
-        """
-        self._add()
-        known = store.readable()
-        of_blocks: dict[tuple[int, int], dict[tuple[int, int, str], float]] = {}
-        for (document, block, layer, head, tier), mass in self._mass.items():
-            if document in known:
-                of_blocks.setdefault((document, block), {})[layer, head, tier] = mass
-        totals = {block: sum(reads.values()) for block, reads in of_blocks.items()}
-        best = sorted(totals, key=lambda key: (-totals[key], key))[:most]
-        found = []
-        for document, block in best:
-            source = Source.of(reader, store, known[document], block, of_blocks[document, block])
-            for other, number in (same or {}).get((document, block), ()):
-                if other in known:
-                    text = shown_text(reader.tokenizer, store, known[other], number)
-                    source.also.append((known[other].name, (text.start, text.end)))
-            found.append(source)
-        return found

@@ -1,77 +1,71 @@
-"""Questions and answers in one session of a model."""
+"""Questions and answers in one session of a model, and the text of an answer that is generated
+token by token.
+"""
 
-import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from memstore.errors import InvalidInput
-from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Collector, closest_sources
+from memstore.model.adapter import ModelAdapter, TextTokenizer
+from memstore.model.answer import Answer, closest_sources
 from memstore.model.batched_forward import read_pending
+from memstore.model.read_trace import Trace
 from memstore.model.session import AskSession, Continuation, attached, ends_sentence
-from memstore.model.texts.detokenizer import Detokenizer
-from memstore.tiers.stats import COUNTS
 
 
 class Chat:
-    """Questions and answers in one session: each sees what was said before, and the documents as
-    they are then.
+    """Questions and answers in one session: each sees what was said before, and the documents that
+    there are then.
     """
 
     def __init__(
         self,
         reader: ModelAdapter,
         session: AskSession,
-        collector: Collector,
+        trace: Trace,
         documents: Sequence[str] | None = None,
     ) -> None:
-        """documents: names of those that are asked, which the session has attached; None for
-        all.
+        """trace: the session's OnRead. documents: names of those that are asked, which the session
+        has attached; None for all.
         """
-        self._reader, self._session, self._collector = reader, session, collector
-        self._documents, self._asked = documents, False
-        # what generates the answer's tokens, while it does
+        self.session, self.trace = session, trace
+        self._reader, self._documents, self._asked = reader, documents, False
+        # generates the answer's tokens, while it does
         self.continuation: Continuation | None = None
+        self.prompt_tokens = 0  # read before the first token of the last answer
 
     def ask(self, question: str, **settings: Any) -> Answer:
         """Continue the session with a question and generate its answer; settings: of
         AnswerSettings. Raises InvalidInput, DocumentNotFound (a named one is gone).
         """
-        asking = self.asking(question, **settings)
-        while True:
-            try:
-                next(asking)
-            except StopIteration as end:
-                answer: Answer = end.value
-                return answer
+        return finished(self.asking(question, **settings))
 
     def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
-        """`ask` piece by piece: yields the text as it is generated, an empty piece for a token that
-        ends no character, and returns the answer.
+        """`ask` piece by piece: yields the text while it is generated, an empty piece for a token
+        that ends no character, and returns the answer.
         """
         chosen = self._reader.answering.changed(**settings)
         check_phrase("question", question)
-        session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
+        session, trace, store = self.session, self.trace, self.session.store
         if self._asked:
             self._attach()
         self._asked = True
-        began, tiers = time.perf_counter(), store.tier_stats()
-        lookups = session.lookups
-        done, skipped = lookups.done, lookups.skipped
-        self._collector.stop()
-        state = session.ask(question, self._collector.start)
-        said = Detokenizer(tokenizer, sentence=chosen.until_sentence)
-        first = 0.0
+        trace.begin(session)
+        with trace.step():
+            state = session.ask(question, trace.start)
+        self.prompt_tokens = session.read_tokens
+        said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
-        self.continuation = session.generate(
+        self.continuation = tokens = session.generate(
             state,
             0 if silent else chosen.max_new_tokens,
             temperature=chosen.temperature,
+            top_p=chosen.top_p,
             seed=chosen.seed,
-            stop=self._ends_answer if chosen.until_sentence else None,
+            stop=lambda token: said.ended,
         )
-        for token in self.continuation:
-            first = first or time.perf_counter() - began
+        tokens.around = trace.step
+        for token in trace.tokens_of(tokens):
             if piece := said.add(token):
                 chosen.tell(piece)
             yield piece
@@ -79,37 +73,45 @@ class Chat:
         if rest := said.rest():
             chosen.tell(rest)
             yield rest
-        after, seconds = store.tier_stats(), time.perf_counter() - began
-        if silent:
-            sources = closest_sources(self._reader, session, chosen.max_sources)
-        else:
-            sources = self._collector.sources(self._reader, store, chosen.max_sources, session.same)
+        cut = tokens.stopped or len(said.tokens) == chosen.max_new_tokens
         return Answer(
             text=said.text,
             tokens=said.tokens,
-            sources=sources,
-            lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
+            sources=closest_sources(self._reader, session, chosen.max_sources)
+            if silent
+            else trace.sources(store, chosen.max_sources, session.same),
+            lookups=trace.lookups,
             answered=session.answered,
             needed=session.needed,
-            tiers={
-                name: {count: after[name][count] - counts[count] for count in COUNTS}
-                for name, counts in tiers.items()
-            },
+            tiers=trace.tiers,
             absent=[row.name for row in store.readable().values() if row.id in session.absent],
-            seconds=seconds,
-            first_token_seconds=first,
+            seconds=trace.seconds,
+            first_token_seconds=trace.first_token_seconds,
+            finish_reason="length" if cut and not said.ended else "stop",
         )
+
+    def stop(self) -> None:
+        """End the answer that is generated after the tokens that it has."""
+        if self.continuation is not None:
+            self.continuation.stop()
 
     def _attach(self) -> None:
         """Ask the documents that there are by now."""
-        session = self._session
+        session = self.session
         documents, absent = attached(session.store, self._documents, retrieve=True)
         session.attach(documents)
         session.absent.clear()
         session.absent.update(absent)
 
-    def _ends_answer(self, token: int) -> bool:
-        return ends_sentence(self._reader.tokenizer.decode([token]))
+
+def finished(steps: Generator[str, None, Answer]) -> Answer:
+    """The answer of steps, all of which are taken."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
 
 
 def spoken(steps: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
@@ -152,3 +154,64 @@ def ask_together(chats: Sequence[Chat], questions: Sequence[str], **settings: An
         if len(pending) > 1:
             read_pending(pending)
     return [answers[number] for number in range(len(chats))]
+
+
+class Detokenizer:
+    """The text so far of tokens that are generated one by one, without the space around it.
+
+    What may still turn out to be cut off (a character's first bytes, space at the end, a full stop
+    that ends the answer, the beginning of a stop text) is held back.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, stop: Sequence[str] = (), sentence: bool = False
+    ) -> None:
+        """stop: texts that end it and are no part of it; sentence: so does the end of its first
+        sentence or line.
+        """
+        self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
+        self.tokens: list[int] = []
+        self.ended = False  # by a stop text, or by the end of a sentence
+        self.cut = False  # a stop text was generated, which is no part of the answer
+        self._text = ""  # of all tokens, up to a stop text, without the space before it
+        self._sent = 0
+
+    @property
+    def text(self) -> str:
+        """All of it, as it is sent in the end."""
+        text = self._text.strip()
+        return text.removesuffix(".") if self._sentence else text
+
+    def add(self, token: int) -> str:
+        """What can be sent now that this token is there."""
+        self.tokens.append(token)
+        self._text = self._tokenizer.decode(self.tokens).lstrip()
+        found = [at for stop in self._stop if (at := self._text.find(stop)) >= 0]
+        if found:
+            self._text, self.ended, self.cut = self._text[: min(found)], True, True
+            return self.rest()
+        if self._sentence and self.text and ends_sentence(self._tokenizer.decode([token])):
+            self.ended = True
+            return self.rest()
+        return self._send(self._text[: len(self._text) - self._held(self._text)])
+
+    def rest(self) -> str:
+        """What is left to be sent when nothing follows."""
+        return self._send(self.text)
+
+    def _send(self, text: str) -> str:
+        piece, self._sent = text[self._sent :], max(self._sent, len(text))
+        return piece
+
+    def _held(self, text: str) -> int:
+        """Characters at the end of a text that wait for what follows."""
+        kept = text.rstrip("\ufffd").rstrip()
+        if self._sentence:
+            kept = kept.rstrip(".").rstrip()
+        held = len(text) - len(kept)
+        for stop in self._stop:
+            for size in range(min(len(stop) - 1, len(text)), held, -1):
+                if text.endswith(stop[:size]):
+                    held = size
+                    break
+        return held

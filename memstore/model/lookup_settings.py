@@ -1,7 +1,7 @@
 """What may be chosen for a lookup, and for an answer: checked once, when they are made."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict, TypeVar, get_args
@@ -115,8 +115,10 @@ class AskOptions(LookupOptions, total=False):
 
     max_new_tokens: int | None
     temperature: float | None
+    top_p: float | None
     seed: int | None
     until_sentence: bool | None
+    stop: Sequence[str] | None
     max_sources: int | None
     from_memory: bool | None
     on_text: Callable[[str], None] | None
@@ -131,8 +133,10 @@ class AnswerSettings:
 
     max_new_tokens: int = 24  # the longest answer
     temperature: float = 0.0  # 0 takes the likeliest token; above samples
+    top_p: float = 1.0  # samples are drawn from the likeliest tokens of this probability together
     seed: int | None = None  # makes samples repeatable
     until_sentence: bool = True  # stop at the end of a sentence or line
+    stop: Sequence[str] = ()  # texts that end an answer and are no part of it
     max_sources: int = 5  # places in documents that it names
     # where the gate finds no answer in the memory: refuse, and name the closest passages; False has
     # the model answer without the memory
@@ -142,7 +146,7 @@ class AnswerSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, Integral) or self.max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens!r}")
-        check_sampling(self.temperature, self.seed)
+        check_sampling(self.temperature, self.top_p, self.seed)
 
     def tell(self, text: str) -> None:
         """A piece of the answer has come."""
@@ -154,10 +158,12 @@ class AnswerSettings:
         return _changed(self, settings, ANSWER_SETTINGS)
 
 
-def check_sampling(temperature: float, seed: int | None) -> None:
+def check_sampling(temperature: float, top_p: float, seed: int | None) -> None:
     """Raises InvalidInput for what nothing can be sampled by."""
     if not _is_amount(temperature):
         raise InvalidInput(f"temperature must be a finite number of at least 0, is {temperature!r}")
+    if not (_is_amount(top_p) and 0 < top_p <= 1):
+        raise InvalidInput(f"top_p must lie above 0 and up to 1, is {top_p!r}")
     first, last = _SEEDS
     if seed is not None and not (isinstance(seed, Integral) and first <= int(seed) <= last):
         raise InvalidInput(f"seed must be a whole number from -2**63 to 2**64 - 1, is {seed!r}")

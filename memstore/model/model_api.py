@@ -16,10 +16,11 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Ranking, Source
-from memstore.model.chat_session import Chat, ask_together, check_phrase
+from memstore.model.answer import Answer, DocumentMatch, Found, Matches, Ranking, Source
+from memstore.model.chat_session import Chat, ask_together, check_phrase, finished
 from memstore.model.document_ingest import Ingesting, OnProgress, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
+from memstore.model.read_trace import Trace
 from memstore.model.session import AskSession, OnRead
 from memstore.model.texts.source_text import Text
 from memstore.openmp import warn_of_spinning
@@ -115,13 +116,7 @@ class ModelAPI(ModelAdapter):
         Raises InvalidInput for an empty question, a setting out of range or no ready document,
         DocumentNotFound for an unknown one.
         """
-        pieces = self.asking(question, store, documents=documents, **options)
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                answer: Answer = end.value
-                return answer
+        return finished(self.asking(question, store, documents=documents, **options))
 
     def asking(
         self,
@@ -168,9 +163,9 @@ class ModelAPI(ModelAdapter):
     ) -> Iterator[Chat]:
         """A session that stays warm over several questions."""
         self._warn_of_spinning()
-        collector = Collector()
-        with self.session(store, documents, on_read=collector, **lookup) as session:
-            yield Chat(self, session, collector, documents)
+        trace = Trace(self)
+        with self.session(store, documents, on_read=trace, **lookup) as session:
+            yield Chat(self, session, trace, documents)
 
     def search(
         self,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstore.closing import Closing
-from memstore.errors import InvalidConfig, InvalidInput
+from memstore.errors import InvalidConfig
 from memstore.model.adapter import ModelAdapter
 from memstore.model.lookup_settings import check_sampling
 from memstore.store.memory_store import MemoryStore
@@ -69,9 +69,7 @@ class Sampler:
     def __init__(
         self, temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None
     ) -> None:
-        check_sampling(temperature, seed)
-        if not 0 < top_p <= 1:
-            raise InvalidInput(f"top_p must lie above 0 and up to 1, is {top_p}")
+        check_sampling(temperature, top_p, seed)
         self._temperature, self._top_p = temperature, top_p
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
@@ -105,6 +103,11 @@ class Continuation(Iterator[int]):
         self._left = max_new_tokens
         self._sampler = sampler
         self._stop, self._end = stop, end
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Give no more tokens."""
+        self._left, self.stopped = 0, True
 
     @property
     def pending(self) -> int | None:

@@ -126,7 +126,7 @@ class ServerMetrics:
         if outcome.first_token_seconds:
             self._first.observe(outcome.first_token_seconds)
         self._usage.labels("input").observe(outcome.prompt_tokens)
-        self._usage.labels("output").observe(len(outcome.tokens))
+        self._usage.labels("output").observe(outcome.completion_tokens)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
         ({"score_range": "all"}, "score_range must be a finite number"),
         ({"max_new_tokens": 2.5}, "max_new_tokens must be at least 1, is 2.5"),
         ({"documents": "book"}, r"a list of names: \['book'\]"),
-        ({"top_p": 0.5}, "unknown setting 'top_p'"),
+        ({"top_q": 0.5}, "unknown setting .top_q."),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(

@@ -3,24 +3,21 @@ answers it, and the outcome.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from memstore.freed_memory import return_freed_memory
-from memstore.model.answer import Source, closest_sources, refusal
+from memstore.model.answer import Answer, refusal
 from memstore.model.batched_forward import read_pending
+from memstore.model.chat_session import Chat
 from memstore.model.model_api import ModelAPI
-from memstore.model.session import AskSession, Continuation
-from memstore.model.texts.detokenizer import Detokenizer
+from memstore.model.session import Continuation
 from memstore.serve.answering import trace_report
-from memstore.serve.answering.trace import Trace
 from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import ApiError
 from memstore.store.memory_store import MemoryStore
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FREED_EVERY = 64  # answers
 
@@ -34,32 +31,18 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How an answer is generated. sentence: end it after its first sentence or line."""
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    sentence: bool = False
-
-
-@dataclass(frozen=True)
 class Question:
-    """A question after earlier turns. documents: gives the names of those to look in, when its turn
-    comes; trace: report what every token and head read; from_memory: refuse where the gate finds
-    no answer in the memory, and do not let the model answer without it.
+    """A question after earlier turns. settings: of AnswerSettings. documents: gives the names of
+    those to look in, when its turn comes; trace: report what every token and head read; may_read:
+    may a document of this name be shown?
     """
 
     text: str
-    sampling: Sampling
+    settings: Mapping[str, Any]
     documents: Callable[[], Sequence[str]]
     turns: Sequence[Turn] = ()
-    max_sources: int = 5
     trace: bool = False
-    may_read: Callable[[str], bool] = lambda name: True  # may this document be shown?
-    from_memory: bool = True
+    may_read: Callable[[str], bool] = lambda name: True
 
 
 @dataclass
@@ -67,12 +50,10 @@ class Outcome:
     """What is known of an answer when it has ended."""
 
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
+    answered: bool = True
     finish_reason: Literal["stop", "length"] = "stop"
     prompt_tokens: int = 0
-    answered: bool = True
-    refused: bool = False  # the text says so, and the sources are the closest passages
-    sources: list[Source] = field(default_factory=list)  # that may be shown, best first
+    completion_tokens: int = 0
     seconds: float = 0.0  # from its turn to its end
     first_token_seconds: float = 0.0
     memstore: dict[str, Any] = field(default_factory=dict)  # the field of that name in answers
@@ -80,26 +61,28 @@ class Outcome:
     @property
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage of a chat completion."""
-        completion = len(self.tokens)
         return {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
 
 
-class Answer(Iterator[str]):
+class QueuedAnswer(Iterator[str]):
     """Pieces of an answer's text, one a step (some are empty); the outcome has the rest. For
     Worker.steps, which closes it where its client goes away.
-
-    continuation: generates its tokens, while it does.
     """
 
     def __init__(self, answers: "Answers", question: Question) -> None:
-        self.continuation: Continuation | None = None
         self.outcome = Outcome()
         self._answers, self._question = answers, question
+        self._chat: Chat | None = None
         self._steps = self._run()
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """What generates its tokens, while it does."""
+        return None if self._chat is None else self._chat.continuation
 
     def __next__(self) -> str:
         return next(self._steps)
@@ -113,31 +96,30 @@ class Answer(Iterator[str]):
         began = time.perf_counter()
         until = began + answers.most_seconds
         failed: BaseException | None = None
-        trace = Trace(answers.model)
         try:
-            with answers.open_session(question, trace) as session:
-                yield from self._read_turns(session, until)
-                trace.begin(session)
-                with trace.step():
-                    state = session.ask(question.text, trace.start)
-                detokenizer = yield from self._generate(session, trace, state, until)
-                _report(question, session, trace, outcome)
-                if outcome.refused:
-                    outcome.text = refusal(outcome.sources, session.needed)
+            with answers.open_chat(question) as chat:
+                self._chat = chat
+                yield from self._read_turns(chat, until)
+                answer = yield from self._generate(chat, until)
+                outcome.text, outcome.answered = answer.text, answer.answered
+                outcome.finish_reason = answer.finish_reason
+                outcome.memstore = _report(question, chat, answer)
+                if answer.refused:
+                    shown = [one for one in answer.sources if question.may_read(one.document)]
+                    outcome.text = refusal(shown, answer.needed)
                     yield outcome.text
-                yield detokenizer.rest()
         except BaseException as error:
             failed = error
             raise
         finally:
-            self.continuation = None
+            self._chat = None
             outcome.seconds = time.perf_counter() - began
             answers.ended(outcome, failed)
 
-    def _read_turns(self, session: AskSession, until: float) -> Generator[str, None, None]:
+    def _read_turns(self, chat: Chat, until: float) -> Generator[str, None, None]:
         """Read the earlier turns. until: the time, of perf_counter, by which that must end."""
         for turn in self._question.turns:
-            session.tell(turn.question, turn.answer)
+            chat.session.tell(turn.question, turn.answer)
             yield ""
             if time.perf_counter() > until:
                 raise ApiError(
@@ -148,38 +130,21 @@ class Answer(Iterator[str]):
                     param="messages",
                 )
 
-    def _generate(
-        self, session: AskSession, trace: Trace, state: "Tensor", until: float
-    ) -> Generator[str, None, Detokenizer]:
-        """The pieces of the text but the last, which the returned detokenizer still holds."""
-        outcome, sampling = self.outcome, self._question.sampling
-        outcome.prompt_tokens, outcome.answered = session.read_tokens, session.answered
-        detokenizer = Detokenizer(
-            self._answers.model.tokenizer, stop=sampling.stop, sentence=sampling.sentence
-        )
-        outcome.refused = self._question.from_memory and not session.answered
-        self.continuation = session.generate(
-            state,
-            0 if outcome.refused else sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            stop=lambda token: detokenizer.ended,
-        )
-        self.continuation.around = trace.step
-        late = False
-        for token in trace.tokens_of(self.continuation):
-            outcome.tokens = detokenizer.tokens
-            outcome.first_token_seconds = trace.first_token_seconds
-            yield detokenizer.add(token)
-            late = time.perf_counter() > until
-            if late:
-                break
-        trace.stop()
-        outcome.text = detokenizer.text
-        cut = late or len(detokenizer.tokens) == sampling.max_new_tokens
-        outcome.finish_reason = "length" if cut and not detokenizer.ended else "stop"
-        return detokenizer
+    def _generate(self, chat: Chat, until: float) -> Generator[str, None, Answer]:
+        """The pieces of the text, until the answer ends or its time is over."""
+        steps = chat.asking(self._question.text, **self._question.settings)
+        while True:
+            try:
+                piece = next(steps)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+            self.outcome.prompt_tokens = chat.prompt_tokens
+            self.outcome.completion_tokens = len(chat.trace.tokens)
+            self.outcome.first_token_seconds = chat.trace.first_token_seconds
+            yield piece
+            if time.perf_counter() > until:
+                chat.stop()
 
 
 class Answers:
@@ -212,14 +177,12 @@ class Answers:
         """Queue a question: the pieces of its answer, and its outcome, complete when they end.
         Raises Busy, Stopped.
         """
-        answer = Answer(self, question)
+        answer = QueuedAnswer(self, question)
         return self._worker.steps(answer), answer.outcome
 
-    def open_session(self, question: Question, trace: Trace) -> AskSession:
+    def open_chat(self, question: Question) -> AbstractContextManager[Chat]:
         """A session that looks in the question's documents."""
-        return self.model.session(
-            self._store, question.documents(), on_read=trace, own_blocks=self._own_blocks
-        )
+        return self.model.chat(self._store, question.documents(), own_blocks=self._own_blocks)
 
     def ended(self, outcome: Outcome, error: BaseException | None) -> None:
         """An answer has ended; error: what ended it, if it failed or its client left."""
@@ -234,33 +197,33 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
     """Read the pending tokens of all answers among these works in one forward pass, where the first
     of them has one. For Worker, before each step.
     """
-    going = [work.continuation for work in works if isinstance(work, Answer)]
+    going = [work.continuation for work in works if isinstance(work, QueuedAnswer)]
     others = [one for one in going[1:] if one is not None]
-    first = going[0] if going and isinstance(works[0], Answer) else None
+    first = going[0] if going and isinstance(works[0], QueuedAnswer) else None
     if first is not None and first.pending is not None and others:
         read_pending([first, *others])
 
 
-def _report(question: Question, session: AskSession, trace: Trace, outcome: Outcome) -> None:
-    """Fill in the sources, and the `memstore` field of the answer."""
-    most, may_read = question.max_sources, question.may_read
-    if outcome.refused:
-        found = closest_sources(trace.reader, session, most)
-    else:
-        found = trace_report.sources(trace, session.store, most)
-    outcome.sources = [source for source in found if may_read(source.document)]
+def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
+    """The `memstore` field of the answer."""
+    may_read = question.may_read
     shown = ("document", "block", "span", "place", "text", "weight")
-    sources = [{name: getattr(source, name) for name in shown} for source in outcome.sources]
+    sources = [
+        {name: getattr(source, name) for name in shown}
+        for source in answer.sources
+        if may_read(source.document)
+    ]
     if question.trace:
-        outcome.memstore = trace_report.report(
-            trace, session, text=outcome.text, most=most, may_read=may_read
+        most = question.settings["max_sources"]
+        told = trace_report.report(
+            chat.trace, chat.session, text=answer.text, most=most, may_read=may_read
         )
-        if outcome.refused:
-            outcome.memstore["sources"] = [{**source, "tiers": {}} for source in sources]
-        return
-    outcome.memstore = {
-        "answered": outcome.answered,
-        "needed": session.needed,
-        "absent": trace_report.absent(session, may_read),
+        if answer.refused:
+            told["sources"] = [{**source, "tiers": {}} for source in sources]
+        return told
+    return {
+        "answered": answer.answered,
+        "needed": answer.needed,
+        "absent": [name for name in answer.absent if may_read(name)],
         "sources": sources,
     }

@@ -17,8 +17,8 @@ from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Source
 from memstore.model.passages.passage_session import PassageSession
+from memstore.model.read_trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.model.session import AskSession
-from memstore.serve.answering.trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 
 _CUT = 3  # tokens over which a character can be spread after its first
@@ -84,13 +84,6 @@ def absent(session: AskSession, may_read: MayRead) -> list[str]:
         return []
     rows = session.store.readable().values()
     return [row.name for row in rows if row.id in session.absent and may_read(row.name)]
-
-
-def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
-    """The document blocks most read, best first."""
-    known = _Known(trace.reader, store, lambda name: True)
-    ranked = (known.source(block_id, block.mass) for block_id, block in trace.ranked(most))
-    return [source for source in ranked if source is not None]
 
 
 def unit_bytes(reader: ModelAdapter) -> int:

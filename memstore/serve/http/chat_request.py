@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from memstore.model.model_api import ModelAPI
-from memstore.serve.answering.answers import Question, Sampling, Turn
+from memstore.serve.answering.answers import Question, Turn
 from memstore.serve.api_errors import ApiError, unsupported
 from memstore.serve.api_keys import Access
 from memstore.serve.requests import Lenient, Strict, entries
@@ -110,27 +110,26 @@ class ChatRequest(Lenient):
         check_lengths(service.model, turns, text, service.settings.message_tokens)
         return Question(
             text,
-            self._sampling(service),
+            self._settings(service),
             _documents(service, access, self.memstore.documents),
             turns,
-            max_sources=self.memstore.max_sources,
             trace=self.memstore.trace,
             may_read=access.sees,
-            from_memory=self.memstore.from_memory,
         )
 
-    def _sampling(self, service: Service) -> Sampling:
-        defaults = service.model.answering
-        most = self.max_completion_tokens or self.max_tokens or defaults.max_new_tokens
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Sampling(
-            max_new_tokens=min(most, service.settings.max_tokens),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=stop,
-            sentence=defaults.until_sentence,
-        )
+    def _settings(self, service: Service) -> dict[str, Any]:
+        """What it says of AnswerSettings."""
+        default = service.model.answering.max_new_tokens
+        most = self.max_completion_tokens or self.max_tokens or default
+        return {
+            "max_new_tokens": min(most, service.settings.max_tokens),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "max_sources": self.memstore.max_sources,
+            "from_memory": self.memstore.from_memory,
+        }
 
 
 _NO_TOOLS = "asks for a tool, and this server calls none"

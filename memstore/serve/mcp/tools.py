@@ -16,7 +16,7 @@ from memstore.errors import InvalidInput
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.paths import expanded
-from memstore.serve.answering.answers import Answers, Question, Sampling
+from memstore.serve.answering.answers import Answers, Question
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
 from memstore.serve.documents import Documents
@@ -105,16 +105,13 @@ class MemoryTools:
         """Answer a question."""
         if not given.question.strip():
             raise InvalidInput("the question is empty")
-        defaults, access = self.model.answering, caller.access
+        access, most = caller.access, given.max_new_tokens or self.model.answering.max_new_tokens
         named = given.documents
         if named is not None:
             named = await run_in_threadpool(self.documents.readable, access, named)
         question = Question(
             given.question,
-            Sampling(
-                min(given.max_new_tokens or defaults.max_new_tokens, self._most_tokens),
-                sentence=defaults.until_sentence,
-            ),
+            {"max_new_tokens": min(most, self._most_tokens)},
             lambda: self.documents.readable(access) if named is None else named,
             may_read=access.sees,
         )

@@ -1,4 +1,6 @@
-"""The trace of an answer: which stored blocks each of its tokens attended to, and how strongly."""
+"""The trace of an answer: which stored blocks each of its tokens attended to, and how strongly, and
+what the answer cost.
+"""
 
 import math
 import time
@@ -9,8 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
+from memstore.model.answer import Source
 from memstore.model.session import AskSession, ReadUnit, StepReads
+from memstore.model.texts.document_text import shown_text
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import COUNTS
 
 OF_TOKEN = 6  # blocks recorded for a token: those most read
@@ -42,11 +48,12 @@ class TokenRead:
 class BlockRead:
     """What was read of one block. heads: mass by head of each memory layer, [layers * heads];
     units: how many came from each tier. A unit that several heads share counts once a step, or once
-    a question for a model that chooses once.
+    a question for a model that chooses once. tiers: by index of a head, where its unit was last.
     """
 
     heads: NDArray[np.float32]
     units: dict[str, int] = field(default_factory=dict)
+    tiers: dict[int, str] = field(default_factory=dict)
 
     @property
     def mass(self) -> float:
@@ -55,8 +62,8 @@ class BlockRead:
 
 
 class Trace:
-    """Records, as the OnRead of a session, what the last row of every step reads. For one session,
-    and one thread at a time.
+    """Records, as the OnRead of a session, what the last row of every step reads. For one session
+    and one thread at a time. begin, step and tokens_of count the costs of an answer, too.
     """
 
     def __init__(self, reader: ModelAdapter) -> None:
@@ -191,6 +198,7 @@ class Trace:
             if block is None:
                 block = self._blocks[block_id] = BlockRead(np.zeros(self._size, np.float32))
             block.heads[at] += mass
+            block.tiers[at] = unit.tier
             of_head = (block_id, unit.layer, unit.head // self._group)
             if not read.counted and of_head not in counted:
                 counted.add(of_head)
@@ -208,6 +216,31 @@ class Trace:
     def ranked(self, most: int) -> list[tuple[BlockId, BlockRead]]:
         """The document blocks most read, at most so many, best first."""
         return _ranked(self.blocks, most)
+
+    def sources(
+        self, store: MemoryStore, most: int, same: Mapping[BlockId, Sequence[BlockId]] | None = None
+    ) -> list[Source]:
+        """The document blocks most read, at most so many, best first. same: of blocks, others with
+        the same text. Documents that were deleted since are left out.
+        """
+        known, tokenizer = store.readable(), self.reader.tokenizer
+        there = {block_id: read for block_id, read in self.blocks.items() if block_id[0] in known}
+        found = []
+        for (document, block), read in _ranked(there, most):
+            reads = {}
+            for at, tier in read.tiers.items():
+                layer, head = divmod(at, self.num_heads)
+                reads[self.layers[layer], head, tier] = float(read.heads[at])
+            try:
+                source = Source.of(self.reader, store, known[document], block, reads)
+                for other, number in (same or {}).get((document, block), ()):
+                    if other in known:
+                        text = shown_text(tokenizer, store, known[other], number)
+                        source.also.append((known[other].name, (text.start, text.end)))
+            except DocumentNotFound:
+                continue
+            found.append(source)
+        return found
 
 
 class _Units:
