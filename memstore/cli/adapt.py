@@ -55,7 +55,7 @@ def adapt(
     from memstore.training.selectors.make_selector import adapt as make_selector
 
     # without the selector that it has, which may be damaged
-    unadapted = reader_named(model, own_process=True, adaptation=UNADAPTED)
+    unadapted = reader_named(model, adaptation=UNADAPTED)
     if isinstance(unadapted, LandmarkModel):
         raise InvalidInput(
             f"{model} was trained to choose by landmarks, and takes no selector; `memstore "
@@ -113,7 +113,7 @@ def calibrate(
 
     if out.exists() and not out.is_dir():
         raise InvalidInput(f"--out: {out} is no directory")
-    landmark_model = reader_named(model, own_process=True)
+    landmark_model = reader_named(model)
     if not isinstance(landmark_model, LandmarkModel):
         raise InvalidInput(
             f"{model} was not trained to skip lookups; `memstore adapt` makes a selector for it"

@@ -34,7 +34,7 @@ def model_for_ingest(store: Path, options: ModelOptions) -> "ModelAPI":
     except MemoryNotFound:
         return new_model(store, options)
     name, compute = options.model, options.compute
-    return reader_of(signature, str(store), name, compute=compute, own_process=True)
+    return reader_of(signature, str(store), name, compute=compute)
 
 
 def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
@@ -46,8 +46,7 @@ def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
     if options.model is None and not os.environ.get(MODEL_VARIABLE):
         better = _BETTER if name == SHIPPED_NAME else "--model names another"
         console.note(f"a new memory in {store}, for {name}: {better}")
-    _say_first_use(name)
-    return reader_named(name, compute=options.compute, own_process=True)
+    return reader_named(name, compute=options.compute)
 
 
 @contextmanager
@@ -87,12 +86,7 @@ def opened(
         if documents:
             memory.ready(documents, to="ask")
         name, compute = model_options.model, model_options.compute
-        if name is not None:
-            _say_first_use(name)
-        yield (
-            reader_of(memory.signature, str(store), name, compute=compute, own_process=True),
-            memory,
-        )
+        yield reader_of(memory.signature, str(store), name, compute=compute), memory
 
 
 def _stored_signature(store: Path | str) -> "Signature":
@@ -101,18 +95,3 @@ def _stored_signature(store: Path | str) -> "Signature":
 
     with MemoryStore.open(store, read_only=True) as memory:
         return memory.signature
-
-
-def _say_first_use(name: str) -> None:
-    """Say what the first use of a model costs, before it is loaded."""
-    from memstore.hf.models_by_name import check_transformers
-    from memstore.model.landmark.checkpoint import SHIPPED_NAME
-
-    if name == SHIPPED_NAME or Path(name).is_dir():
-        return
-    check_transformers()
-    from memstore.hf.model_directory import first_use
-
-    said = first_use(name)
-    if said is not None:
-        console.note(said)

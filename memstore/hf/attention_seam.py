@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from memstore.errors import InvalidInput, InvalidWeights
+from memstore.errors import InvalidWeights
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 # the largest difference of two ways to compute, of the largest number: float32, half precision
@@ -77,12 +77,6 @@ class ForwardCache(Cache):
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
         return self.length > 0
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise InvalidInput("beams are not supported with a memory; generate with num_beams=1")
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise InvalidInput("assisted generation is not supported with a memory")
 
     def stepped(self, tokens: int) -> None:
         """Note that a forward pass of so many tokens has ended."""

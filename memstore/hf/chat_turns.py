@@ -63,18 +63,6 @@ class Turns:
         place = range(len(before), len(before) + len(words))
         return [*before, *words, *self._behind], place
 
-    def last_words(self, local: list[int]) -> range:
-        """Which ids of a prompt behind the prefix are the last turn's own words."""
-        end = len(local)
-        if self._behind and local[-len(self._behind) :] == self._behind:
-            end -= len(self._behind)
-        start, between = 0, self._between
-        for at in range(end - len(between), 0, -1) if between else ():
-            if local[at : at + len(between)] == between:
-                start = at + len(between)
-                break
-        return range(start, end) if start < end else range(len(local))
-
 
 def _report(template: Any, reason: str) -> None:
     """Log why a chat template cannot be used, and what the model reads instead."""

@@ -2,12 +2,12 @@
 once, in the cache directory), or on the hub. Imports neither torch nor transformers by itself.
 """
 
-import fcntl
 import importlib.util
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +23,7 @@ _NOT = ["*/*", "consolidated*", "original*"]  # there: the same weights in other
 _FORMAT = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 _WEIGHTS = "model.safetensors"
 _ONE_FILE = "1000TB"  # larger than any model: one file says that all of it is there
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DAY = 86_400  # seconds
 
 
 def cache_directory() -> Path:
@@ -101,29 +101,6 @@ def downloaded(name: str) -> Path:
         ) from error
 
 
-def first_use(name: str) -> str | None:
-    """What loading will spend this once on a model of this name, in a sentence; None where it
-    is at hand. Raises InvalidInput.
-    """
-    if name in PACKAGED or expanded(name).is_file():
-        file = _packaged(name) if name in PACKAGED else expanded(name)
-        if (_converted_at(file) / _WEIGHTS).is_file():
-            return None
-        return (
-            f"{name} is converted once, to float32 in {cache_directory()}: some seconds, and "
-            f"several times its {file.stat().st_size / 1e6:,.0f} MB of disk and memory"
-        )
-    if directory_of(name) == name and not _in_hub_cache(name):
-        return f"{name} is downloaded from the Hugging Face hub, once"
-    return None
-
-
-def _in_hub_cache(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
-
-
 def _converted(file: Path) -> Path:
     """A GGUF file as a directory of safetensors, made once. Raises InvalidWeights."""
     target = _converted_at(file)
@@ -195,32 +172,14 @@ def _is_damaged(file: Path) -> bool:
 @contextmanager
 def new_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """A directory of a new name, which is removed when the block ends, unless it was moved; what
-    killed processes left of such names is removed first. Raises OSError.
+    killed processes left of such names a day ago is removed first. Raises OSError.
     """
     for left in parent.glob(f"{prefix}*"):
-        with suppress(OSError):  # it is another's, or gone
-            held = os.open(left, _DIRECTORY)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not if it is being written
+        with suppress(OSError):  # another process removes it, or moves it
+            if time.time() - left.stat().st_mtime > _DAY:
                 shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(held)
-    made, held = _locked_directory(parent, prefix)
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
-        os.close(held)
-
-
-def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """A new directory, locked, and its descriptor."""
-    while True:
-        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        with suppress(FileNotFoundError):
-            held = os.open(made, _DIRECTORY)
-            with suppress(OSError):  # it may lie where there are no locks
-                fcntl.flock(held, fcntl.LOCK_EX)
-            if made.exists():  # not removed before it was locked
-                return made, held
-            os.close(held)

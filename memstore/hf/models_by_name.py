@@ -27,17 +27,12 @@ _INSTALL = install_extra("hf")
 
 
 def reader_named(
-    name: str | Path,
-    *,
-    compute: Compute = DEFAULT,
-    own_process: bool = False,
-    adaptation: "Adaptation | None" = None,
+    name: str | Path, *, compute: Compute = DEFAULT, adaptation: "Adaptation | None" = None
 ) -> "ModelAPI":
     """Load the model that ships, one that `memstore train` wrote, or a Hugging Face model (see
     memstore.hf.load.load_reader).
 
-    compute: see Compute; a landmark model has no weights of fewer bits. own_process: this process
-    does nothing else, so a small model may set torch's number of threads. adaptation: of a Hugging
+    compute: see Compute; a landmark model has no weights of fewer bits. adaptation: of a Hugging
     Face model, see load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
     from memstore.devices import dtype_named
@@ -46,12 +41,11 @@ def reader_named(
     number_format = dtype_named(compute.dtype)
     # a packaged model's name means that model, even where a directory has the same name
     if name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(expanded(name))):
-        from memstore.model.landmark.landmark_model import load_model, load_model_for_command
+        from memstore.model.landmark.landmark_model import load_model
 
         _check_weights(compute)
-        load = load_model_for_command if own_process else load_model
         given = {} if number_format is None else {"dtype": number_format}
-        return load(name, device=compute.device, **given)
+        return load_model(name, device=compute.device, **given)
     check_transformers()
     from memstore.hf.load import load_reader
 
@@ -65,12 +59,7 @@ def reader_named(
 
 
 def reader_of(
-    signature: Signature,
-    where: str,
-    name: str | Path | None = None,
-    *,
-    compute: Compute = DEFAULT,
-    own_process: bool = False,
+    signature: Signature, where: str, name: str | Path | None = None, *, compute: Compute = DEFAULT
 ) -> "ModelAPI":
     """Load the model of a memory: `name`, or the one it was made with if this machine has it.
 
@@ -78,7 +67,7 @@ def reader_of(
     that has to be named, and what reader_named raises.
     """
     named = name_of(signature, where, name)
-    reader = reader_named(named, compute=compute, own_process=own_process)
+    reader = reader_named(named, compute=compute)
     reader.signature.check_same(signature, where, "ask it with its own, or make a new memory")
     return reader
 

@@ -1,9 +1,6 @@
-"""A Hugging Face decoder as a passage model: its own code computes, with the caller's attention;
-and a memory for pipelines that call `generate` themselves.
-"""
+"""A Hugging Face decoder as a passage model: its own code computes, with the caller's attention."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +8,6 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.errors import InvalidInput
-from memstore.hf.attention_seam import ForwardCache, cache_argument
 from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation.quantized_products import Weights
@@ -23,10 +18,8 @@ from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.adaptation import Adaptation, MadeFor
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
-from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.rotary import Positions
-from memstore.store.memory_store import MemoryStore
 
 LONGEST = 128  # tokens of a passage, and of the slots that hold one
 
@@ -116,24 +109,6 @@ class HuggingFacePassageModel(PassageAPI):
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
         return self._turns.of(question, first=first)
 
-    def recall(
-        self,
-        store: MemoryStore,
-        input_ids: Tensor | Sequence[int],
-        *,
-        documents: Sequence[str] | None = None,
-        **lookup: Any,
-    ) -> "Recall":
-        """Choose passages for a prompt and give them to `model.generate`: see Recall.
-
-        input_ids: of the whole prompt, [1, tokens] or a list, as the chat template makes it.
-        documents: to choose from; None for every ready one. lookup: LookupSettings to change.
-        Raises InvalidInput for a batch, and for a prompt that does not begin as passages do.
-        """
-        local = _after_prefix(input_ids, self.prefix_ids)
-        session = self.session(store, documents, **lookup)
-        return Recall(self.model, session, local, self._turns.last_words(local))
-
     def ends_turn(self, token: int) -> bool:
         return token in self._turns.ends
 
@@ -161,55 +136,3 @@ class HuggingFacePassageModel(PassageAPI):
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         return self._decoder.logits(states, quantized=quantized)
-
-
-class Recall(AbstractContextManager["Recall"]):
-    """The passages chosen for one prompt, as `generate` takes them: `model.generate(**inputs)`,
-    greedy or sampled.
-    """
-
-    def __init__(
-        self, model: Any, session: PassageSession, local: Sequence[int], words: range
-    ) -> None:
-        """Use HuggingFacePassageModel.recall.
-
-        session: closed with this. local: the ids of the prompt after the prefix. words: the places
-        in it of the question's own words.
-        """
-        self.session = session
-        question = session.reader.tokenizer.decode(local[words.start : words.stop])
-        session.choose(question, local, words)
-        session.settle()
-        given = torch.tensor([list(local)], device=session.reader.device)
-        self.cache: ForwardCache = ForwardCache(session.attend)
-        self.inputs = {
-            "input_ids": given,
-            "attention_mask": torch.ones_like(given),
-            **cache_argument(model, self.cache),
-        }
-
-    def __exit__(self, *args: object) -> None:
-        self.session.close()
-
-
-def _after_prefix(input_ids: Tensor | Sequence[int], prefix: Sequence[int]) -> list[int]:
-    """The ids of one prompt after the prefix. Raises InvalidInput for a batch, and for a prompt
-    that begins otherwise.
-    """
-    given = torch.as_tensor(input_ids)
-    if given.dim() == 2 and len(given) == 1:
-        given = given[0]
-    if given.dim() != 1 or given.is_floating_point():
-        raise InvalidInput(
-            f"input_ids of shape {list(given.shape)}; a memory is recalled for one prompt at a "
-            "time, [1, tokens]"
-        )
-    ids = [int(token) for token in given.tolist()]
-    if ids[: len(prefix)] != prefix:
-        raise InvalidInput(
-            "the prompt does not begin as the memory's texts do (the chat template's beginning, "
-            "with its own system prompt); put another system prompt into the question"
-        )
-    if len(ids) == len(prefix):
-        raise InvalidInput("the prompt has nothing after the chat template's beginning")
-    return ids[len(prefix) :]

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer as Backend
 
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.landmark.byte_tokenizer import Tokenizer, byte_symbols
-from memstore.model.texts.altered_text import report_altered
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
@@ -81,14 +80,9 @@ class OffsetTokenizer:
         return [encoding.ids for encoding in found]
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """The ids of a document that arrives in pieces, segment by segment (Tokenizer.segments).
-        Reports once that they stand for another text.
-        """
-        altered = False
+        """The ids of a document that arrives in pieces, segment by segment (Tokenizer.segments)."""
         for segment in self.segments(pieces):
-            ids = self.encode(segment)
-            altered = altered or report_altered("a document", segment, self.decode(ids))
-            yield ids
+            yield self.encode(segment)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; a character that is cut shows as U+FFFD."""

@@ -98,7 +98,7 @@ def _other_content(name: str, url: str) -> DocumentExists:
 @cache
 def _reader(model: str, compute: Compute) -> ModelAPI:
     """One model for all batches of a process."""
-    return reader_named(model, compute=compute, own_process=True)
+    return reader_named(model, compute=compute)
 
 
 def _memory(job: Job, reader: ModelAPI, path: Path) -> MemoryStore:

@@ -1,6 +1,5 @@
 """A Hugging Face decoder with a memory: stored, resumed, asked, recalled, and refused."""
 
-import re
 import subprocess
 
 import pytest
@@ -10,9 +9,8 @@ from typer.testing import CliRunner
 from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
 from support.commands import start
-from support.paths import ROOT
 from support.rounding import rounding
-from support.tiny_decoder import decoder, learned_selector, saved, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -149,29 +147,6 @@ def test_layers_below_read_from_are_not_stored(tmp_path):
         assert store.verify().clean
 
 
-def test_generate_with_recall_matches_ask_and_without_it_the_stock_model(tmp_path):
-    model, made = decoder("qwen3"), tokenizer()
-    chat = [{"role": "user", "content": QUESTION}]
-    inputs = made.apply_chat_template(
-        chat, return_tensors="pt", return_dict=True, add_generation_prompt=True
-    )
-    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    before = model.generate(**given, **options)
-    reader = wrap(model, made)
-    assert torch.equal(model.generate(**given, **options), before)
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(TEXT, store, name="inventory")
-        answer = reader.ask(QUESTION, store, max_new_tokens=8)
-        with reader.recall(store, inputs["input_ids"], documents=["inventory"]) as memory:
-            out = model.generate(**memory.inputs, **options)
-            local = memory.inputs["input_ids"].shape[1]
-            assert memory.cache.get_seq_length() == local + 7
-        assert out[0, local:].tolist()[: len(answer.tokens)] == answer.tokens
-        assert not torch.equal(out[0, local:], before[0, given["input_ids"].shape[1] :])
-    assert torch.equal(model.generate(**given, **options), before)
-
-
 def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):
     with reader.chat(store) as chat:
         first = chat.ask(QUESTION, max_new_tokens=2)
@@ -239,14 +214,10 @@ def test_a_tokenizer_that_changes_its_text_is_refused():
         OffsetTokenizer(object())
 
 
-def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
+def test_another_model_and_too_many_passages_are_refused(reader, store):
     other = word_reader(decoder("qwen2"))
     with pytest.raises(WrongModel, match="weights"):
         MemoryStore.open(store.path, other.signature)
-    with pytest.raises(InvalidInput, match="system prompt"):
-        reader.recall(store, reader.tokenizer.encode("Quite another beginning"))
-    with pytest.raises(InvalidInput, match="one prompt at a time"):
-        reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
     with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k"):
         session.read([None, None])
 
@@ -361,21 +332,6 @@ def test_remembered_passages_can_change_between_local_tokens(reader):
     assert not torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-3)
 
 
-def test_the_pipeline_on_the_models_page_works(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (example,) = (one for one in examples if "model.generate(" in one)
-    monkeypatch.chdir(tmp_path)
-    saved("model")
-    generated = "out = model.generate(**memory.inputs, max_new_tokens=2)"
-    example = example.replace("model.generate(**memory.inputs)", generated)
-    told: dict[str, object] = {"name": "model", "text": TEXT}
-    exec(example, told)
-    assert told["memory"].session.lookups.done == 1
-    assert told["out"].shape[1] == told["memory"].inputs["input_ids"].shape[1] + 2
-
-
-@pytest.mark.usefixtures("directory")
 def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]

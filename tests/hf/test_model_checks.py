@@ -20,7 +20,6 @@ from support.tiny_decoder import decoder, saved_gguf, tokenizer
 
 pytest.importorskip("transformers")
 
-from memstore import MemoryStore
 from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.load import load_reader, load_stock, wrap
 from memstore.hf.model_directory import new_directory
@@ -319,22 +318,6 @@ def test_the_command_line_shows_the_report_of_a_chat_template(directory: Path) -
     book.write_text("The kettle is red. " * 9)
     done = run_apart("ingest", book, "--store", directory.parent / "memory", "--model", directory)
     assert done.status == 0 and done.err.count("only tools") == 1
-
-
-def test_a_tokenizer_that_normalises_text_is_reported_once_for_each_document_it_alters(
-    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    merged("tokenizer.json", normalizer={"type": "NFKC"})(directory)
-    reader = load_reader(directory, dtype=torch.float32)
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest("Nothing is altered here. " * 40, store, name="plain")
-        assert not caplog.records
-        reader.ingest("The office has ﬁve ﬂoors. " * 40, store, name="office")
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("office: ") and "'ﬁve ﬂoors.' becomes 'five floors." in said
-    caplog.clear()
-    segments = LandmarkTokenizer(load_stock(directory)[1], 10_000).encode_stream(["ﬁve ", "ﬂoors"])
-    assert len(list(segments)) == 1 and len(caplog.records) == 1
 
 
 def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused() -> None:

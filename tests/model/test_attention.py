@@ -16,7 +16,6 @@ from memstore.disk.format.signature import Signature
 from memstore.kernels import api
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.rotary import Rope
 from memstore.model.session import ReadUnit, StepReads
@@ -25,6 +24,7 @@ from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose
 from support.paths import DATA
 from support.rounding import assert_same_to_rounding
+from support.tiny_model import attending
 
 
 def signature(config: ModelConfig) -> Signature:
@@ -76,7 +76,7 @@ class Driver:
         rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
         self.reads: list[tuple[ReadUnit, float]] = []
         self.attention = MemoryAttention(
-            LandmarkHeads(config.shape, rope, cmt_keys, dtype=torch.float64),
+            attending(config.shape, rope, cmt_keys),
             config.lookup,
             self.store,
             self.blocks,

@@ -2,14 +2,19 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from memstore.model.adapter import Shape
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED, save_checkpoint
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.model.landmark.transformer import Transformer
+from memstore.model.rotary import Rope
 
 WORDS = [
     "the",
@@ -69,4 +74,16 @@ def text(words: int, seed: int = 0) -> str:
     return (
         "".join(rng.choice(WORDS) + rng.choice([" ", " ", " ", " ", "\n"]) for _ in range(words))
         + "end.\n"
+    )
+
+
+def attending(shape: Shape, rope: Rope, cmt_keys: list[Tensor] | None) -> Any:
+    """What MemoryAttention takes of a model that computes in float64 on the CPU."""
+    return SimpleNamespace(
+        shape=shape,
+        rope=rope,
+        cmt_keys=cmt_keys,
+        cmt_values=None,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
     )

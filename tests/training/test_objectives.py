@@ -7,7 +7,6 @@ from torch import Tensor
 from memstore.disk.format.signature import Signature
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
@@ -21,6 +20,7 @@ from memstore.training.objectives import (
     read_memory,
 )
 from memstore.training.optimizer import orthogonalise
+from support.tiny_model import attending
 
 SIZE, TOP_K = 4, 3
 
@@ -77,7 +77,7 @@ def attach(
 
 
 def session(built: Transformer, store: MemoryStore, blocks: SessionBlocks) -> MemoryAttention:
-    heads = LandmarkHeads(built.config.shape, built.rope, built.cmt_keys(), dtype=torch.float64)
+    heads = attending(built.config.shape, built.rope, built.cmt_keys())
     return MemoryAttention(heads, built.config.lookup, store, blocks)
 
 

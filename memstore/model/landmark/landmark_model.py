@@ -1,6 +1,5 @@
 """The model that ships: a landmark-attention transformer with its tokenizer."""
 
-import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +19,6 @@ from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.transformer import Transformer
 from memstore.paths import expanded
-
-_SMALL = 20_000_000  # parameters
 
 
 class LandmarkModel(LandmarkAPI):
@@ -109,24 +106,3 @@ def load_model(
         SHIPPED_NAME if shipped else str(directory.resolve()),
     )
     return LandmarkModel(transformer.to(place), tokenizer, called)
-
-
-def load_model_for_command(
-    name_or_path: str | Path | None = None,
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> LandmarkModel:
-    """`load_model` for a process of its own: a small model then runs on one thread.
-
-    Its products are too short to share, and with several threads every one of them ends at a
-    barrier: on a machine that is busy otherwise reading was 50 times slower. OMP_NUM_THREADS, where
-    it is set, is obeyed.
-    """
-    model = load_model(name_or_path, device=device, dtype=dtype)
-    if (
-        "OMP_NUM_THREADS" not in os.environ
-        and sum(p.numel() for p in model.transformer.parameters()) < _SMALL
-    ):
-        torch.set_num_threads(1)
-    return model

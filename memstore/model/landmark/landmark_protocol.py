@@ -2,12 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from memstore.model.adapter import ModelAdapter, Shape
+from memstore.model.adapter import ModelAdapter
 from memstore.model.rotary import Rope
 
 
@@ -35,24 +33,3 @@ class LandmarkAdapter(ModelAdapter):
         None for a model that cannot tell; then nothing is prefetched.
         """
         return None
-
-
-@dataclass(frozen=True)
-class LandmarkHeads:
-    """How the heads of a landmark model attend; the fields are LandmarkAdapter's. dtype, device: of
-    their queries, keys and values.
-    """
-
-    shape: Shape
-    rope: Rope
-    cmt_keys: Sequence[Tensor] | None = None
-    cmt_values: Tensor | None = None
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
-
-    @classmethod
-    def of(cls, model: LandmarkAdapter) -> "LandmarkHeads":
-        """A model's."""
-        return cls(
-            model.shape, model.rope, model.cmt_keys, model.cmt_values, model.dtype, model.device
-        )

@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.errors import BudgetExceeded
 from memstore.model.landmark.attention.memory_attention import MemoryAttention, SpeculativePrefetch
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter, LandmarkHeads
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import AskSession, OnRead, check_device
 from memstore.model.session_blocks import OwnBlocks, SessionBlocks
@@ -56,9 +56,7 @@ class ChunkSession(AskSession):
             )
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep
-        self.attention = MemoryAttention(
-            LandmarkHeads.of(reader), settings, store, blocks, retrieve=retrieve
-        )
+        self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
         self.lookups, self.absent = self.attention.lookups, self.attention.absent
         self._prefetch: SpeculativePrefetch | None = None
         if store.tiers.predictor != "off" and retrieve:

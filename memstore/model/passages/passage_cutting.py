@@ -19,7 +19,6 @@ from xxhash import xxh3_64_intdigest
 from memstore.disk.format.citations import PAGE, Place
 from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
-from memstore.model.texts.altered_text import report_altered
 from memstore.model.texts.sentences import Level, Unit, divide, split
 
 _LONG = 64  # characters for each token that may be there: such a part is not counted
@@ -212,9 +211,8 @@ class Passages:
 
     size: tokens that a passage is filled up to; most: that none exceeds. places: of the whole
     document. start, gap: the text follows a document of so many characters, of which gap is the
-    tail. name: of the document, to report a tokenizer that alters its text; None for no report.
-    While it is iterated, `characters` is where the last passage ended; afterwards, `tail` is the
-    text behind it.
+    tail. While it is iterated, `characters` is where the last passage ended; afterwards, `tail` is
+    the text after it.
     """
 
     def __init__(
@@ -227,7 +225,6 @@ class Passages:
         most: int,
         start: int = 0,
         gap: str = "",
-        name: str | None = None,
     ) -> None:
         self.characters, self.tail = start - len(gap), gap
         self._pieces, self._size, self._most = pieces, size, most
@@ -235,7 +232,6 @@ class Passages:
         self._level = Level.PARAGRAPH  # what it begins
         self._gap = [gap]  # what stands between the last passage and that
         self._tokenizer, self._measure = tokenizer, Measure(tokenizer, most)
-        self._name, self._altered = name, False
         self._headings = [place.start for place in places if place.level != PAGE and place.name]
 
     def __iter__(self) -> Iterator[Passage]:
@@ -306,8 +302,6 @@ class Passages:
                 self._gap.append(own)
                 self.characters = start + len(own)
                 continue
-            if self._name is not None and not self._altered:
-                self._altered = report_altered(self._name, own, self._tokenizer.decode(ids))
             gap = "".join(self._gap)
             self._gap = []
             self.characters = start + len(own)

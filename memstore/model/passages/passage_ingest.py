@@ -50,7 +50,6 @@ def ingest_passages(
             [place._replace(start=before + place.start) for place in text.places],
             start=before,
             gap=writer.replaced_tail(),
-            name=text.name,
         )
         # an append takes the last passage away, to be stored again in front of what follows
         passages = chain(writer.replaced_passages(), cutting)
@@ -132,10 +131,7 @@ def passages_of(
     *,
     start: int = 0,
     gap: str = "",
-    name: str | None = None,
 ) -> Passages:
     """A text as the reader's passages: see Passages."""
     size, most = reader.passage_tokens, reader.shape.block_size
-    return Passages(
-        reader.tokenizer, pieces, places, size=size, most=most, start=start, gap=gap, name=name
-    )
+    return Passages(reader.tokenizer, pieces, places, size=size, most=most, start=start, gap=gap)

@@ -35,7 +35,7 @@ from memstore.model.landmark.attention.block_lookup import (
     requested_reads,
 )
 from memstore.model.landmark.attention.open_chunk import Candidates, FinishedBlocks, OpenChunk
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter, LandmarkHeads
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import Lookups, OnRead
 from memstore.model.session_blocks import SessionBlocks
@@ -64,7 +64,7 @@ class MemoryAttention:
 
     def __init__(
         self,
-        heads: LandmarkHeads,
+        model: LandmarkAdapter,
         settings: LookupSettings,
         store: MemoryStore,
         blocks: SessionBlocks,
@@ -72,23 +72,23 @@ class MemoryAttention:
         retrieve: bool = True,
     ) -> None:
         """retrieve=False: only the recent blocks are read, nothing is searched, and rows that skip
-        get no cmt_values (the default way to ingest). The store's leases must be on the device of
-        `heads`. Finished blocks have the shape's kv_dtype and are on the CPU.
+        get no cmt_values (the default way to ingest). The store's leases must be on the model's
+        device. Finished blocks have the shape's kv_dtype and are on the CPU.
         """
-        self.shape, self.store, self.retrieve = heads.shape, store, retrieve
-        self.cmt_keys, self.cmt_values = heads.cmt_keys, heads.cmt_values
+        self.shape, self.store, self.retrieve = model.shape, store, retrieve
+        self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
         self.on_read: OnRead | None = None
         self.read_all_rows = False
         self.observer: Observer | None = None
         self.absent: set[int] = set()
         self.blocks = blocks
         self.lookups = Lookups()
-        shape, dtype = heads.shape, heads.dtype
-        self._device = torch.device(heads.device)
+        shape, dtype = model.shape, model.dtype
+        self._device = model.device
         self._exact = torch.promote_types(dtype, torch.float32)
         self.chunk = OpenChunk(
             shape,
-            heads.rope,
+            model.rope,
             blocks=settings.chunk_blocks,
             recent=settings.top_k,
             dtype=dtype,
