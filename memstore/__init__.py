@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from memstore.memory import Memory as Memory
     from memstore.memory import open_memory as open
     from memstore.model.answer import Answer as Answer
-    from memstore.model.answer import DocumentMatch as DocumentMatch
     from memstore.model.answer import Source as Source
     from memstore.model.landmark.landmark_model import LandmarkModel as LandmarkModel
     from memstore.model.landmark.landmark_model import load_model as load_model
@@ -41,7 +40,6 @@ _HOME = {
     "Answer": "memstore.model.answer",
     "AskOptions": "memstore.model.lookup_settings",
     "OpenOptions": "memstore.store.open_options",
-    "DocumentMatch": "memstore.model.answer",
     "LandmarkModel": "memstore.model.landmark.landmark_model",
     "Source": "memstore.model.answer",
     "load_model": "memstore.model.landmark.landmark_model",
@@ -55,7 +53,6 @@ __all__ = [
     "Answer",
     "AskOptions",
     "AsyncMemory",
-    "DocumentMatch",
     "LandmarkModel",
     "Memory",
     "MemoryStore",

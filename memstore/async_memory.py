@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput, MemoryClosed
 from memstore.memory import TOGETHER, AnswerStream, Labels, Memory, OnError, Progress, open_memory
-from memstore.model.answer import Answer, Matches, Source
+from memstore.model.answer import Answer, Matches
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
 from memstore.store.open_options import OpenOptions
@@ -100,7 +100,7 @@ class AsyncMemory:
         top_k: int = 5,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,
-    ) -> Matches[Source]:
+    ) -> Matches:
         """As Memory.search."""
         search = self.memory.search
         return await self._run(search, phrase, top_k=top_k, documents=documents, where=where)

@@ -13,7 +13,7 @@ from memstore.compute import Compute
 from memstore.disk.format.document import LABELS, Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
-from memstore.model.answer import Answer, Matches, Source
+from memstore.model.answer import Answer, Matches
 from memstore.model.chat_session import spoken
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.lookup_settings import AskOptions
@@ -240,7 +240,7 @@ class Memory(Closing):
         top_k: int = 5,
         documents: Sequence[str] | None = None,
         where: Labels | None = None,
-    ) -> Matches[Source]:
+    ) -> Matches:
         """The passages most similar to a phrase, best first: see ModelAPI.search."""
         scope = self._scope(documents, where)
         return self.reader.search(phrase, self.store, documents=scope, top_k=top_k)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -115,19 +115,11 @@ def chat(
     _exit(result)
 
 
-@command(
-    "search",
-    'memstore search "the silver lighthouse"',
-    'memstore search "the silver lighthouse" --by document',
-)
+@command("search", 'memstore search "the silver lighthouse"')
 def search(
     phrase: Annotated[str, typer.Argument(help="What to look for.")],
     store: ReadStore,
     document: Documents = None,
-    by: Annotated[
-        Literal["passage", "document"],
-        typer.Option("--by", help="Rank places, or documents by their best place."),
-    ] = "passage",
     top_k: Annotated[int, option("--top-k", "N", "How many of them to show.", min=1)] = 5,
     shortlist: Annotated[
         int | None,
@@ -148,17 +140,15 @@ def search(
     """
     options = open_options(store, tiers, published)
     with opened(store, model_options, options, documents=document) as (model, memory):
-        find = model.search if by == "passage" else model.search_documents
         settings = {} if shortlist is None else {"shortlist": shortlist}
         with console.waiting("searching"):
-            matches = find(phrase, memory, documents=document, top_k=top_k, **settings)
+            matches = model.search(phrase, memory, documents=document, top_k=top_k, **settings)
         score = console.share if model.keeps is None else console.weight
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:
-        console.emit({"sources" if by == "passage" else "documents": found, "absent": absent})
+        console.emit({"sources": found, "absent": absent})
         return
-    sources = found if by == "passage" else [match["best"] for match in found]
-    console.print_sources(sources, score=score, stats=stats)
+    console.print_sources(found, score=score, stats=stats)
     console.print_absent(absent)
 
 

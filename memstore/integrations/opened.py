@@ -34,7 +34,7 @@ class Opened:
         self._found: tuple[ModelAPI, MemoryStore] | None = None
         self._opening = threading.Lock()
 
-    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "Matches[Source]":
+    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "Matches":
         """The passages most like a phrase, best first: see ModelAPI.search. Raises also what
         loading a model and MemoryStore.open raise.
         """

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from textwrap import shorten
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.model.adapter import ModelAdapter
@@ -14,8 +14,6 @@ from memstore.store.memory_store import MemoryStore
 
 Reads = Mapping[tuple[int, int, str], float]
 """What was read of a block: by (layer, head, tier), how much."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,30 +84,21 @@ class Ranking(NamedTuple):
     answered: bool = True
 
 
-@dataclass(frozen=True)
-class DocumentMatch:
-    """A document that a search found. weight: that of its best block."""
-
-    document: str
-    weight: float
-    best: Source
-
-
-class Matches(list[T]):
+class Matches(list[Source]):
     """What a search found, best first. absent: documents that were not searched, since they could
     not be read (ShareOptions.allow_partial). answered: False where the gate would refuse the phrase
     as a question: none of the passages seems to answer it.
     """
 
     def __init__(
-        self, found: Iterable[T] = (), absent: Sequence[str] = (), answered: bool = True
+        self, found: Iterable[Source] = (), absent: Sequence[str] = (), answered: bool = True
     ) -> None:
         super().__init__(found)
         self.absent, self.answered = absent, answered
 
     def _repr_html_(self) -> str:
         """The passages, as a notebook shows them."""
-        return _listed([one.best if isinstance(one, DocumentMatch) else one for one in self])
+        return _listed(self)
 
 
 @dataclass(frozen=True)
@@ -191,7 +180,7 @@ def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> lis
     ][:most]
 
 
-def _listed(sources: Iterable[Any]) -> str:
+def _listed(sources: Iterable[Source]) -> str:
     items = "".join(f"<li>{_html(source)}</li>" for source in sources)
     return f"<ol>{items}</ol>"
 

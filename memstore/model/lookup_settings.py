@@ -94,8 +94,10 @@ class LookupSettings:
 LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
 
 
-class LookupOptions(TypedDict, total=False):
-    """LookupSettings that shall differ from the model's; None leaves one as it is."""
+class AskOptions(TypedDict, total=False):
+    """What `ask` takes beside the question: fields of LookupSettings and of AnswerSettings; None
+    leaves one as it is.
+    """
 
     top_k: int | None
     score_range: float | None
@@ -108,11 +110,6 @@ class LookupOptions(TypedDict, total=False):
     local_tokens: int | None
     caution: float | None
     chained: bool | None
-
-
-class AskOptions(LookupOptions, total=False):
-    """What `ask` takes beside the question: fields of AnswerSettings and of LookupSettings."""
-
     max_new_tokens: int | None
     temperature: float | None
     top_p: float | None

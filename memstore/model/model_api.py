@@ -16,7 +16,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, DocumentMatch, Found, Matches, Ranking, Source
+from memstore.model.answer import Answer, Matches, Ranking, Source
 from memstore.model.chat_session import Chat, ask_together, check_phrase, finished
 from memstore.model.document_ingest import Ingesting, OnProgress, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
@@ -175,7 +175,7 @@ class ModelAPI(ModelAdapter):
         documents: Sequence[str] | None = None,
         top_k: int = 5,
         shortlist: int = SHORTLIST,
-    ) -> Matches[Source]:
+    ) -> Matches:
         """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
         9.
 
@@ -183,42 +183,6 @@ class ModelAPI(ModelAdapter):
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
-        searched, ranking, absent = self._ranking(phrase, store, documents, top_k, shortlist)
-        best = (self._source(store, searched, block) for block in islice(ranking.found, top_k))
-        return Matches(best, absent, ranking.answered)
-
-    def search_documents(
-        self,
-        phrase: str,
-        store: MemoryStore,
-        *,
-        documents: Sequence[str] | None = None,
-        top_k: int = 5,
-        shortlist: int = SHORTLIST,
-    ) -> Matches[DocumentMatch]:
-        """The documents where most of the phrase is found in one block, best first; otherwise as
-        `search`.
-        """
-        searched, ranking, absent = self._ranking(phrase, store, documents, top_k, shortlist)
-        best: dict[int, Source] = {}
-        for block in ranking.found:
-            if block.document not in best:
-                best[block.document] = self._source(store, searched, block)
-                if len(best) == min(top_k, len(searched)):
-                    break
-        matches = (
-            DocumentMatch(source.document, source.weight, source) for source in best.values()
-        )
-        return Matches(matches, absent, ranking.answered)
-
-    def _ranking(
-        self,
-        phrase: str,
-        store: MemoryStore,
-        documents: Sequence[str] | None,
-        top_k: int,
-        shortlist: int,
-    ) -> tuple[dict[int, Document], Ranking, list[str]]:
         self._warn_of_spinning()
         check_phrase("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
@@ -228,15 +192,16 @@ class ModelAPI(ModelAdapter):
         searched = {document.id: document for document in store.retrieval.attached(wanted)}
         absent = [document.name for document in wanted if document.id not in searched]
         scope = [(document.id, document.blocks) for document in searched.values()]
-        return searched, self.ranked(phrase, store, scope, max(shortlist, top_k)), absent
+        ranking = self.ranked(phrase, store, scope, max(shortlist, top_k))
+        sources = [
+            Source.of(self, store, searched[one.document], one.block, one.reads, one.weight)
+            for one in islice(ranking.found, top_k)
+        ]
+        return Matches(sources, absent, ranking.answered)
 
     def _warn_of_spinning(self) -> None:
         if self.device.type == "cpu":
             warn_of_spinning()
-
-    def _source(self, store: MemoryStore, searched: dict[int, Document], block: Found) -> Source:
-        document = searched[block.document]
-        return Source.of(self, store, document, block.block, block.reads, block.weight)
 
     def score(self, session: AskSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""

@@ -1,9 +1,6 @@
-"""Files of a model's directory: regular ones, links to such included, of a bounded size, whose
-weights find room in this machine's memory.
-"""
+"""Files of a model's directory: their sizes, and what safetensors files hold."""
 
 import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,62 +22,33 @@ class Stored:
     shapes: dict[str, tuple[int, ...]]
     dtypes: frozenset[str]
 
-    @property
-    def numbers(self) -> int:
-        """How many there are in all."""
-        total = 0
-        for shape in self.shapes.values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
-
 
 def check_file(path: Path, most: int | None = None) -> int:
-    """The size of a regular file. Raises InvalidWeights for what is none (a pipe or a device may
-    give bytes for ever, or wait for ever), for a file larger than `most` bytes, and for a Git LFS
-    pointer.
+    """The size of a file. Raises InvalidWeights for one that is missing, is larger than `most`
+    bytes, or is a Git LFS pointer.
     """
     try:
-        status = path.stat()
+        size = path.stat().st_size
+        is_pointer = size <= _POINTER_BYTES and path.read_bytes().startswith(_POINTER)
     except OSError as error:
         raise InvalidWeights(f"cannot read {path}: {error.strerror}") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidWeights(f"{path} is no regular file; get the model's files again")
-    if most is not None and status.st_size > most:
+    if most is not None and size > most:
         raise InvalidWeights(
-            f"{path} has {status.st_size:,} bytes, more than the {most:,} that such a file may "
+            f"{path} has {size:,} bytes, more than the {most:,} that such a file may "
             "have; get the model's files again"
         )
-    if status.st_size <= _POINTER_BYTES and _begins_with(path, _POINTER):
+    if is_pointer:
         raise InvalidWeights(
             f"{path} is a Git LFS pointer instead of the file itself; run `git lfs pull` in the "
             "model's directory, or download the file"
         )
-    return status.st_size
-
-
-def _begins_with(path: Path, text: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(text)) == text
-    except OSError as error:
-        raise InvalidWeights(f"cannot read {path}: {error.strerror}") from None
+    return size
 
 
 def read_file(path: Path, most: int = SETTINGS_BYTES) -> bytes:
-    """The bytes of a regular file of at most `most`. Raises InvalidWeights."""
+    """The bytes of a file of at most `most`. Raises InvalidWeights."""
     check_file(path, most)
-    try:
-        # what was checked may have been replaced by a pipe since
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise InvalidWeights(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > most:
-        raise InvalidWeights(f"{path} has more than {most:,} bytes; get the model's files again")
-    return data
+    return path.read_bytes()
 
 
 def stored(files: Iterable[Path]) -> Stored:

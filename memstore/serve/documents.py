@@ -12,7 +12,7 @@ from typing import Any
 from memstore.disk.format.document import Document
 from memstore.documents import read
 from memstore.errors import DocumentNotFound, MemstoreError
-from memstore.model.answer import Matches, Source
+from memstore.model.answer import Matches
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.document_text import block_texts, document_text
@@ -136,10 +136,10 @@ class Documents:
 
     async def search(
         self, access: Access, query: str, names: list[str] | None, top_k: int
-    ) -> Matches[Source]:
+    ) -> Matches:
         """The passages most like a query, best first. Raises ApiError, Busy, InvalidInput."""
 
-        def work() -> Matches[Source]:
+        def work() -> Matches:
             readable = self.readable(access, names)
             if not readable:
                 return Matches()

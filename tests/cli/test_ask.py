@@ -155,17 +155,6 @@ def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert (f"story [{source['span'][0]:,}-" in line) == bool(stats)
 
 
-def test_search_ranks_documents(store: Path) -> None:
-    search = ("search", "the old mill", "--store", store)
-    (best,) = run(*search, "--by", "document", "--json").json["documents"]
-    (passage,) = run(*search, "--top-k", "1", "--json").json["sources"]
-    assert best["document"] == "story"
-    assert best["weight"] == pytest.approx(passage["weight"], rel=1e-4)
-    assert best["best"]["block"] == passage["block"]
-    assert {"span", "text"} <= best["best"].keys()
-    assert run(*search, "--by", "document").out.count("story: ") == 1
-
-
 def test_tier_options_never_change_an_answer(store: Path) -> None:
     question = STORY + "The code of the red fox is"
     ask = ("ask", question, "--store", store, "--json", "--cmt-cutoff", "0")

@@ -5,8 +5,6 @@ reported in one line.
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,23 +217,14 @@ def test_a_gguf_file_is_converted_once_and_a_cut_one_is_refused(
     assert len(list((tmp_path / "cache" / "models").iterdir())) == 1
 
 
-def test_the_next_conversion_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    killed = """
-import os, signal, sys
-from pathlib import Path
-from memstore.hf.model_directory import new_directory
-with new_directory(Path(sys.argv[1]), ".converting-") as made:
-    (made / "half").write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
-    (left,) = tmp_path.iterdir()
-    with new_directory(tmp_path, ".converting-") as live:
-        assert {*tmp_path.iterdir()} == {live} and live != left
-        with new_directory(tmp_path, ".converting-") as second:
-            assert {*tmp_path.iterdir()} == {live, second}  # not what is being written
-            second.rename(tmp_path / "whole")
-    assert {*tmp_path.iterdir()} == {tmp_path / "whole"}
+def test_the_next_conversion_removes_what_a_killed_one_left_a_day_ago(tmp_path: Path) -> None:
+    left, lately = tmp_path / ".converting-a", tmp_path / ".converting-b"
+    left.mkdir()
+    lately.mkdir()
+    os.utime(left, (0, 0))
+    with new_directory(tmp_path, ".converting-") as made:
+        assert {*tmp_path.iterdir()} == {lately, made}
+    assert {*tmp_path.iterdir()} == {lately}
 
 
 def test_a_downloaded_hub_model_is_loaded_from_the_hubs_cache(

@@ -81,27 +81,7 @@ def test_a_document_that_was_not_chosen_never_appears(
     } == {"third"}
     best = model.search(PHRASE, store, documents=["third", "second"], top_k=1)[0]
     assert (best.document, best.block) == ("second", model.search(PHRASE, store, top_k=1)[0].block)
-    assert (
-        model.search(PHRASE, store, documents=[])
-        == []
-        == model.search_documents(PHRASE, store, documents=[])
-    )
-
-
-def test_documents_rank_by_their_best_block(model: LandmarkModel, store: MemoryStore) -> None:
-    passages = model.search(PHRASE, store, top_k=1000)
-    ranked = model.search_documents(PHRASE, store)
-    assert [match.document for match in ranked] == list(
-        dict.fromkeys(source.document for source in passages)
-    )
-    assert len(ranked) == 3 and ranked[0].document == "second"
-    for match in ranked:
-        best = next(source for source in passages if source.document == match.document)
-        assert (match.best.block, match.best.text) == (best.block, best.text)
-        assert match.weight == pytest.approx(best.weight, rel=1e-5)
-    assert [match.document for match in model.search_documents(PHRASE, store, top_k=1)] == [
-        "second"
-    ]
+    assert model.search(PHRASE, store, documents=[]) == []
 
 
 def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
@@ -179,14 +159,13 @@ def test_a_long_phrase_is_searched_piece_by_piece(model: LandmarkModel, store: M
 def test_what_cannot_be_searched_is_named(
     model: LandmarkModel, store: MemoryStore, tmp_path: Path
 ) -> None:
-    for find in (model.search, model.search_documents):
-        with pytest.raises(InvalidInput, match="phrase is empty"):
-            find(" \n", store)
-        for name in ("top_k", "shortlist"):
-            with pytest.raises(InvalidInput, match=f"{name} must be at least 1, is 0"):
-                find(PHRASE, store, **{name: 0})
-        with pytest.raises(DocumentNotFound, match="'fourth'"):
-            find(PHRASE, store, documents=["fourth"])
+    with pytest.raises(InvalidInput, match="phrase is empty"):
+        model.search(" \n", store)
+    for name in ("top_k", "shortlist"):
+        with pytest.raises(InvalidInput, match=f"{name} must be at least 1, is 0"):
+            model.search(PHRASE, store, **{name: 0})
+    with pytest.raises(DocumentNotFound, match="'fourth'"):
+        model.search(PHRASE, store, documents=["fourth"])
     with (
         MemoryStore.create(tmp_path / "empty", model.signature) as empty,
         pytest.raises(InvalidInput, match="no finished document to search"),

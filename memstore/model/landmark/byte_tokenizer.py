@@ -11,15 +11,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from memstore.decode import from_json
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.model_files import TOKENIZER_BYTES, read_file
@@ -85,13 +81,9 @@ class Tokenizer:
         path = Path(path)
         data = read_file(path, TOKENIZER_BYTES)
         try:
-            model = from_json(data, _File).model
-            if model.type != "BPE":
-                raise ValueError(f"it holds a {model.type} tokenizer, not a byte-level BPE one")
-            # Tokens and merges alone are taken from it: nothing in it cuts, pads or changes a text.
-            return cls(_backend(model.vocab, model.merges))
-        except ValueError as error:
-            raise InvalidWeights(f"{path} is not a tokenizer file: {error}") from error
+            return cls(Backend.from_str(data.decode()))
+        except Exception as error:  # the library raises Exception itself
+            raise InvalidWeights(f"{path} is not a byte-level tokenizer: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file, whole or not at all. Raises OSError."""
@@ -173,32 +165,6 @@ class Tokenizer:
             return self._backend.encode(text).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidInput(_NOT_UNICODE) from error
-
-
-class _Model(msgspec.Struct):
-    type: str
-    vocab: dict[str, Annotated[int, Meta(ge=0, lt=1 << 24)]] = {}
-    merges: list[str | tuple[str, str]] = []
-
-
-class _File(msgspec.Struct):
-    model: _Model
-
-
-def _backend(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]]) -> Backend:
-    """Raises ValueError for what is no byte-level vocabulary with the merges that make it."""
-    symbols = set(byte_symbols())
-    if sorted(vocab.values()) != list(range(len(vocab))):
-        raise ValueError("its ids are not 0, 1, 2, ...")
-    if not symbols <= vocab.keys() or "" in vocab or not symbols >= set().union(*vocab):
-        raise ValueError("its tokens are not of the 256 bytes, or a byte has none")
-    pairs = []
-    for merge in merges:
-        first, second = merge.partition(" ")[::2] if isinstance(merge, str) else merge
-        if first not in vocab or second not in vocab or first + second not in vocab:
-            raise ValueError(f"its merge {merge!a} is not of its tokens")
-        pairs.append((first, second))
-    return Backend(models.BPE(vocab=vocab, merges=pairs))
 
 
 def _segment_end(window: str) -> int:

@@ -92,17 +92,15 @@ def load_checkpoint(
         )
     path = directory / "model.safetensors"
     weights_in = stored([path])
+    shapes = weights_in.shapes
+    if config.num_layers > len(shapes):
+        raise InvalidWeights(
+            f"{path} is of another architecture than its config.json: {len(shapes)} tensors "
+            f"for {config.num_layers} layers"
+        )
+    if not weights_in.dtypes <= _WEIGHT_DTYPES:
+        raise InvalidWeights(f"{path} holds numbers of type {', '.join(sorted(weights_in.dtypes))}")
     try:
-        shapes = weights_in.shapes
-        if config.num_layers > len(shapes):
-            raise InvalidWeights(
-                f"{path} is of another architecture than its config.json: {len(shapes)} tensors "
-                f"for {config.num_layers} layers"
-            )
-        if not weights_in.dtypes <= _WEIGHT_DTYPES:
-            raise InvalidWeights(
-                f"{path} holds numbers of type {', '.join(sorted(weights_in.dtypes))}"
-            )
         with torch.device("meta"), _Uninitialised():
             model = make(config)
             if CMT_VALUES in shapes:
