@@ -9,6 +9,10 @@ waited for does not run in the meantime. The runtime reads its settings once, wh
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _SPINS_BRIEFLY = {
     "GOMP_SPINCOUNT": "1000",  # GNU: rounds, 0.07 ms; with 3,000 a busy machine is slower
@@ -25,9 +29,11 @@ def limit_spinning() -> None:
         os.environ.update(_SPINS_BRIEFLY)
 
 
-def warn_of_spinning() -> None:
-    """Warn if torch was loaded too early for `limit_spinning` and uses several threads."""
-    if _is_set():
+def warn_of_spinning(device: "torch.device") -> None:
+    """Warn if a model computes on a CPU with several threads, and torch was loaded too early for
+    `limit_spinning`.
+    """
+    if _is_set() or device.type != "cpu":
         return
     import torch
 

@@ -45,9 +45,9 @@ from benchmarks.real.prompting import counting
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Passage
-from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_encoding import encode, landmarks_of
 from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_session import capture
 from memstore.model.passages.selector import Scored, score_blocks
 from memstore.training.corpus import read_documents
 

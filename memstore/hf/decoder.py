@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, apart, attach, run_layers
-from memstore.hf.generation.quantized_products import Weights
-from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, as_loaded
+from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape

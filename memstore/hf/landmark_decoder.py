@@ -22,7 +22,7 @@ from memstore.disk.files import replacement
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation.quantized_products import Weights
+from memstore.hf.generation.quantized_weights import Weights
 from memstore.hf.tokenizer import LandmarkTokenizer
 from memstore.hf.weights import digest_of
 from memstore.kernels.api import local_attention

@@ -28,6 +28,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import digest_of, remember, remembered
 from memstore.model.passages.adaptation import Adaptation
+from memstore.openmp import warn_of_spinning
 
 
 def load_reader(
@@ -52,6 +53,7 @@ def load_reader(
     InvalidConfig for a missing device, or weights that do not exist on it.
     """
     place = usable_device(device)
+    warn_of_spinning(place)
     generating = weights_named(weights, place)
     model, tokenizer, directory = load_stock(name)
     files = sorted(directory.glob("*.safetensors"))
@@ -120,6 +122,7 @@ def wrap(
     adaptation, weights: see load_reader. Raises InvalidWeights for a model that cannot have a
     memory, InvalidConfig for weights that do not exist on its device.
     """
+    warn_of_spinning(model.device)
     generating = weights_named(weights, model.device)
     named = str(getattr(model, "name_or_path", ""))
     digest = digest_of(model, named)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation.quantized_products import Weights
-from memstore.hf.tokenizer import OffsetTokenizer
+from memstore.hf.generation.quantized_weights import Weights
+from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings

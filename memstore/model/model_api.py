@@ -23,7 +23,6 @@ from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.read_trace import Trace
 from memstore.model.session import AskSession, OnRead
 from memstore.model.texts.source_text import Text
-from memstore.openmp import warn_of_spinning
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
@@ -56,7 +55,6 @@ class ModelAPI(ModelAdapter):
         "replace" swaps it. lookup: LookupSettings that shall differ. Raises StorageFull; what was
         read before that is kept.
         """
-        self._warn_of_spinning()
         steps = self.ingesting(source, store, name=name, mode=mode, **lookup)
         return finish(steps, progress)
 
@@ -162,7 +160,6 @@ class ModelAPI(ModelAdapter):
         self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
     ) -> Iterator[Chat]:
         """A session that stays warm over several questions."""
-        self._warn_of_spinning()
         trace = Trace(self)
         with self.session(store, documents, on_read=trace, **lookup) as session:
             yield Chat(self, session, trace, documents)
@@ -183,7 +180,6 @@ class ModelAPI(ModelAdapter):
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
-        self._warn_of_spinning()
         check_phrase("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if not isinstance(value, Integral) or value < 1:
@@ -198,10 +194,6 @@ class ModelAPI(ModelAdapter):
             for one in islice(ranking.found, top_k)
         ]
         return Matches(sources, absent, ranking.answered)
-
-    def _warn_of_spinning(self) -> None:
-        if self.device.type == "cpu":
-            warn_of_spinning()
 
     def score(self, session: AskSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""

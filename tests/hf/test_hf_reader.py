@@ -16,9 +16,8 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
-from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
-from memstore.hf.tokenizer import OffsetTokenizer
+from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selector import Gate
 from memstore.model.texts.document_text import document_text

@@ -19,9 +19,14 @@ from memstore.cli.main import app
 from memstore.compute import Compute
 from memstore.errors import InvalidConfig
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation import quantized_products
-from memstore.hf.generation.quantized_products import quantized, stored_in_4_bits
-from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, weights_named
+from memstore.hf.generation import quantized_weights
+from memstore.hf.generation.quantized_weights import (
+    MOST_ROWS,
+    QuantizedWeights,
+    quantized,
+    stored_in_4_bits,
+    weights_named,
+)
 from memstore.hf.load import wrap
 from memstore.hf.models_by_name import reader_named
 from memstore.model.passages.adaptation import Adaptation
@@ -30,13 +35,13 @@ from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import KINDS, decoder, of_kind, saved, tokenizer
 
 OUT, IN = 48, 96
-_gain = quantized_products.gain
+_gain = quantized_weights.gain
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """A CPU that multiplies by quantized weights faster."""
-    monkeypatch.setattr(quantized_products, "gain", lambda weights, dtype: 2.0)
+    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: 2.0)
 
 
 def drawn(seed: int = 0) -> Tensor:
@@ -79,11 +84,11 @@ def test_other_weights_get_8_bits_unless_4_are_asked_for():
 
 
 def test_a_cpu_that_is_slower_with_them_multiplies_by_the_weights_as_loaded(monkeypatch):
-    monkeypatch.setattr(quantized_products, "gain", lambda weights, dtype: 0.5)
+    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: 0.5)
     assert quantized(in_4_bits(15), "auto") is quantized(drawn(), "auto") is None
     assert quantized(drawn(), "int8") is not None
     slow = {"int4": 0.5, "int8": 2.0}
-    monkeypatch.setattr(quantized_products, "gain", lambda weights, dtype: slow[weights])
+    monkeypatch.setattr(quantized_weights, "gain", lambda weights, dtype: slow[weights])
     assert quantized(in_4_bits(15), "auto").codes.dtype == torch.int8
 
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.decoder import AttachedDecoder, without_plans
-from memstore.hf.generation import traced_layers
+from memstore.hf.generation import traced_step
 from memstore.hf.generation.traced_graph import Graph
 from support.tiny_decoder import KINDS, decoder, of_kind
 
@@ -35,7 +35,7 @@ def by_modules(model: AttachedDecoder, given, enter=None):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_token_goes_through_graphs_as_through_modules(kind, rows, monkeypatch):
     """One row as on a GPU, whose norms are one operation."""
-    monkeypatch.setattr(traced_layers, "_has_norms", lambda device: rows == 1)
+    monkeypatch.setattr(traced_step, "_has_norms", lambda device: rows == 1)
     model = AttachedDecoder(
         of_kind(kind) if kind in KINDS else decoder(kind, sliding_window=50), "full"
     )

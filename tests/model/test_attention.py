@@ -18,8 +18,7 @@ from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.rotary import Rope
-from memstore.model.session import ReadUnit, StepReads
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.session import ReadUnit, SessionBlocks, StepReads
 from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose
 from support.paths import DATA

@@ -8,7 +8,7 @@ from memstore.disk.format.signature import Signature
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.session import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import (
     Against,

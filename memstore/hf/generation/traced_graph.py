@@ -1,5 +1,5 @@
 """A function of tensors as a graph (torch.fx): traced, changed, and compiled to a function of plain
-inputs; traced_layers.py makes one of a decoder's layer.
+inputs; traced_step.py makes one of a decoder's layer.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import rms_norm
 from torch.utils import _pytree as pytree
 
-from memstore.hf.generation.quantized_products import multiply
+from memstore.hf.generation.quantized_weights import multiply
 
 _aten = torch.ops.aten
 

@@ -6,27 +6,218 @@ traced (torch.fx) with fake tensors; what depends on values, as a router's choic
 be, and such a model goes through its modules.
 """
 
+import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.func import functional_call
 
-from memstore.hf.attention_seam import ForwardCache, apart, run_layers
-from memstore.hf.generation.quantized_products import Multiply
-from memstore.hf.generation.quantized_weights import as_loaded
-from memstore.hf.generation.traced_layers import (
-    LayerGraph,
-    alike,
-    called,
-    layer_graph,
-    layers_of,
-    whole_graph,
-)
+from memstore.hf.attention_seam import ForwardCache, active, apart, run_layers
+from memstore.hf.generation.quantized_weights import Multiply, as_loaded, join
+from memstore.hf.generation.traced_graph import Graph
 from memstore.model.adapter import Attend, Enter
+
+_ATTEND, _LAYER = "memstore::attend", "memstore::layer"
+
+
+@torch.library.custom_op(_ATTEND, mutates_args=())
+def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@_attended.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op(_LAYER, mutates_args=())
+def _through(states: Tensor, layer: int) -> Tensor:
+    return torch.empty_like(states)
+
+
+@_through.register_fake
+def _(states: Tensor, layer: int) -> Tensor:
+    return torch.empty_like(states)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a decoder called one of its layers, and what came back."""
+
+    states: Tensor
+    others: tuple[Any, ...]
+    named: Mapping[str, Any]
+    output: Any
+
+    def of(self, states: Tensor) -> Any:
+        """The same output with these states."""
+        if isinstance(self.output, tuple):
+            return (states, *self.output[1:])
+        return states
+
+
+def called(decoder: nn.Module, given: Tensor) -> list[Call]:
+    """How every layer is called for a token."""
+    calls: list[Call] = []
+    thread = threading.get_ident()
+
+    def seen(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        rest = {name: value for name, value in named.items() if name != "hidden_states"}
+        states = args[0] if args else named["hidden_states"]
+        calls.append(Call(states, args[1:], rest, output))
+
+    hooks = [layer.register_forward_hook(seen, with_kwargs=True) for layer in layers_of(decoder)]
+    try:
+        run_layers(decoder, given, ForwardCache(lambda layer, q, k, v: q))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def layers_of(decoder: nn.Module) -> list[nn.Module]:
+    return list(cast(nn.ModuleList, decoder.layers))
+
+
+def alike(layer: nn.Module, call: Call) -> object:
+    """Equal for layers that compute the same, with other weights."""
+    plain = (int, float, bool, str, type(None))
+    settings = [
+        (name, type(part), attribute, value)
+        for name, part in layer.named_modules()
+        for attribute, value in sorted(vars(part).items())
+        if isinstance(value, plain) and attribute != "layer_idx"
+    ]
+    sizes = [(name, value.shape, value.dtype) for name, value in _values(layer).items()]
+    few = [(name, type(getattr(part, "few", None))) for name, part in layer.named_modules()]
+    given = [(name, id(value)) for name, value in call.named.items()]
+    return str((settings, sizes, few, given))
+
+
+def _values(layer: nn.Module) -> dict[str, Tensor]:
+    return dict(layer.named_parameters()) | dict(layer.named_buffers())
+
+
+def _few(layer: nn.Module, quantized: bool) -> dict[str, Multiply]:
+    """By the names of weights, what multiplies by them in fewer bits."""
+    return {
+        f"{name}.weight": part.few
+        for name, part in layer.named_modules()
+        if quantized and hasattr(part, "few")
+    }
+
+
+def _joined(layer: nn.Module, names: Sequence[str]) -> Multiply | None:
+    return join([layer.get_submodule(name.removesuffix(".weight")) for name in names])
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """forward: (attend, layer_idx, states, *inputs) -> states. together: names of weights that are
+    multiplied by in one product.
+    """
+
+    forward: Callable[..., Tensor]
+    together: Sequence[Sequence[str]]
+
+    def inputs(self, layer: nn.Module, quantized: bool) -> list[Any]:
+        """What it takes of a layer."""
+        values: dict[str, Any] = _values(layer) | _few(layer, quantized)
+        return [*values.values(), *(_joined(layer, names) for names in self.together)]
+
+
+def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
+    values = _values(layer)
+    named = {
+        name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
+        if isinstance(value, ForwardCache)
+        else value
+        for name, value in call.named.items()
+    }
+
+    def computed(states: Tensor, given: list[Tensor]) -> Tensor:
+        with active(next(v for v in named.values() if isinstance(v, ForwardCache))):
+            output = functional_call(layer, dict(zip(values, given)), (states, *call.others), named)
+        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
+
+    graph = Graph(computed, call.states, list(values.values()))
+    few = _few(layer, quantized)
+    if _has_norms(call.states.device):
+        graph.fuse_norms()
+    names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
+    graph.multiply_by(names)
+    together = []
+    for nodes in graph.products():
+        of = [names[cast(fx.Node, node.args[0])] for node in nodes]
+        if len(of) > 1 and _joined(layer, of) is not None:
+            graph.join(nodes, [len(values[name]) for name in of])
+            together.append(of)
+    attend, number = graph.input("attend"), graph.input("layer_idx")
+    graph.call(torch.ops.memstore.attend.default, _attend, (attend, number))
+    return LayerGraph(graph.compiled(), together)
+
+
+def _has_norms(device: torch.device) -> bool:
+    """Has a device an RMS norm as one operation?"""
+    return device.type != "cpu"
+
+
+def whole_graph(decoder: nn.Module, given: Tensor, calls: Sequence[Call]) -> Callable[..., Tensor]:
+    """(layers, attend, enter, given) -> states behind the last norm."""
+    stand_in = copy.copy(decoder)
+    stand_in._modules = dict(decoder._modules)
+    stand_in.layers = nn.ModuleList(
+        _StandIn(layer, number, call)
+        for number, (layer, call) in enumerate(zip(layers_of(decoder), calls))
+    )
+    graph = Graph(lambda ids: run_layers(stand_in, ids, ForwardCache(lambda _, q, k, v: q)), given)
+    layers, attend, enter = (graph.input(name) for name in ("layers", "attend", "enter"))
+    graph.call(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
+    return graph.compiled()
+
+
+class _StandIn(nn.Module):
+    """In the place of a layer while what stands around the layers is traced."""
+
+    def __init__(self, layer: nn.Module, number: int, call: Call) -> None:
+        super().__init__()
+        self._of = (layer, number, call)  # a tuple: no part of this module
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """One operation."""
+        _, number, call = self._of
+        return call.of(_through(hidden_states, number))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_of"][0], name)
+
+
+def _attend(attend: Attend, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(number, q, k, v)
+
+
+def _go_through(
+    layers: Sequence[Callable[[Tensor, Attend], Tensor]],
+    attend: Attend,
+    enter: Enter | None,
+    states: Tensor,
+    number: int,
+) -> Tensor:
+    if enter is not None:
+        enter(number, states)
+    return layers[number](states, attend)
+
 
 _log = logging.getLogger("memstore")
 

@@ -16,7 +16,7 @@ from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.landmark.landmark_session import ChunkSession
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.session import SessionBlocks
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode

@@ -18,6 +18,7 @@ from memstore.model.landmark.checkpoint import SHIPPED, SHIPPED_NAME, load_check
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.transformer import Transformer
+from memstore.openmp import warn_of_spinning
 from memstore.paths import expanded
 
 
@@ -99,6 +100,7 @@ def load_model(
             "model out"
         )
     place = usable_device(device)
+    warn_of_spinning(place)
     transformer, tokenizer = load_checkpoint(directory, dtype)
     shipped = directory == SHIPPED
     called = ModelName(

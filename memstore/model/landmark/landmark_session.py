@@ -12,8 +12,7 @@ from memstore.model.landmark.attention.memory_attention import MemoryAttention, 
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.session import AskSession, OnRead, check_device
-from memstore.model.session_blocks import OwnBlocks, SessionBlocks
+from memstore.model.session import AskSession, OnRead, OwnBlocks, SessionBlocks, check_device
 from memstore.store.memory_store import MemoryStore
 
 Keep = Callable[[FinishedBlocks], None]
@@ -58,11 +57,8 @@ class ChunkSession(AskSession):
         self._keep = keep
         self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
         self.lookups, self.absent = self.attention.lookups, self.attention.absent
-        self._prefetch: SpeculativePrefetch | None = None
         if store.tiers.predictor != "off" and retrieve:
-            self._prefetch = self.attention.observer = SpeculativePrefetch(
-                reader, self.attention, store
-            )
+            self.attention.prefetch = SpeculativePrefetch(reader, self.attention, store)
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
@@ -168,8 +164,8 @@ class ChunkSession(AskSession):
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """A layer begins with these states [1, T, hidden_size]."""
-        if self._prefetch is not None:
-            self._prefetch.enter(layer_idx, states)
+        if self.attention.prefetch is not None:
+            self.attention.prefetch.enter(layer_idx, states)
 
     def end_token(self, token: int) -> None:
         """The forward pass is done."""

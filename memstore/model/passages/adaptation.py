@@ -78,6 +78,16 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
 
+    @property
+    def gate(self) -> Gate | None:
+        return (
+            None if self.answerable is None else Gate(self.answerable, self.growth, self.together)
+        )
+
+
+_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "chained", "separator", "scores")
+"""Fields of a header that are those of the adaptation."""
+
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
     """Write a selector and what was calibrated with it; the file is replaced whole."""
@@ -89,16 +99,10 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "layer": learned and learned.layer,
         "word_weight": adaptation.selector.word_weight,
-        "read_from": adaptation.read_from,
-        "top_k": adaptation.top_k,
-        "score_range": adaptation.score_range,
         "answerable": gate and gate.least,
         "growth": gate.growth if gate else 0.0,
         "together": gate and gate.together,
-        "passage_tokens": adaptation.passage_tokens,
-        "chained": adaptation.chained,
-        "separator": adaptation.separator,
-        "scores": dict(adaptation.scores),
+        **{name: getattr(adaptation, name) for name in _SAME},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
@@ -118,22 +122,10 @@ def load_selector(path: Path, model: MadeFor) -> Adaptation:
     learned = None if header.layer is None else _learned(path, header.layer, tensors, model)
     return Adaptation(
         Selector(learned, header.word_weight),
-        read_from=header.read_from,
-        top_k=header.top_k,
-        score_range=header.score_range,
-        passage_tokens=header.passage_tokens,
-        chained=header.chained,
-        separator=header.separator,
-        gate=_gate(header),
+        gate=header.gate,
         weights=header.made_for.weights,
-        scores=header.scores,
+        **{name: getattr(header, name) for name in _SAME},
     )
-
-
-def _gate(header: _Header) -> Gate | None:
-    if header.answerable is None:
-        return None
-    return Gate(header.answerable, header.growth, header.together)
 
 
 def read_made_for(path: Path) -> MadeFor:

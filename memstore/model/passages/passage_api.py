@@ -13,10 +13,9 @@ from memstore.model.answer import Found, Ranking
 from memstore.model.document_ingest import Ingesting
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
-from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.passage_session import PassageSession
+from memstore.model.passages.passage_session import PassageSession, capture
 from memstore.model.passages.selector import Scored, score_blocks
 from memstore.model.session import OnRead, attached
 from memstore.model.texts.questions import query_of

@@ -21,8 +21,7 @@ from memstore.model.passages.passage_encoding import encode, landmarks_of, padde
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import KeysValues
-from memstore.model.session import ReadUnit
-from memstore.model.session_blocks import OwnBlocks
+from memstore.model.session import OwnBlocks, ReadUnit
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite
 

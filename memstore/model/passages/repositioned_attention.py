@@ -138,28 +138,20 @@ class RepositionedAttention:
             return layer.length - layer.remembered - self.first
         return 0
 
-    def let_go(self, tokens: int) -> dict[int, KeysValues]:
-        """Take the oldest tokens of the local text away, in every layer; those behind them move up.
-        Returns what they were, by layer.
+    def let_go(self, tokens: int) -> None:
+        """Take the oldest tokens of the local text away, in every layer; those behind them move
+        up.
         """
-        return {
-            index: self._let_go(index, layer, tokens)
-            for index, layer in (self.layers.items() if tokens else ())
-        }
-
-    def _let_go(self, layer_idx: int, layer: LayerContext, tokens: int) -> KeysValues:
-        start = self.first + layer.remembered
-        left = layer.length - start - tokens
-        plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
-        gone = plain[0, :, :tokens], values[0, :, :tokens, : plain.shape[3]]
-        layer.plain = plain[:, :, tokens:].clone()
-        positions = range(start, start + left)
-        kept = self.reader.rotate(layer_idx, layer.plain, positions)
-        kept = pad(kept, (0, layer.k.shape[3] - kept.shape[3]))
-        layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
-        layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
-        layer.length -= tokens
-        return gone
+        for index, layer in self.layers.items() if tokens else ():
+            start = self.first + layer.remembered
+            left = layer.length - start - tokens
+            layer.plain = layer.plain[:, :, tokens : left + tokens].clone()
+            kept = self.reader.rotate(index, layer.plain, range(start, start + left))
+            kept = pad(kept, (0, layer.k.shape[3] - kept.shape[3]))
+            layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
+            later = layer.v[:, :, start + tokens : layer.length]
+            layer.v = torch.cat((layer.v[:, :, :start], later), 2)
+            layer.length -= tokens
 
     def fork(self) -> "RepositionedAttention":
         """Another one that attends to the same, until it is given more."""

@@ -16,7 +16,6 @@ to .66). A prediction never changes a result: it only tells the tiers what to fe
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,29 +36,18 @@ from memstore.model.landmark.attention.block_lookup import (
 from memstore.model.landmark.attention.open_chunk import Candidates, FinishedBlocks, OpenChunk
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.session import Lookups, OnRead
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.session import Lookups, OnRead, SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lease import Lease
 
 GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 
 
-class Observer(Protocol):
-    """Called in every step while it runs, as SpeculativePrefetch is."""
-
-    def attended(self, layer: int, local: LocalAttention) -> None:
-        """A layer has attended to its chunk, and will read memory next."""
-
-    def missed(self) -> None:
-        """A lease had to fetch some of its units."""
-
-
 class MemoryAttention:
     """Attention of one session over its open chunk and its memory.
 
     on_read: called with what the last row of every step reads, or every row with read_all_rows;
-    observer: called in every step; absent: documents of which blocks could not be read.
+    prefetch: called in every step; absent: documents of which blocks could not be read.
     """
 
     def __init__(
@@ -79,7 +67,7 @@ class MemoryAttention:
         self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
         self.on_read: OnRead | None = None
         self.read_all_rows = False
-        self.observer: Observer | None = None
+        self.prefetch: SpeculativePrefetch | None = None
         self.absent: set[int] = set()
         self.blocks = blocks
         self.lookups = Lookups()
@@ -137,8 +125,8 @@ class MemoryAttention:
         searched = self.retrieve and layer_idx in self.shape.memory_layers
         candidates = prefix.blocks if searched else prefix.recent
         rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
-        if self.observer is not None:
-            self.observer.attended(layer_idx, local)
+        if self.prefetch is not None:
+            self.prefetch.attended(layer_idx, local)
         if candidates == 0:
             return local.output
         local, opened = self._gate(layer_idx, local)
@@ -349,8 +337,8 @@ class MemoryAttention:
 
     def _lease(self, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
-        if self.observer is not None and lease.fetched:
-            self.observer.missed()
+        if self.prefetch is not None and lease.fetched:
+            self.prefetch.missed()
         return lease
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.model.adapter import Shape
 from memstore.model.rotary import Rope
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.session import SessionBlocks
 
 
 @dataclass(frozen=True)
