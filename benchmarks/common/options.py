@@ -68,7 +68,7 @@ def landmark_reader(name: str | None) -> LandmarkReader:
     """The model that ships (None), or a directory that `memstore train` wrote, with --model or
     without.
     """
-    reader = reader_named(name or SHIPPED_NAME, own_process=True)
+    reader = reader_named(name or SHIPPED_NAME)
     if isinstance(reader, LandmarkModel):
         return reader
     from memstore.hf.landmark_decoder import HuggingFaceLandmarkModel

@@ -76,7 +76,7 @@ def main() -> None:
     add(arguments, "--repeats", 5)
     options = arguments.parse_args()
     prepare(options.threads)
-    reader = reader_named(options.model or SHIPPED_NAME, own_process=True)
+    reader = reader_named(options.model or SHIPPED_NAME)
     rng = Random(f"together {options.seed}")
     book = next(iter(read_documents(options.text)))
     ids = reader.tokenizer.encode(book[: 8 * (options.memory_tokens + max(options.sessions) * 99)])

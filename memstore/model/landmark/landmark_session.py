@@ -57,8 +57,10 @@ class ChunkSession(AskSession):
         self._keep = keep
         self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
         self.lookups, self.absent = self.attention.lookups, self.attention.absent
+        self._prefetch: SpeculativePrefetch | None = None
         if store.tiers.predictor != "off" and retrieve:
-            self.attention.prefetch = SpeculativePrefetch(reader, self.attention, store)
+            self._prefetch = SpeculativePrefetch(reader, self.attention, store)
+            self.attention.observer = self._prefetch
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
@@ -164,8 +166,8 @@ class ChunkSession(AskSession):
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """A layer begins with these states [1, T, hidden_size]."""
-        if self.attention.prefetch is not None:
-            self.attention.prefetch.enter(layer_idx, states)
+        if self._prefetch is not None:
+            self._prefetch.enter(layer_idx, states)
 
     def end_token(self, token: int) -> None:
         """The forward pass is done."""

@@ -16,6 +16,7 @@ to .66). A prediction never changes a result: it only tells the tiers what to fe
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,11 +44,21 @@ from memstore.tiers.lease import Lease
 GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 
 
+class Observer(Protocol):
+    """Called in every step while it runs, as SpeculativePrefetch is."""
+
+    def attended(self, layer: int, local: LocalAttention) -> None:
+        """A layer has attended to its chunk, and will read memory next."""
+
+    def missed(self) -> None:
+        """A lease had to fetch some of its units."""
+
+
 class MemoryAttention:
     """Attention of one session over its open chunk and its memory.
 
     on_read: called with what the last row of every step reads, or every row with read_all_rows;
-    prefetch: called in every step; absent: documents of which blocks could not be read.
+    observer: called in every step; absent: documents of which blocks could not be read.
     """
 
     def __init__(
@@ -67,7 +78,7 @@ class MemoryAttention:
         self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
         self.on_read: OnRead | None = None
         self.read_all_rows = False
-        self.prefetch: SpeculativePrefetch | None = None
+        self.observer: Observer | None = None
         self.absent: set[int] = set()
         self.blocks = blocks
         self.lookups = Lookups()
@@ -125,8 +136,8 @@ class MemoryAttention:
         searched = self.retrieve and layer_idx in self.shape.memory_layers
         candidates = prefix.blocks if searched else prefix.recent
         rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
-        if self.prefetch is not None:
-            self.prefetch.attended(layer_idx, local)
+        if self.observer is not None:
+            self.observer.attended(layer_idx, local)
         if candidates == 0:
             return local.output
         local, opened = self._gate(layer_idx, local)
@@ -337,8 +348,8 @@ class MemoryAttention:
 
     def _lease(self, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
-        if self.prefetch is not None and lease.fetched:
-            self.prefetch.missed()
+        if self.observer is not None and lease.fetched:
+            self.observer.missed()
         return lease
 
 
