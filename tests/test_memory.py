@@ -14,7 +14,6 @@ import torch
 
 import memstore
 from memstore import openmp
-from memstore.child import python_command
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.open_options import OpenOptions
 from support.diary import DIARY
@@ -277,9 +276,8 @@ Opened('PATH').search('Who?', None, 1)
         [sys.executable, "-c", OPENS],
         [sys.executable, "-c", INTEGRATES],
         [sys.executable, "-m", "memstore", "ask", "Who?", "--store", "PATH"],
-        python_command("memstore.hf.passage_worker"),
     ],
-    ids=["open", "integration", "command", "worker"],
+    ids=["open", "integration", "command"],
 )
 def test_threads_spin_briefly_wherever_torch_is_loaded(path: Path, command: list[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name not in openmp.SETTINGS}

@@ -181,13 +181,6 @@ def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
     assert turns.of("And?", first=False) == fixed.of("And?", first=False)
 
 
-def test_padding_ids_of_a_vocabulary_have_no_text() -> None:
-    cut = OffsetTokenizer(tokenizer())
-    ids = [*cut.encode("naïve"), cut.text_ids, cut.text_ids + 900]
-    assert cut.decode(ids) == "naïve" and cut.characters(ids) == 5
-    assert cut.whole_characters(ids[:1], ids[1:]) == cut.whole_characters(ids[:1], ids[1:-2])
-
-
 def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
@@ -288,22 +281,6 @@ def test_turns_that_ask_nothing_go_to_the_model_without_a_lookup(tmp_path):
             shorter = chat.ask("Make that shorter.", max_new_tokens=2)
             assert shorter.tokens and shorter.lookups == {"done": 0, "skipped": 0}
             assert {one.block for one in shorter.sources} == read  # it is still about these
-
-
-def test_message_is_searched_by_the_question_in_it(tmp_path):
-    reader = word_reader(gate=Gate(1.0))
-    message = f"Hi,\n\nthe whales sang all night, and we slept badly. {QUESTION}\n\nThanks,\nTom"
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(TEXT, store, name="inventory")
-        alone = reader.search(QUESTION, store, top_k=3)
-        found = reader.search(message, store, top_k=3)
-        assert [(one.block, one.weight) for one in found] == [
-            (one.block, one.weight) for one in alone
-        ]
-        answer = reader.ask(message, store, max_new_tokens=2)
-        assert answer.answered
-        expected = {one.block for one in reader.ask(QUESTION, store, max_new_tokens=2).sources}
-        assert {one.block for one in answer.sources} == expected
 
 
 def test_remembered_passages_can_change_between_local_tokens(reader):

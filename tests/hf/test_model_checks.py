@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.commands import refused, run, run_apart
+from support.commands import refused, run
 from support.tiny_decoder import decoder, saved_gguf, tokenizer
 
 pytest.importorskip("transformers")
@@ -22,7 +22,7 @@ from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.load import load_reader, load_stock, wrap
 from memstore.hf.model_directory import new_directory
 from memstore.hf.models_by_name import reader_named
-from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
+from memstore.hf.tokenizer import LandmarkTokenizer
 from memstore.hf.weights import made_here
 from memstore.model.passages.adaptation import UNADAPTED
 
@@ -142,34 +142,6 @@ def test_weights_in_shards_are_loaded_as_in_one_file(directory: Path) -> None:
     in_shards(directory)
     loaded = load_stock(directory)[0].state_dict()
     assert all(loaded[name].equal(whole[name]) for name in whole)
-
-
-@pytest.mark.parametrize(
-    ("kind", "changed"),
-    [
-        ("gemma4_text", {"vocab_size_per_layer_input": 4096, "hidden_size_per_layer_input": 16}),
-        ("bamba", {}),  # its configuration holds an infinity
-        ("mixtral", {"num_local_experts": 4}),
-    ],
-)
-def test_an_unusual_configuration_is_loaded_as_it_was_saved(
-    tmp_path: Path, kind: str, changed: dict[str, Any]
-) -> None:
-    made = decoder(kind, **changed)
-    made.save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
-    loaded = load_stock(tmp_path / "model")[0].state_dict()
-    assert all(loaded[name].equal(weight) for name, weight in made.state_dict().items())
-
-
-def test_unused_weights_are_reported_in_one_line(
-    directory: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    configured(num_hidden_layers=3)(directory)
-    load_stock(directory)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "9 weights are not used, such as model.layers.3" in said
-    assert "UNEXPECTED" not in capfd.readouterr().err
 
 
 def test_no_code_of_a_model_is_run(
@@ -301,14 +273,6 @@ def test_a_chat_template_that_cannot_be_rendered_is_reported(
     assert reader.prefix_ids == [made.bos_token_id]
 
 
-def test_the_command_line_shows_the_report_of_a_chat_template(directory: Path) -> None:
-    (directory / "chat_template.jinja").write_text("{{ raise_exception('only tools') }}")
-    book = directory.parent / "book.txt"
-    book.write_text("The kettle is red. " * 9)
-    done = run_apart("ingest", book, "--store", directory.parent / "memory", "--model", directory)
-    assert done.status == 0 and done.err.count("only tools") == 1
-
-
 def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused() -> None:
     made, model = tokenizer(), decoder("llama")
     while len(made) <= model.config.vocab_size:
@@ -317,14 +281,3 @@ def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused() -> None:
         wrap(model, made)
     with pytest.raises(InvalidWeights, match="the model knows"):
         LandmarkTokenizer(made, model.config.vocab_size)
-
-
-def test_a_document_that_a_tokenizer_cannot_cut_is_refused_in_one_line() -> None:
-    from tokenizers import Regex, pre_tokenizers
-
-    tokens = OffsetTokenizer(tokenizer())
-    tokens._backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
-    for encode in (tokens.encode, lambda text: tokens.encode_batch([text])):
-        with pytest.raises(InvalidWeights, match="gave up") as caught:
-            encode("a" * 64 + "!")
-        assert "\n" not in str(caught.value)

@@ -8,7 +8,6 @@ import memstore
 from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, WrongModel
 from memstore.hf import models_by_name
-from memstore.hf.model_directory import directory_of
 from memstore.hf.models_by_name import default_name, name_of, reader_named
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.exports import read_head
@@ -125,19 +124,6 @@ def test_commands_compute_on_the_named_device(tmp_path: Path) -> None:
             assert done.status == 0, done.err
         told = run("ask", "Where is the mill?", "--store", store, "--device", "cuda", "--json").json
     assert told["tiers"]["device"]["hits"] > 0
-
-
-@pytest.mark.parametrize(
-    "name", ["Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "some-one/model"]
-)
-def test_a_name_on_the_hub_may_have_dots(name: str) -> None:
-    assert directory_of(name) == name
-
-
-@pytest.mark.parametrize("name", ["models/a.gguf", "models/a.safetensors", "a", "a/b/c"])
-def test_an_invalid_hub_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="there is no model"):
-        directory_of(name)
 
 
 def test_a_packaged_models_name_wins_over_a_directory(

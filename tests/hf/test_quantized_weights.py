@@ -2,20 +2,16 @@
 that is stored is computed with them.
 """
 
-import copy
-import pickle
 import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
-from memstore.cli.main import app
 from memstore.compute import Compute
 from memstore.errors import InvalidConfig
 from memstore.hf.decoder import AttachedDecoder
@@ -32,7 +28,7 @@ from memstore.hf.models_by_name import reader_named
 from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.selector import Selector
 from memstore.store.memory_store import MemoryStore
-from support.tiny_decoder import KINDS, decoder, of_kind, saved, tokenizer
+from support.tiny_decoder import KINDS, decoder, of_kind, tokenizer
 
 OUT, IN = 48, 96
 _gain = quantized_weights.gain
@@ -92,11 +88,6 @@ def test_a_cpu_that_is_slower_with_them_multiplies_by_the_weights_as_loaded(monk
     assert quantized(in_4_bits(15), "auto").codes.dtype == torch.int8
 
 
-@pytest.mark.parametrize("weights", ["int4", "int8"])
-def test_what_a_cpu_gains_is_measured(weights):
-    assert 0.01 < _gain(weights, torch.float32) < 100
-
-
 @pytest.mark.parametrize("shape", [(7, 96), (1, 32), (48, 20), (5, 9), (1, 1), (24, 33)])
 @pytest.mark.parametrize("weights", ["auto", "int4", "int8"])
 def test_a_layer_of_any_shape_is_multiplied(shape, weights):
@@ -146,18 +137,6 @@ def test_weights_that_changed_are_made_again(changed):
     assert not torch.allclose(after, before, atol=0.03, rtol=0.03)
 
 
-def test_a_model_that_has_them_can_be_copied_pickled_and_trained():
-    stack, x = layers(), torch.randn(3, IN)
-    weights = QuantizedWeights(stack, nn.Identity(), "int8")
-    with weights.used():
-        stack(x)
-    for other in (copy.deepcopy(stack), pickle.loads(pickle.dumps(stack))):
-        torch.testing.assert_close(other(x), stack(x))
-        other(x).sum().backward()
-        assert other[0].weight.grad is not None
-    assert list(stack.state_dict()) == list(layers().state_dict())
-
-
 def test_weights_are_named_and_those_of_few_bits_are_for_a_cpu():
     cpu, other = torch.device("cpu"), torch.device("meta")
     assert [weights_named(name, cpu) for name in ("auto", "full", "int8", "int4")]
@@ -165,16 +144,6 @@ def test_weights_are_named_and_those_of_few_bits_are_for_a_cpu():
     for name, device in (("int8", other), ("int4", other), ("int3", cpu), ("", cpu)):
         with pytest.raises(InvalidConfig, match="auto"):
             weights_named(name, device)
-
-
-def test_a_command_refuses_unknown_weights(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("The mill has a red door.")
-    model = tmp_path / "model"
-    saved(model)
-    given = ["ingest", "a.txt", "--store", "m", "--model", str(model), "--weights", "int3"]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == 1 and "choose auto, full, int8, int4" in result.output
 
 
 def test_a_landmark_model_refuses_weights_that_it_does_not_have():
