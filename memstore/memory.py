@@ -14,7 +14,6 @@ from memstore.disk.format.document import LABELS, Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches
-from memstore.model.chat_session import spoken
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
@@ -330,7 +329,14 @@ class AnswerStream(Closing, Iterator[str]):
         self._pieces.close()
 
     def _run(self, steps: Generator[str, None, Answer]) -> Generator[str, None, None]:
-        self._answer = yield from spoken(steps)
+        try:
+            while True:
+                if piece := next(steps):
+                    yield piece
+        except StopIteration as end:
+            self._answer = end.value
+        finally:
+            steps.close()
 
 
 def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:

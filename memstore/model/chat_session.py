@@ -114,19 +114,6 @@ def finished(steps: Generator[str, None, Answer]) -> Answer:
             return answer
 
 
-def spoken(steps: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
-    """The pieces of an answer that hold text, and then the answer; ends the steps where it ends."""
-    try:
-        while True:
-            if piece := next(steps):
-                yield piece
-    except StopIteration as end:
-        answer: Answer = end.value
-        return answer
-    finally:
-        steps.close()
-
-
 def check_phrase(what: str, text: str) -> None:
     if not isinstance(text, str):
         raise InvalidInput(f"the {what} must be text, is {text!r}")
