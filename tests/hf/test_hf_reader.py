@@ -308,6 +308,7 @@ def test_remembered_passages_can_change_between_local_tokens(reader):
     assert not torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-3)
 
 
+@pytest.mark.usefixtures("directory")
 def test_a_memory_found_by_words_needs_no_index(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
