@@ -79,7 +79,7 @@ def test_an_answer_begins_without_and_other_text_begins_another_answer() -> None
                 for layer in range(reader.shape.num_layers):
                     context.remember(layer, *context.nothing)
         expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
-        state = graph(token)
+        state = graph.read(token)
         used.append(state is not None)
         if state is None:
             state = reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)[0, -1]
@@ -105,7 +105,7 @@ def test_a_step_that_fails_has_read_nothing(
         expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
         if number == 7:
             monkeypatch.setattr(reader, "hidden", failing)
-        state = graph(token)
+        state = graph.read(token)
         monkeypatch.setattr(reader, "hidden", hidden)
         assert (state is not None) == (4 <= number < 7)
         if state is None:
@@ -115,9 +115,9 @@ def test_a_step_that_fails_has_read_nothing(
     context = reading(reader, None)
     elsewhere = StepGraph(reader, context, possible=True)
     for token in range(4):
-        assert elsewhere(token) is None
+        assert elsewhere.read(token) is None
         reader.hidden(torch.tensor([[token]]), context.attend, quantized=True)
-    assert (elsewhere(4) is None) == (error is RuntimeError)
+    assert (elsewhere.read(4) is None) == (error is RuntimeError)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def test_an_error_of_a_listener_is_its_own_and_an_interrupt_leaves_nothing_behin
     plain, other = reading(reader, None), reading(reader, told)
     graph, hidden = StepGraph(reader, other, possible=True), reader.hidden
     for token in range(4):
-        assert graph(token) is None
+        assert graph.read(token) is None
         reader.hidden(torch.tensor([[token]]), other.attend, quantized=True)
     reader.hidden(torch.tensor([[0, 1, 2, 3]]), plain.attend)
 
@@ -139,11 +139,11 @@ def test_an_error_of_a_listener_is_its_own_and_an_interrupt_leaves_nothing_behin
 
     monkeypatch.setattr(reader, "hidden", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        graph(310)
+        graph.read(310)
     monkeypatch.setattr(reader, "hidden", hidden)
     found = []
     for token in (310, 311):
-        state = graph(token)
+        state = graph.read(token)
         assert state is not None
         found.append(state)
         expected = reader.hidden(torch.tensor([[token]]), plain.attend)[0, -1]
@@ -154,5 +154,5 @@ def test_an_error_of_a_listener_is_its_own_and_an_interrupt_leaves_nothing_behin
 
     other.observe = broken
     with pytest.raises(RuntimeError, match="the listener's"):
-        graph(312)
+        graph.read(312)
     assert other.length == plain.length + 1  # the token was read

@@ -176,7 +176,7 @@ class GatedChoice:
         self._reader, self._store = reader, store
         self._settings, self._content = settings, content
 
-    def __call__(
+    def choose(
         self, captured: Captured, question: str, scope: Scope
     ) -> tuple[Candidates, list[Chosen] | None]:
         """The best passages of a scope, and those that are meant; None where nothing answers.

@@ -109,7 +109,7 @@ class PassageFetch:
         self._reader, self._store, self._own = reader, store, own
         self._kv_heads = reader.shape.num_kv_heads
 
-    def __call__(self, passages: Sequence[Chosen], *, compute: bool) -> Fetched:
+    def fetch(self, passages: Sequence[Chosen], *, compute: bool) -> Fetched:
         """What the memory has of passages. What it does not hold, or not whole, is computed as it
         would be read in; without `compute`, only the passages before that are returned. Raises
         BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.

@@ -193,8 +193,8 @@ class PassageSession(AskSession):
         self._begin()
         self._local = DialogueBuffer(reader, settings.local_tokens)
         self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)
-        self._fetch = PassageFetch(reader, store, self._own)
-        self._choose = GatedChoice(reader, store, settings, self._fetch.content)
+        self._passages = PassageFetch(reader, store, self._own)
+        self._choice = GatedChoice(reader, store, settings, self._passages.content)
         self._fetched = Fetched({}, [], {})  # the passages that are read now
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
@@ -299,7 +299,7 @@ class PassageSession(AskSession):
         return self.reader.ends_turn(token)
 
     def recorded(self, token: int) -> Tensor | None:
-        return self._graph(token)
+        return self._graph.read(token)
 
     # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
 
@@ -325,8 +325,8 @@ class PassageSession(AskSession):
         before it are read with it, memory never is. Nothing is read where nothing answers.
         """
         captured = self._local.look_ahead(ids, words)
-        self.candidates, found = self._choose(captured, question, self._scope)
-        self.answered, self.needed = found is not None, self._choose.needed(self.candidates)
+        self.candidates, found = self._choice.choose(captured, question, self._scope)
+        self.answered, self.needed = found is not None, self._choice.needed(self.candidates)
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered
         self.read(found or [])
@@ -355,13 +355,13 @@ class PassageSession(AskSession):
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
-        fetched = self._fetch(passages[:1] if chained else passages, compute=not chained)
+        fetched = self._passages.fetch(passages[:1] if chained else passages, compute=not chained)
         stored = len(fetched.lengths)
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []
         self._first = passages[0] if passages and not stored else None
         for one in passages[stored:]:
-            ids = self._fetch.ids(one)
+            ids = self._passages.ids(one)
             behind += ids
             fetched.append_computed(len(ids), self.reader.shape.num_kv_heads)
         if passages:
@@ -403,7 +403,7 @@ class PassageSession(AskSession):
         """
         first, self._first = self._first, None
         if first is not None and layers:
-            self._fetch.hold(first, layers, self._fetched.lengths[0], seconds)
+            self._passages.hold(first, layers, self._fetched.lengths[0], seconds)
 
     @property
     def closest(self) -> list[tuple[int, int, float]]:

@@ -47,7 +47,7 @@ class StepGraph:
         on_cuda = reader.device.type == "cuda" and torch.cuda.is_available()
         self._possible = on_cuda if possible is None else possible
 
-    def __call__(self, token: int) -> Tensor | None:
+    def read(self, token: int) -> Tensor | None:
         """Read a token that was generated -> the state [hidden_size] behind it; None where it is to
         be read kernel by kernel: nothing was read then.
         """
