@@ -10,6 +10,9 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+import torch
+
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
@@ -191,6 +194,12 @@ class ModelAPI(ModelAdapter):
             for one in islice(ranking.found, top_k)
         ]
         return Matches(sources, absent, ranking.answered)
+
+    def score(self, session: AskSession, ids: Sequence[int]) -> np.ndarray:
+        """Log probabilities [n - 1] of ids[1:], each after what is before it in the session."""
+        logits = session.logits(session.feed(list(ids[:-1]))).log_softmax(-1)
+        following = torch.tensor(ids[1:], device=logits.device)
+        return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
 
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,7 +20,7 @@ from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
 from support.rounding import TINY_MODEL, assert_same_to_rounding, rounding
 from support.synthetic_documents import stored
-from support.tiny_model import save_tiny_model, score, text, tiny_model
+from support.tiny_model import save_tiny_model, text, tiny_model
 
 
 def ingest_in_a_process(
@@ -421,7 +421,7 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
             model: LandmarkModel, documents: list[str], **settings: float | bool
         ) -> np.ndarray:
             with model.session(store, documents, **settings) as session:
-                return score(session, ids)
+                return model.score(session, ids)
 
         for documents in (["a"], []):
             by_setting = scores(model, documents, recency=1e6)
@@ -438,7 +438,7 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
         with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
             first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
             np.testing.assert_allclose(
-                score(one, ids[:first]), score(other, ids[:first]), rtol=1e-5
+                model.score(one, ids[:first]), model.score(other, ids[:first]), rtol=1e-5
             )
 
 

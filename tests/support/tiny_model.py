@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.rotary import Rope
-from memstore.model.session import AskSession
 
 WORDS = [
     "the",
@@ -89,11 +87,3 @@ def attending(shape: Shape, rope: Rope, cmt_keys: list[Tensor] | None) -> Any:
         dtype=torch.float64,
         device=torch.device("cpu"),
     )
-
-
-@torch.no_grad()
-def score(session: AskSession, ids: list[int]) -> np.ndarray:
-    """Log probabilities [n - 1] of ids[1:], each after what is before it in the session."""
-    logits = session.logits(session.feed(ids[:-1])).log_softmax(-1)
-    following = torch.tensor(ids[1:], device=logits.device)
-    return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()

@@ -11,7 +11,7 @@ from memstore.errors import InvalidConfig
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.store.memory_store import MemoryStore
 from support.fake_device import FakeDevice
-from support.tiny_model import save_tiny_model, score, text
+from support.tiny_model import save_tiny_model, text
 
 
 def use(model: LandmarkModel, memory: Path, device: str | None, granularity: str) -> list[object]:
@@ -29,7 +29,7 @@ def use(model: LandmarkModel, memory: Path, device: str | None, granularity: str
             ids = model.tokenizer.encode(text(16, seed=2))
             found += [
                 session.feed(ids).tolist(),
-                score(session, ids[:9]).tolist(),
+                model.score(session, ids[:9]).tolist(),
                 session.close_block(),
             ]
     return found
