@@ -215,9 +215,16 @@ def test_damaged_export_is_refused(case: Case, tmp_path: Path, data: st.DataObje
     whole = write(tmp_path / "file", case.frames).read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     flipped = bytes([whole[at] ^ 1 << data.draw(st.integers(0, 7))])
-    damaged = [whole[:at] + flipped + whole[at + 1 :], whole[:at], whole + b"x"]
+    damaged = [whole[:at] + flipped + whole[at + 1 :], whole[:at]]
     (tmp_path / "file").write_bytes(data.draw(st.sampled_from(damaged)))
     assert not imported(case.store, tmp_path / "file")
+
+
+def test_export_with_a_byte_after_its_end_is_refused(case: Case, tmp_path: Path) -> None:
+    whole = write(tmp_path / "file", case.frames).read_bytes()
+    for stray in (b"\x93", b"\xc4", b"x", b"\0", b"\xc1"):  # a frame begun, a value, no msgpack
+        (tmp_path / "file").write_bytes(whole + stray)
+        assert not imported(case.store, tmp_path / "file")
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:

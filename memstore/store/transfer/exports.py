@@ -216,10 +216,7 @@ def _frames(file: Path) -> Iterator[tuple[str, bytes]]:
             unpacker = msgpack.Unpacker(
                 source, max_buffer_size=_LARGEST_FRAME, max_array_len=3, max_map_len=0
             )
-            ended = False
             for number, frame in enumerate(unpacker):
-                if ended:
-                    raise ValueError("something follows its end")
                 if not (
                     isinstance(frame, list) and [type(part) for part in frame] == [str, bytes, int]
                 ):
@@ -230,15 +227,14 @@ def _frames(file: Path) -> Iterator[tuple[str, bytes]]:
                 if (kind == "head") != (number == 0):
                     raise ValueError("it does not begin like one")
                 if kind == "end":
-                    ended = unpack(payload, int) == number + 1
-                    if not ended:
+                    if unpack(payload, int) != number + 1:
                         raise ValueError("its end counts other frames")
-                    continue
+                    # here: an unpacker counts the bytes of a frame that is begun and not whole
+                    if unpacker.tell() != os.fstat(source.fileno()).st_size:
+                        raise ValueError("something follows its end")
+                    return
                 yield kind, payload
-            if not ended:
-                raise ValueError("it is truncated")
-            if unpacker.tell() != os.fstat(source.fileno()).st_size:
-                raise ValueError("something follows its end")
+            raise ValueError("it is truncated")
     except OSError as error:
         raise InvalidInput(
             f"{file} cannot be read ({error.strerror}); name a file that `memstore export` wrote"
