@@ -642,7 +642,6 @@ class MemoryStore(Closing):
             if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
             remove_leftovers(committed)
-            database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
             database.rewrite()
             sizes = before, database.file_bytes
         committed.refresh()

@@ -98,7 +98,7 @@ def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
     assert set(told(store).values()) == {1} and is_whole(store.path)
 
 
-def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
+def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
     ingest(store, "a", COUNT)
     some = passages(1, 0, COUNT)
     with store.write_document("b", source_hash="b", settings=SETTINGS) as writer:
@@ -106,14 +106,9 @@ def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
         store.forget("a")
         kept = {"landmarks": landmarks(1, 0, COUNT), "words": words(1, 0, COUNT)}
         writer.add_passages(some, [], given=[], **kept)
-        writer.finish(tail_of(1, COUNT))
-    check_content(store, store.document("b"), 1)
-    with store.write_document("c", source_hash="c", settings=SETTINGS) as writer:
-        assert None not in writer.known(some)
-        store.forget("b")
-        assert records(store) and set(told(store).values()) == {0}
-    store.forget("c")
-    assert not records(store) and not told(store)
+        document = writer.finish(tail_of(1, COUNT))
+    assert not records(store) and store.retrieval.stored_at([(document.id, 0)]) == [None]
+    assert set(told(store).values()) == {1} and is_whole(store.path)
 
 
 def test_passages_may_be_text_alone(store) -> None:

@@ -415,14 +415,6 @@ class Catalog:
         with self.database.read() as txn:
             return self.passages.counts(txn)
 
-    def sweep(self) -> None:
-        """Delete passages that were kept for a writer alone, which has ended. Raises what
-        Database.write raises.
-        """
-        left = self.passages.take_left()
-        if left:
-            self.database.write(lambda txn: self.passages.sweep(txn, left), beyond_limit=True)
-
     def stored_at(
         self, txn: Transaction, places: Sequence[tuple[int, int]]
     ) -> list[StoredAt | None]:

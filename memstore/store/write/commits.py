@@ -277,6 +277,8 @@ class Commits:
         def work(txn: Transaction) -> Document:
             row, catalog = self.row, self._catalog
             number, size = row.id, row.bytes
+            # before the old end is cut off: a passage of both keeps its records
+            referred = sum(self._refer(txn, chunk) for chunk in chunks)
             if cut:
                 kept = {"blocks": self.base, "tokens": self.base_tokens}
                 # of passages it may be more than they took: others store their records, too
@@ -284,8 +286,7 @@ class Commits:
             size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
             for block, layer, record in records:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
-            for chunk in chunks:
-                size += self._refer(txn, chunk)
+            size += referred
             for layer in self._other_layers:
                 begin, end = (run_of("landmark", block) for block in (self._keep, keep))
                 for first in range(begin, end, RUN_BLOCKS["landmark"]):

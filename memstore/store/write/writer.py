@@ -94,10 +94,9 @@ class DocumentWriter:
             replaces=admitted.replaces,
             on_commit=self._committed,
         )
-        self._holding = catalog.passages.holding()
         self._known: KnownPassages | None = None
         if document.of_passages:
-            self._known = KnownPassages(catalog, document, self._holding)
+            self._known = KnownPassages(catalog, document)
         self._staged = Staged(
             self._commits,
             COMMIT_BYTES if commit_bytes is None else commit_bytes,
@@ -220,8 +219,9 @@ class DocumentWriter:
         self._staged.submit_if_enough()
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is stored of passages that come, whatever document they are of: the keys and values
-        of these need not be given, and stay until this writer ends; None of the others.
+        """What is stored of passages that come, whatever document they are of; None of the others.
+        Keys and values of a stored passage need not be given: if its documents are forgotten before
+        this one is committed, they are computed when a question needs them.
 
         Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
         """
@@ -323,10 +323,7 @@ class DocumentWriter:
             try:
                 self._in_store.on_close(self)
                 self._commits.leave_nothing()
-                self._holding.close()
-                self._catalog.sweep()
             finally:
-                self._holding.close()
                 self._in_store.locks.close()
         self._commits.check()
 
