@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
     from memstore.model.texts.source_text import Text
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.size_estimate import SizeEstimate
     from memstore.store.write.admission import Mode
 
-_FEW = 512  # tokens of a document that needs no forecast, since it is read at once
 _OWN = (InvalidInput, DocumentExists)  # errors of one file, after which the others are read
 
 
@@ -256,11 +254,6 @@ def _ingest_one(
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
 
-    def expect(forecast: "SizeEstimate") -> None:
-        if forecast.tokens > _FEW and not which:
-            size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
-            console.note(f"{name}: about {forecast.tokens:,} tokens, {size}")
-
     with console.reading(f"{which}{text.name}") as show:
 
         def progress(state: "IngestProgress") -> None:
@@ -272,9 +265,7 @@ def _ingest_one(
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
-        document = model.ingest(
-            text, memory, mode=mode, progress=progress, expect=expect, **settings
-        )
+        document = model.ingest(text, memory, mode=mode, progress=progress, **settings)
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
         status = "already read"

@@ -1,22 +1,18 @@
-"""What the ingest of a document is, whatever model reads it: how far it is, how large the document
-will be, and what its row says.
-"""
+"""What every ingest of a document needs: its progress, its writer, and what its row says."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from memstore.closing import Closing
 from memstore.disk.format.citations import append_places, pack_places, unpack_places
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.errors import MemoryLocked, ReadOnlyMemory, StorageFull
+from memstore.errors import MemoryLocked, ReadOnlyMemory
 from memstore.model.adapter import TextTokenizer
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
-from memstore.store.size_estimate import SizeEstimate
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
 
@@ -45,8 +41,6 @@ Ingesting = Generator[IngestProgress, None, Document]
 """An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
 Closed before its end, it commits what it has, to be resumed.
 """
-OnSize = Callable[[SizeEstimate], None]
-"""Told what a document will be, before any of it is read."""
 
 
 class IngestWorkers(Closing, ABC):
@@ -67,54 +61,6 @@ def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document
                 return end.value
             if progress is not None:
                 progress(state)
-
-
-class SizeCheck:
-    """How large a document will be: looked up, told, and looked up again while it is written."""
-
-    def __init__(
-        self,
-        store: MemoryStore,
-        text: Text,
-        settings: IngestSettings,
-        mode: Mode,
-        about: int | None,
-        stored: Callable[[], int] | None = None,
-    ) -> None:
-        """about: how many tokens it has, None where nothing is estimated; stored: counts those that
-        need not be stored again, and is asked where there is no room for all. Raises StorageFull
-        where there is none.
-        """
-        self._look = partial(
-            store.estimate_size,
-            text.name,
-            about or 0,
-            source_hash=text.digest,
-            settings=settings,
-            mode=mode,
-        )
-        self._stored = None if mode == "append" else stored
-        self._forecast = None if about is None else self._found()
-
-    def tell(self, expect: OnSize | None) -> None:
-        """Say so, to who wants to know."""
-        if self._forecast is not None and expect is not None:
-            expect(self._forecast)
-
-    def look_again(self, committed: bool) -> None:
-        """Once some of it is committed, and how well a codec compresses is known, there may be no
-        room. Raises StorageFull.
-        """
-        if committed and self._forecast is not None and self._forecast.most:
-            self._forecast = self._found()
-
-    def _found(self) -> SizeEstimate | None:
-        try:
-            return self._look()
-        except StorageFull:
-            if self._stored is None:
-                raise
-        return self._look(stored=self._stored())
 
 
 def begin_document(

@@ -18,7 +18,7 @@ from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Ranking, Source
 from memstore.model.chat_session import Chat, ask_together, check_phrase
-from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress, OnSize, finish
+from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import AskSession, OnRead
 from memstore.model.texts.source_text import Text
@@ -46,19 +46,17 @@ class ModelAPI(ModelAdapter):
         name: str | None = None,
         mode: Mode = "new",
         progress: OnProgress | None = None,
-        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Document:
         """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
         where it was interrupted.
 
         mode: "new" refuses a name already used with other content; "append" continues the document;
-        "replace" swaps it. expect: told, before any of it is read, about how large it will be;
-        not where it is there already. lookup: LookupSettings that shall differ. Raises StorageFull
-        for a document that finds no room, before it is read.
+        "replace" swaps it. lookup: LookupSettings that shall differ. Raises StorageFull; what was
+        committed can be resumed.
         """
         self._warn_of_spinning()
-        steps = self.ingesting(source, store, name=name, mode=mode, expect=expect, **lookup)
+        steps = self.ingesting(source, store, name=name, mode=mode, **lookup)
         return finish(steps, progress)
 
     @abstractmethod
@@ -69,7 +67,6 @@ class ModelAPI(ModelAdapter):
         *,
         name: str | None = None,
         mode: Mode = "new",
-        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """`ingest` one chunk at a time, for who has other work to do between them."""

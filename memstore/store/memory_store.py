@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.share.publish.publish import PublishOptions
     from memstore.share.publish.publish import Report as Published
     from memstore.store.retrieve.retrieval import Retrieval
-    from memstore.store.size_estimate import SizeEstimate
     from memstore.store.verify.verify_memory import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
@@ -452,32 +451,6 @@ class MemoryStore(Closing):
             held.callback(locks.pop_all().close)
             committed.writers[writer.document.id] = writer
             return writer
-
-    def estimate_size(
-        self,
-        name: str,
-        tokens: int,
-        *,
-        source_hash: str,
-        settings: IngestSettings,
-        mode: Mode = "new",
-        stored: int = 0,
-    ) -> "SizeEstimate | None":
-        """What a document of about so many tokens will be here, before it is written; None if the
-        same content is there already. stored: tokens of it whose passages are stored, which cost
-        nothing (`kept`). The rest as for write_document.
-
-        Raises StorageFull if the quota or the disk have no room for it.
-        """
-        from memstore.store.size_estimate import estimate_size
-
-        if self.path is None:
-            self._writable()  # refuses
-        if self._is_there(name, source_hash, settings, mode):
-            return None
-        committed = self._on_disk()
-        wanted = admission.wanted(committed.catalog, name, source_hash, settings)
-        return estimate_size(committed.catalog, committed.rows, wanted, tokens, stored)
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):

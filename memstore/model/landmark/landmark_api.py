@@ -7,7 +7,7 @@ from typing import Any
 
 from memstore.errors import InvalidInput
 from memstore.model.answer import Ranking
-from memstore.model.document_ingest import Ingesting, OnSize
+from memstore.model.document_ingest import Ingesting
 from memstore.model.landmark.landmark_ingest import ingest_by_landmarks
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.landmark.landmark_search import search_blocks
@@ -45,7 +45,6 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
         retrieve: bool = False,
         keep: str = "kv",
         workers: int = 1,
-        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting. retrieve: attend to retrieved blocks while reading instead of the
@@ -64,9 +63,7 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
             raise InvalidInput(
                 "own_blocks bounds a session; a document is stored whole: leave it out"
             )
-        return ingest_by_landmarks(
-            self, settings, store, text, mode=mode, retrieve=retrieve, expect=expect
-        )
+        return ingest_by_landmarks(self, settings, store, text, mode=mode, retrieve=retrieve)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None

@@ -6,12 +6,9 @@ from dataclasses import replace
 
 from memstore.disk.format.document import IngestSettings
 from memstore.freed_memory import return_freed_memory
-from memstore.model.adapter import TextTokenizer
 from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
-    OnSize,
-    SizeCheck,
     begin_document,
     characters_before,
     described,
@@ -37,7 +34,6 @@ def ingest_by_landmarks(
     *,
     mode: Mode = "new",
     retrieve: bool = False,
-    expect: OnSize | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, chunk by chunk, resumable and in constant memory;
     the finished document is returned (docs/appendix/method.md section 6).
@@ -45,18 +41,15 @@ def ingest_by_landmarks(
     retrieve: attend to retrieved blocks while reading, instead of the latest ones. A document
     already there with the same content is returned as it is; one whose ingest was interrupted is
     resumed. Raises InvalidInput for a text that cannot be read, or that changes meanwhile: then the
-    document stays unfinished; StorageFull before anything is read, if there is no room for it
-    (where a codec compresses and nobody knows how well, after the first commit).
+    document stays unfinished; StorageFull, and what was committed can be resumed.
     """
     text.check()
     tokenizer = reader.tokenizer
-    about, stored = about_tokens(text, tokenizer), _stored_settings(settings, retrieve)
-    size = SizeCheck(store, text, stored, mode, about)
+    stored = _stored_settings(settings, retrieve)
     writer = begin_document(store, text, tokenizer, stored, mode)
     if writer is None:
         return described(store, text)
     with writer:
-        size.tell(expect)
         began = time.perf_counter()
         session = _DocumentSession(reader, settings, store, writer, retrieve)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
@@ -72,7 +65,6 @@ def ingest_by_landmarks(
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            size.look_again(writer.document.tokens > resumed)
             return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
@@ -102,13 +94,6 @@ def _chunks(
         del pending[:done]
     if pending:
         yield pending
-
-
-def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
-    """How many tokens a text has, about, by passages of it."""
-    sample = text.sample
-    tokens = sum(len(tokenizer.encode(passage)) for passage in sample)
-    return -(-tokens * text.characters // sum(map(len, sample)))
 
 
 def _stored_settings(settings: LookupSettings, retrieve: bool) -> IngestSettings:

@@ -12,7 +12,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.text_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found, Ranking
-from memstore.model.document_ingest import Ingesting, OnSize
+from memstore.model.document_ingest import Ingesting
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.activation_capture import capture
@@ -51,7 +51,6 @@ class PassageAPI(ModelAPI, PassageModel):
         mode: Mode = "new",
         keep: Keep = "kv",
         workers: int | Workers = 1,
-        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores
@@ -66,7 +65,7 @@ class PassageAPI(ModelAPI, PassageModel):
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
         text = source if isinstance(source, Text) else Text(source, name)
-        read = partial(ingest_passages, self, store, text, mode=mode, keep=keep, expect=expect)
+        read = partial(ingest_passages, self, store, text, mode=mode, keep=keep)
         if workers == 1:
             return read()
         if isinstance(workers, Workers):

@@ -12,14 +12,7 @@ from memstore.disk.format.citations import Place
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.document_ingest import (
-    Ingesting,
-    IngestProgress,
-    OnSize,
-    SizeCheck,
-    begin_document,
-    described,
-)
+from memstore.model.document_ingest import Ingesting, IngestProgress, begin_document, described
 from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.passage_encoding import Computed, compute, words_of
 from memstore.model.passages.passage_protocol import PassageModel
@@ -42,27 +35,22 @@ def ingest_passages(
     *,
     mode: Mode = "new",
     keep: Keep = "kv",
-    expect: OnSize | None = None,
     workers: Workers | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, passage by passage; the finished document is
     returned. keep: keys and values of its passages, or their text alone, of which a question
     computes those that it needs. workers: compute beside this process; what is stored is the same
-    to rounding. Raises InvalidInput for a text that cannot be read, StorageFull before anything is
-    read, and what Workers.compute raises.
+    to rounding. Raises InvalidInput for a text that cannot be read, StorageFull, and what
+    Workers.compute raises.
 
     A document already there with the same content is returned as it is; one whose ingest was
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
     """
     text.check()
-    about = None if keep == "text" else _about_tokens(reader, text)  # which takes little room
-    settings, stored = settings_of(reader), partial(_stored_tokens, reader, store, text)
-    size = SizeCheck(store, text, settings, mode, about, stored)
-    writer = begin_document(store, text, reader.tokenizer, settings, mode)
+    writer = begin_document(store, text, reader.tokenizer, settings_of(reader), mode)
     if writer is None:
         return described(store, text)
     with writer:
-        size.tell(expect)
         began, resumed = time.perf_counter(), writer.tokens
         before, first = writer.base_characters, writer.characters
         cutting = passages_of(
@@ -88,7 +76,6 @@ def ingest_passages(
             _add(writer, reader, pairs, computed, keep)
             if number % _FREED_EVERY == 0:
                 return_freed_memory()
-            size.look_again(writer.document.tokens > resumed)
             seconds = time.perf_counter() - began
             done, total = pairs[-1][0].end, before + text.characters
             left = seconds * (total - done) / max(1, done - first)
@@ -166,17 +153,6 @@ def _landmarks(
         parts[at] = one.landmarks
     kept = [part for part in parts if part is not None]
     return torch.cat(kept) if kept else None
-
-
-def _about_tokens(reader: PassageModel, text: Text) -> int:
-    """How many tokens the passages of a text have, about, contexts included."""
-    tokens = sum(len(one.ids) for one in passages_of(reader, text.sample))
-    return -(-tokens * text.characters // sum(map(len, text.sample)))
-
-
-def _stored_tokens(reader: PassageModel, store: MemoryStore, text: Text) -> int:
-    """How many tokens of a text are of passages whose keys and values are stored."""
-    return sum(len(one.ids) for one, kept in _kept(reader, store, text) if kept == "kv")
 
 
 def settings_of(reader: PassageModel) -> IngestSettings:

@@ -15,7 +15,6 @@ from memstore.paths import expanded
 
 _PIECE = 1 << 20
 _KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
-_SAMPLE, _BETWEEN, _SAMPLES = 4096, 1 << 14, 32  # characters, from one to the next, at most
 
 
 class Text:
@@ -54,7 +53,6 @@ class Text:
         self.name = name or Path(content).stem
         self.digest = ""  # BLAKE2 of the whole text, once it is checked
         self.characters = 0  # of the whole text, once it is checked
-        self.sample: list[str] = []  # passages from all over it, once it is checked
         self._kept: list[str] | None = None
 
     @property
@@ -86,14 +84,9 @@ class Text:
         small = isinstance(self.content, Path) and self._size() <= _KEPT
         kept: list[str] | None = [] if small else None
         digest, characters, blank = _hash(), 0, True
-        sample, between = list[str](), _BETWEEN
         for piece in self._read():
             digest.update(_encoded(piece))
-            for at in range(-characters % between, len(piece), between):
-                sample.append(piece[at : at + _SAMPLE])
             characters += len(piece)
-            while len(sample) > _SAMPLES:  # evenly over whatever length
-                sample, between = sample[::2], 2 * between
             blank = blank and not piece.strip()
             if kept is not None:
                 kept.append(piece)
@@ -101,7 +94,6 @@ class Text:
             where = self.content if isinstance(self.content, Path) else self.name
             raise InvalidInput(f"{where} is empty; there is nothing to read")
         self.digest, self.characters, self._kept = digest.hexdigest(), characters, kept
-        self.sample = sample
 
     def pieces(self) -> Iterator[str]:
         """The text piece by piece. Raises what `check` raises, and InvalidInput, at its end, if it
