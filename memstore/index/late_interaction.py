@@ -85,22 +85,6 @@ class TokenIndex:
             self._held.scopes.clear()
             self._blocks[document] = held.extended(sizes)
 
-    def add_new(
-        self, documents: Sequence[tuple[int, int]], landmarks: Tensor, lengths: np.ndarray
-    ) -> None:
-        """Append landmarks [tokens, heads, width] of all blocks of documents (document, blocks: at
-        least one) that have none, one document's behind the other's: `add` for many. lengths:
-        int64, tokens of each block. Raises InvalidInput.
-        """
-        ends = np.cumsum([blocks for _, blocks in documents])
-        of_each = np.split(lengths, ends[:-1])
-        tokens = np.add.reduceat(lengths, [0, *ends[:-1]]).tolist()
-        with self._lock:
-            numbers = [document for document, _ in documents]
-            self._held.add_new([*zip(numbers, tokens)], landmarks)
-            self._held.scopes.clear()
-            self._blocks.update((n, _Blocks(0, 0, of)) for n, of in zip(numbers, of_each))
-
     def reserve(self, tokens: int) -> None:
         """Make room for that many more tokens, so that adding them in pieces moves nothing."""
         with self._lock:

@@ -55,13 +55,6 @@ class Transaction:
         self.writable = writable
         self.bytes_put = 0
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the pages that all tables fill."""
-        stats = [self.inner.stat(table) for table in self.tables.values()]
-        kinds = ("branch_pages", "leaf_pages", "overflow_pages")
-        return self._page_size * sum(stat[kind] for stat in stats for kind in kinds)
-
     def view(self, table: str, key: bytes) -> memoryview | None:
         """A value where it lies, or None. Its pages are read from disk if need be, without the
         interpreter's lock.
@@ -215,19 +208,6 @@ class Transaction:
         """A copy of a value that put_checked wrote, or None. Raises CorruptMemory."""
         view = self.view(table, key)
         return None if view is None else self._checked(table, key, view)
-
-    def all_checked(self, table: str, keys: Sequence[bytes]) -> list[bytes] | None:
-        """Copies of values that put_checked wrote, of all of these keys; None where one of them is
-        not there. `get_checked` for many, in less time for each. Raises CorruptMemory.
-        """
-        if self.extents_of(table, keys[:1]) != [None]:
-            # values with pages of their own: of a cold file each would be waited for
-            ask(self.file, [place for place in self.extents_of(table, keys) if place is not None])
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            found = cursor.getmulti(keys)
-        if len(found) != len(keys):
-            return None
-        return [self._checked(table, key, view) for key, (_, view) in zip(keys, found)]
 
     def scan_checked(
         self, table: str, start: bytes = b"", end: bytes | None = None

@@ -2,7 +2,7 @@
 selector keeps, a part for each kind; and the memory's own row of its selector.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
@@ -13,17 +13,7 @@ from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
-from memstore.disk.format.runs import (
-    RUN_BLOCKS,
-    Kind,
-    Run,
-    RunForm,
-    Size,
-    TokenRun,
-    WordRun,
-    decode_joined,
-    kinds_of,
-)
+from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, RunForm, TokenRun, WordRun, kinds_of
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 
@@ -91,21 +81,6 @@ class RunTable(NamedTuple):
         """The run that begins with a block; None if there is none. Raises CorruptMemory."""
         value = txn.get_checked(_TABLE, self._key(document, part, first_block))
         return None if value is None else self._decode(document, part, first_block, value)
-
-    def whole(
-        self, txn: Transaction, part: int, documents: Sequence[int], sizes: Sequence[Size]
-    ) -> Run | None:
-        """Of documents that have one run of a part each, one run of all their blocks: see
-        decode_joined. None where one of them is not as it must be: read one by one, it is told.
-        """
-        keys = [self._key(document, part, 0) for document in documents]
-        try:
-            values = txn.all_checked(_TABLE, keys)
-            if values is None:
-                return None
-            return decode_joined(self.form, self.kind(part), values, sizes)
-        except (CorruptMemory, ValueError):
-            return None
 
     def values(self, txn: Transaction, document: int) -> Iterator[tuple[int, int, bytes]]:
         """Part, first block and value of every run of a document, in this order; copies.

@@ -5,6 +5,7 @@ about, read when they are first asked for.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.word_index import RareBlocks, StoredPostings, WordIndex
 from memstore.paused_collection import paused_collection
-from memstore.store.retrieve.loading import batches, by_tokens, read_whole
+from memstore.store.retrieve.loading import by_tokens
 
 
 class IndexEntries(NamedTuple):
@@ -237,32 +238,10 @@ class SelectorIndex:
             for some in by_tokens(rows, _AT_ONCE):
                 with catalog.database.read() as txn, paused_collection():
                     catalog.bring(txn, [row.id for row in some], "landmarks")
-                    for each in kinds:
-                        self._load_all(each, txn, [row for row in some if row.id in missing[each]])
-
-    def _load_all(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> None:
-        assert self._catalog is not None
-        for some in batches(rows, kind):
-            if len(some) > 1 and self._load_short(kind, txn, some):
-                self._held[kind].update(row.id for row in some)
-                continue
-            for row in some:
-                self._load(kind, txn, _ready(self._catalog, txn, row.id))
-                self._held[kind].add(row.id)
-
-    def _load_short(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> bool:
-        """Do as `_load` for documents of `batches`; False where one of them is damaged."""
-        index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
-        run = read_whole(txn, self.table, self.table.part(kind), rows)
-        documents = [(row.id, row.blocks) for row in rows]
-        for document, _ in documents:
-            if index.span(document)[1]:
-                index.remove(document)
-        if isinstance(run, TokenRun):
-            self._tokens.add_new(documents, torch.from_numpy(run.landmarks), run.lengths)
-        elif isinstance(run, WordRun):
-            self._words.add_new(documents, run.words)
-        return run is not None
+                    for each, row in product(kinds, some):
+                        if row.id in missing[each]:
+                            self._load(each, txn, _ready(catalog, txn, row.id))
+                            self._held[each].add(row.id)
 
     def _load(self, kind: Kind, txn: Transaction, row: Document) -> None:
         index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
