@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.store.verify.verify_memory import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
-    from memstore.tiers.lease import Lease, UnitSource
+    from memstore.tiers.lease import Lease
 
 
 class MemoryStore(Closing):
@@ -65,7 +65,6 @@ class MemoryStore(Closing):
         *,
         read_only: bool = False,
         wait_for_writer: bool = False,
-        source: "UnitSource | None" = None,
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> None:
@@ -73,7 +72,7 @@ class MemoryStore(Closing):
         self.signature = signature
         self._committed = None if catalog is None else Committed(catalog)
         self._read_only, self._wait_for_writer = read_only, wait_for_writer
-        self._source, self._options = source, options
+        self._options = options
         self._selector = None if catalog is None else catalog.selector
         if selector is not None:
             self._selector = RunTable(signature.geometry, selector)
@@ -151,19 +150,15 @@ class MemoryStore(Closing):
     def in_memory(
         cls,
         signature: Signature,
-        source: "UnitSource | None" = None,
         *,
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises
         BudgetExceeded.
-
-        source: read from below the host tier, as the disk would be: documents of it have positive
-        numbers, and are found once `retrieval.add_landmarks` has got their landmark keys.
         """
         check_open_options(options, signature)
-        return cls(None, signature, read_only=True, source=source, selector=selector, **options)
+        return cls(None, signature, read_only=True, selector=selector, **options)
 
     def close(self) -> None:
         """Close; writers still open commit their whole chunks first. Idempotent."""
@@ -674,7 +669,6 @@ class MemoryStore(Closing):
                 opened = Retrieval(
                     self.signature,
                     None if committed is None else committed.catalog,
-                    self._source,
                     self._selector,
                     self._options,
                 )

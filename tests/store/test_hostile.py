@@ -23,7 +23,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from memstore.block import BlockKey
 from memstore.cli import console
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import document_key
+from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput, InvalidWeights, MemstoreError
 from memstore.model.landmark.checkpoint import load_checkpoint
@@ -289,9 +289,7 @@ def test_repair_names_and_drops_an_unreadable_row(tmp_path: Path) -> None:
         row = asdict(ingest(store, "book", 20))
     catalog = Catalog.open(path)
     packed = msgpack.packb({**row, "name": []})
-    catalog.database.write(
-        lambda txn: txn.put_checked("documents", document_key(row["id"]), packed)
-    )
+    catalog.database.write(lambda txn: txn.put_checked("documents", number_key(row["id"]), packed))
     catalog.close()
     with pytest.raises(CorruptMemory, match=r"document 2.*repair"), MemoryStore.open(path) as store:
         store.documents()

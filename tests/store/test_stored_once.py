@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import passage_key
+from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
@@ -164,7 +164,7 @@ def change_row(store: MemoryStore, **what: int) -> None:
     def work(txn) -> None:
         row = next(catalog.passages.all(txn))._replace(**what)
         value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
-        txn.put_checked("passages", passage_key(row.number), value)
+        txn.put_checked("passages", number_key(row.number), value)
 
     catalog.database.write(work)
 
@@ -204,7 +204,7 @@ def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
     catalog = catalog_of(store)
 
     def work(txn) -> None:
-        txn.delete("passages", passage_key(next(catalog.passages.all(txn)).number))
+        txn.delete("passages", number_key(next(catalog.passages.all(txn)).number))
 
     catalog.database.write(work)
     assert not store.verify().clean

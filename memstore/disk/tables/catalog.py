@@ -28,7 +28,7 @@ from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document, Write
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.keys import document_key, document_range, read_document_key
+from memstore.disk.format.keys import document_range, number_key, read_number_key
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
@@ -258,8 +258,8 @@ class Catalog:
     def documents(self, txn: Transaction) -> list[Document]:
         """Every document's row, whatever its state, in order of id."""
         return [
-            self._document(read_document_key(key), value)
-            for key, value in txn.scan_checked("documents", document_key(1))
+            self._document(read_number_key(key), value)
+            for key, value in txn.scan_checked("documents", number_key(1))
         ]
 
     def changes(self, txn: Transaction) -> Changes:
@@ -271,7 +271,7 @@ class Catalog:
         DocumentNotFound, which lists the names there are.
         """
         if isinstance(which, int):
-            value = txn.get_checked("documents", document_key(which)) if which > 0 else None
+            value = txn.get_checked("documents", number_key(which)) if which > 0 else None
             if value is not None:
                 return self._document(which, value)
         documents = [row for row in self.documents(txn) if row.state in ("ready", "ingesting")]
@@ -288,13 +288,13 @@ class Catalog:
 
     def row(self, txn: Transaction, document: int) -> Document | None:
         """A document's row by id, or None."""
-        value = txn.get_checked("documents", document_key(document))
+        value = txn.get_checked("documents", number_key(document))
         return None if value is None else self._document(document, value)
 
     def put_document(self, txn: Transaction, document: Document) -> None:
         """Write a document's row, new or changed."""
         row = asdict(document)
-        txn.put_checked("documents", document_key(row.pop("id")), msgpack.packb(row))
+        txn.put_checked("documents", number_key(row.pop("id")), msgpack.packb(row))
         note_change(txn, document.id)
 
     def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
@@ -303,7 +303,7 @@ class Catalog:
 
         Told anew only when the row is another: readers ask at every batch.
         """
-        value = txn.get("documents", document_key(document)) if document > 0 else None
+        value = txn.get("documents", number_key(document)) if document > 0 else None
         if value is None and document > 0:
             passage = self.passages.row(txn, document)
             if passage is not None and passage.bytes:

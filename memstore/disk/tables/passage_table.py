@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, unpack
-from memstore.disk.format.keys import passage_key, read_passage_key
+from memstore.disk.format.keys import number_key, read_number_key
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptMemory
@@ -83,7 +83,7 @@ class PassageTable:
 
     def row(self, txn: Transaction, number: int) -> StoredPassage | None:
         """The row of a passage, or None. Raises CorruptMemory."""
-        value = txn.get_checked("passages", passage_key(number))
+        value = txn.get_checked("passages", number_key(number))
         return None if value is None else _decode(number, value)
 
     def find(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
@@ -99,7 +99,7 @@ class PassageTable:
     def all(self, txn: Transaction) -> Iterator[StoredPassage]:
         """Every passage, in order of number. Raises CorruptMemory."""
         for key, value in txn.scan_checked("passages"):
-            yield _decode(read_passage_key(key), value)
+            yield _decode(read_number_key(key), value)
 
     def counts(self, txn: Transaction) -> PassageCounts:
         """All passages, counted. Raises CorruptMemory."""
@@ -116,7 +116,7 @@ class PassageTable:
 
     def _put(self, txn: Transaction, row: StoredPassage) -> None:
         value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
-        txn.put_checked("passages", passage_key(row.number), value)
+        txn.put_checked("passages", number_key(row.number), value)
 
     # References
 
@@ -158,7 +158,7 @@ class PassageTable:
     def drop(self, txn: Transaction, row: StoredPassage) -> None:
         """Delete a passage, whoever refers to it."""
         self._blocks.delete(txn, row.number)
-        txn.delete("passages", passage_key(row.number))
+        txn.delete("passages", number_key(row.number))
         txn.delete("digests", row.digest)
 
     # Records
