@@ -1,7 +1,6 @@
 """The ingest command: results, codecs, appending and replacing, refusals, quotas, interrupts."""
 
 import os
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -147,9 +146,7 @@ def test_an_ingest_beyond_the_quota_fails_and_can_be_resumed(store: Path, tmp_pa
     long.write_text(OTHER * 40)
     full = run("ingest", long, "--store", store, "--quota", "3MB")
     assert full.status == 1 and "Traceback" not in full.err
-    assert re.search(
-        r"needs \d+\.\d MB more, .* of the quota of 3\.0 MB", full.err.splitlines()[-1]
-    )
+    assert "has used up its quota of 3.0 MB" in full.err.splitlines()[-1]
     assert (store / "data.mdb").stat().st_size <= 3_000_000
     states = {
         d["name"]: d["state"] for d in run("ls", "--store", store, "--json").json["documents"]
@@ -168,8 +165,6 @@ def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: 
         "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stderr is not None
-        first = process.stderr.readline()
-        assert "tokens, up to" in first
         assert "tokens a second, about" in process.stderr.readline()
         process.send_signal(signal.SIGSTOP)  # while another process writes, however long this takes
         refused(run("ingest", story, "--store", store), str(process.pid))

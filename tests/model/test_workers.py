@@ -86,7 +86,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def reader(directory: Path) -> HuggingFacePassageModel:
     loaded = load_reader(directory)
-    assert isinstance(loaded, HuggingFacePassageModel) and loaded.keeps.heads and loaded.keeps.words
+    assert isinstance(loaded, HuggingFacePassageModel) and loaded.keeps.width and loaded.keeps.words
     return loaded
 
 

@@ -31,7 +31,7 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support import passage_documents, selected_documents
 from support.crafted import NAN, WRONG, changed, fuzzed, places
-from support.selected_documents import FORM, QUESTION, selected
+from support.selected_documents import QUESTION, selected
 from support.synthetic_documents import (
     BLOCK,
     CHUNK,
@@ -144,8 +144,7 @@ def imported(store: MemoryStore, file: Path) -> bool:
     assert document.blocks and len(store.tokens(document.id).ids) == document.tokens
     scope = [(document.id, 0, document.blocks)]
     if store.selector:
-        for head in range(FORM.heads):
-            assert torch.isfinite(store.retrieval.token_maxima(QUESTION, head, scope)).all()
+        assert torch.isfinite(store.retrieval.token_maxima(QUESTION, scope)).all()
         assert torch.isfinite(store.retrieval.word_scores({7: 1.0, 1001: 2.0}, scope)).all()
     else:
         for layer in SIGNATURE.memory_layers:

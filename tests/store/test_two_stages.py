@@ -51,7 +51,7 @@ def memory(tmp_path: Path, made: Path) -> Iterator[MemoryStore]:
 def exact(store: MemoryStore, seed: int, scope: Scope) -> torch.Tensor:
     """The score of every block of a scope."""
     rows, weights = asked(seed)
-    return weights @ store.retrieval.token_maxima(rows, 0, scope)
+    return weights @ store.retrieval.token_maxima(rows, scope)
 
 
 def asked(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,9 +83,7 @@ def test_what_is_proposed_is_scored_as_without_lists_and_holds_the_best(
         assert listed == sorted(set(listed)) and len(listed) <= PROPOSED
         assert short.blocks == DOCUMENTS * EACH
         rows, weights = asked(seed)
-        torch.testing.assert_close(
-            weights @ short.token_maxima(rows, 0, short.scope), scores[listed]
-        )
+        torch.testing.assert_close(weights @ short.token_maxima(rows, short.scope), scores[listed])
         best = scores.topk(8).indices.tolist()
         found.append(len({*best} & {*listed}) / 8)
         assert short.spread == pytest.approx(
@@ -93,7 +91,7 @@ def test_what_is_proposed_is_scored_as_without_lists_and_holds_the_best(
         )
         some = short.scope[5:9]
         torch.testing.assert_close(
-            weights @ short.token_maxima(rows, 0, some), scores[numbers(some, whole)]
+            weights @ short.token_maxima(rows, some), scores[numbers(some, whole)]
         )
     assert np.mean(found) > 0.95
 
@@ -146,9 +144,7 @@ def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) 
         assert {(new.id, 0, 20), (replaced, 0, EACH - 7)} <= {*short.scope}
         listed, scores = numbers(short.scope, whole), exact(memory, seed, whole)
         rows, weights = asked(seed)
-        torch.testing.assert_close(
-            weights @ short.token_maxima(rows, 0, short.scope), scores[listed]
-        )
+        torch.testing.assert_close(weights @ short.token_maxima(rows, short.scope), scores[listed])
         assert scores.argmax() in listed
     memory.build_index()
     assert len(shortlist(memory, 0, whole).scope) <= PROPOSED
@@ -232,7 +228,7 @@ def test_landmarks_that_are_missing_are_told(memory: MemoryStore) -> None:
     with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
         short = shortlist(other, 0, whole)
         with pytest.raises(CorruptMemory, match="run verify"):
-            short.token_maxima(rows, 0, [(number, 40, 41)])
+            short.token_maxima(rows, [(number, 40, 41)])
 
 
 def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
@@ -248,7 +244,7 @@ def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
         add(memory, "2", 2, EACH + 7, mode="append")
         for number in (gone, changed):
             with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
-                short.token_maxima(rows, 0, [(number, EACH - 1, EACH)])
+                short.token_maxima(rows, [(number, EACH - 1, EACH)])
         # asked anew, what was added is there
         now = everything(other)
         again = shortlist(other, 1, now)
@@ -273,7 +269,7 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
     scores = exact(memory, 0, whole)
     rows, weights = asked(0)
     torch.testing.assert_close(
-        weights @ short.token_maxima(rows, 0, short.scope), scores[numbers(short.scope, whole)]
+        weights @ short.token_maxima(rows, short.scope), scores[numbers(short.scope, whole)]
     )
 
 

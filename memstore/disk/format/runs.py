@@ -3,7 +3,7 @@ what they are and whose.
 
 A value is a header (msgpack: kind, of a selector's its digest, and what follows), then the numbers,
 little-endian: of landmark keys raw bits [blocks, num_kv_heads, head_dim]; of token landmarks the
-tokens of each block (u16), then [tokens, heads, width]; of words the distinct words of each block
+tokens of each block (u16), then int8 [tokens, width]; of words the distinct words of each block
 (u32), their hashes (u32) and their counts (u16).
 """
 
@@ -27,8 +27,7 @@ class TokenHeader(msgspec.Struct):
 
     kind: str
     digest: str
-    dtype: str
-    shape: tuple[int, int]
+    width: Positive
     blocks: Positive
     tokens: Positive
 
@@ -50,8 +49,7 @@ def key_header(geometry: Geometry) -> dict[str, Any]:
 
 def token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
     """What a run of token landmarks says of itself."""
-    shape = [form.heads, form.width]
-    told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
+    told = {"kind": "token", "digest": form.digest, "width": form.width}
     return {**told, "blocks": blocks, "tokens": tokens}
 
 
@@ -80,7 +78,6 @@ Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
-DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
 _LONGER = [128, 256, 65536, 65536]  # from where on msgpack tells a number in a byte more
 
 
@@ -105,7 +102,7 @@ class TokenRun(NamedTuple):
     """Token landmarks of consecutive blocks of one document."""
 
     first_block: int
-    landmarks: np.ndarray  # [tokens, heads, width]
+    landmarks: np.ndarray  # int8 [tokens, width]
     lengths: np.ndarray  # int64 [blocks]: tokens of each
 
     @property
@@ -151,7 +148,7 @@ def kind_of(run: Run) -> Kind:
 
 def kinds_of(form: IndexSpec) -> list[Kind]:
     """What a form keeps."""
-    kinds: list[tuple[Kind, bool]] = [("token", form.heads > 0), ("words", form.words)]
+    kinds: list[tuple[Kind, bool]] = [("token", form.width > 0), ("words", form.words)]
     return [kind for kind, kept in kinds if kept]
 
 
@@ -189,8 +186,7 @@ class RunForm(NamedTuple):
             header, numbers = key_header(self.geometry), (run.keys,)
         elif isinstance(run, TokenRun):
             header = token_header(self._of_selector, len(run.lengths), len(run.landmarks))
-            dtype = DTYPES[self._of_selector.dtype]
-            numbers = run.lengths.astype("<u2"), run.landmarks.astype(dtype)
+            numbers = run.lengths.astype("<u2"), run.landmarks
         else:
             sizes, hashes, counts = run.words
             header = word_header(self._of_selector, len(sizes), len(hashes))
@@ -202,9 +198,8 @@ class RunForm(NamedTuple):
         """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
         form = self._of_selector
         least = len(msgpack.packb(token_header(form, 1, 1)))
-        numbers = tokens * form.heads * form.width * np.dtype(DTYPES[form.dtype]).itemsize
         told = sum(np.searchsorted(_LONGER, n, "right") for n in (blocks, tokens))
-        size: np.ndarray = least + told + 2 * blocks + numbers
+        size: np.ndarray = least + told + 2 * blocks + tokens * form.width
         return size
 
     def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
@@ -233,16 +228,14 @@ class RunForm(NamedTuple):
 
     def _tokens(self, first_block: int, told: Any, value: bytes, start: int) -> TokenRun:
         form, header = self._of_selector, typed(told, TokenHeader)
-        blocks, n, dtype = header.blocks, header.tokens, np.dtype(DTYPES[form.dtype])
+        blocks, n = header.blocks, header.tokens
         expect(told, token_header(form, blocks, n))
-        _expect_bytes(value, start, 2 * blocks + n * form.heads * form.width * dtype.itemsize)
+        _expect_bytes(value, start, 2 * blocks + n * form.width)
         lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
         if not lengths.all() or int(lengths.sum()) != n:
             raise ValueError("its token landmarks are not those of its blocks")
-        flat = np.frombuffer(value, dtype, offset=start + 2 * blocks)
-        if dtype.kind == "f" and not np.isfinite(flat).all():
-            raise ValueError("it has token landmarks that are not finite")
-        return TokenRun(first_block, flat.reshape(n, form.heads, form.width), lengths)
+        flat = np.frombuffer(value, np.int8, offset=start + 2 * blocks)
+        return TokenRun(first_block, flat.reshape(n, form.width), lengths)
 
     def _words(self, first_block: int, told: Any, value: bytes, start: int) -> WordRun:
         header = typed(told, WordHeader)

@@ -53,7 +53,7 @@ from memstore.errors import (
     OlderFormat,
 )
 
-FORMAT = 7
+FORMAT = 8
 _MOST_WRITES = 4096  # documents whose writes are remembered
 
 

@@ -111,7 +111,7 @@ class RunTable(NamedTuple):
     def tokens(self, txn: Transaction, document: int) -> TokenRun:
         """A document's token landmarks. Raises CorruptMemory where some are missing."""
         assert self.spec is not None
-        none = np.zeros((0, self.spec.heads, self.spec.width), dtype=self.spec.dtype)
+        none = np.zeros((0, self.spec.width), np.int8)
         runs = list(self.token_runs(txn, document))
         return TokenRun(
             0,
@@ -126,12 +126,11 @@ class RunTable(NamedTuple):
                 yield run
 
     def token_landmarks(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
-        """Token landmarks [tokens, heads, width] of single blocks, read from where they lie. None
+        """Token landmarks int8 [tokens, width] of single blocks, read from where they lie. None
         where a block's are not there, or not those that are told.
         """
         assert self.spec is not None
-        part, each = self.part("token"), RUN_BLOCKS["token"]
-        size = self.spec.heads * self.spec.width * np.dtype(self.spec.dtype).itemsize
+        part, each, size = self.part("token"), RUN_BLOCKS["token"], self.spec.width
         wholes = self.form.token_run_bytes(places.run_blocks, places.run_tokens)
         columns = (
             places.documents, places.blocks // each * each, wholes,
@@ -144,8 +143,8 @@ class RunTable(NamedTuple):
         found = txn.parts(_TABLE, wanted)
         if found is None:
             return None
-        out = np.frombuffer(bytearray().join(found), self.spec.dtype)  # which a tensor may share
-        return out.reshape(-1, self.spec.heads, self.spec.width)
+        out = np.frombuffer(bytearray().join(found), np.int8)  # which a tensor may share
+        return out.reshape(-1, self.spec.width)
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""

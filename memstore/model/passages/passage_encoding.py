@@ -285,7 +285,7 @@ class _Pass:
 
 
 class Computed(NamedTuple):
-    """What is stored of a passage: k, v as in Encoded; landmarks [tokens, heads, width], where the
+    """What is stored of a passage: k, v as in Encoded; landmarks int8 [tokens, width], where the
     reader's selector keeps some.
     """
 
@@ -317,7 +317,7 @@ def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> dict[int, tuple[
 
 
 def landmarks_of(reader: PassageModel, encoded: Sequence[Encoded]) -> Tensor | None:
-    """The token landmarks that the reader's selector keeps, [tokens of all, heads, width]."""
+    """The token landmarks that the reader's selector keeps, int8 [tokens of all, width]."""
     found = [reader.selector.landmarks(one.captured) for one in encoded]
     kept = [landmarks for landmarks in found if landmarks is not None]
     return torch.cat(kept) if kept else None

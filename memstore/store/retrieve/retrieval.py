@@ -132,14 +132,14 @@ class Retrieval:
             return self.index.keys(layer, scope)
         return self.index.gather(layer, scope, candidates)
 
-    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """How near the nearest token of each block comes to each row: the greatest product of q [R,
-        width] (float32) with the block's token landmarks of a head, [R, blocks of the scope].
+        width] (float32) with the block's token landmarks, [R, blocks of the scope].
 
-        A landmark in int8 counts as the unit vector that it encodes. Raises InvalidInput for a
+        A landmark counts as the unit vector that it encodes. Raises InvalidInput for a
         memory without token landmarks, DocumentNotFound, CorruptMemory.
         """
-        return self._by_selector().maxima(q, head, scope)
+        return self._by_selector().maxima(q, scope)
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         """BM25 of each block of a scope, [blocks] float32; words: hash (text_words.split)

@@ -40,7 +40,7 @@ from memstore.errors import (
 )
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
 
-FORMAT = 6
+FORMAT = 8
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
 _SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)

@@ -17,7 +17,7 @@ from memstore.errors import CorruptMemory
 class Known(NamedTuple):
     """A passage that the memory has."""
 
-    landmarks: np.ndarray | None  # [tokens, heads, width], where the selector keeps some
+    landmarks: np.ndarray | None  # int8 [tokens, width], where the selector keeps some
     stored: bool  # are its keys and values, too, or left to the questions that need them
 
 
@@ -45,7 +45,7 @@ class KnownPassages:
             return None
         stored = row.bytes > 0
         spec = self._catalog.runs.spec
-        if spec is None or not spec.heads:
+        if spec is None or not spec.width:
             return Known(None, stored)
         try:
             landmarks = self._landmarks(txn, *row.home, digest)

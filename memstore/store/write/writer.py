@@ -243,7 +243,7 @@ class DocumentWriter:
         kv: of m of them K, V [memory layers, Hkv, tokens, D] in the KV dtype (K rotated by the
         offset in the block), the writer's own from here on. given: which m of the n these are of,
         in order (None: all of them); of the others none are stored, but those that are already
-        (`known`). landmarks: [tokens of all n, heads, width] in the dtype of the index spec; words:
+        (`known`). landmarks: int8 [tokens of all n, width]; words:
         of each passage its distinct words (hash, count). They are found and read once the document
         is ready.
 
