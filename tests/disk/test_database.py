@@ -20,7 +20,6 @@ from memstore.errors import (
     CorruptMemory,
     InvalidInput,
     MemoryClosed,
-    MemoryExists,
     MemoryLocked,
     MemoryNotFound,
     ReadOnlyMemory,
@@ -78,15 +77,6 @@ def database(path: Path) -> Iterator[Database]:
 # Creating and opening
 
 
-def test_what_was_committed_is_there_in_another_opening(path):
-    with Database.create(path, put(b"a", b"1")) as database:
-        assert database.write(lambda txn: (txn.put("blocks", b"k", b"v"), 5)[1]) == 5
-    with Database.open(path) as database:
-        assert get(database, b"a") == b"1"
-        with database.read() as txn:
-            assert txn.get("blocks", b"k") == b"v" and txn.get("blocks", b"other") is None
-
-
 def test_creating_is_all_or_nothing(path):
     def fails(txn: Transaction) -> None:
         txn.put("meta", b"a", b"b")
@@ -100,30 +90,12 @@ def test_creating_is_all_or_nothing(path):
         assert get(database, b"a") == b"2"
 
 
-def test_a_memory_is_not_created_twice(path, database):
-    for _ in range(2):
-        with pytest.raises(MemoryExists):
-            Database.create(path, nothing)
-        database.close()
-    with Database.open(path) as database:
-        assert get(database, b"a") == b"first"
-
-
 def test_a_directory_with_other_files_is_left_alone(path):
     path.mkdir()
     (path / "thesis.tex").write_text("...")
     with pytest.raises(InvalidInput, match=r"thesis\.tex"):
         Database.create(path, nothing)
     assert [entry.name for entry in path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_directory_without_a_memory_is_named(tmp_path):
-    with pytest.raises(MemoryNotFound, match="holds no memory"):
-        Database.open(tmp_path)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "data.mdb").touch()
-    with pytest.raises(MemoryNotFound, match="empty"):
-        Database.open(tmp_path)
 
 
 def test_one_environment_serves_all_openings_of_a_directory(path, database, tmp_path):

@@ -97,16 +97,6 @@ def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
 # Opening
 
 
-def test_create_then_open_elsewhere(path: Path) -> None:
-    with MemoryStore.create(path, SIGNATURE, codec="raw") as store:
-        assert store.documents() == [] and store.path == path
-        document = ingest(store, "book", 45)
-    with MemoryStore.open(path) as store:
-        assert store.signature == SIGNATURE
-        assert store.documents() == [document]
-        check_content(store, document, text=1)
-
-
 def test_open_refuses_missing_and_foreign_memories(path: Path, tmp_path: Path) -> None:
     with pytest.raises(MemoryNotFound):
         MemoryStore.open(tmp_path)
@@ -473,22 +463,6 @@ def test_reader_sees_commits_of_another_process(
         check_content(reader, reader.document("book"), text=1)
 
 
-def test_second_writer_process_is_refused_with_the_pid(
-    elsewhere: Callable[..., str], store: MemoryStore, path: Path
-) -> None:
-    code = """
-try:
-    with MemoryStore.open(arguments[0]) as store: ingest(store, 'two', 10)
-except MemstoreError as error:
-    print(type(error).__name__, error)
-"""
-    with store.write_document("one", source_hash="x", settings=SETTINGS):
-        said = elsewhere(code, path)
-        assert said.startswith("MemoryLocked") and str(os.getpid()) in said
-    assert "Error" not in elsewhere(code, path)
-    assert [d.name for d in store.documents()] == ["one", "two"]
-
-
 @pytest.mark.parametrize("one_store", [True, False])
 def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None:
     sizes = {text: (30 + 7 * text) * CHUNK + text for text in range(1, 5)}
@@ -795,18 +769,6 @@ def test_import_of_another_models_document_is_refused(store: MemoryStore, tmp_pa
         with pytest.raises(WrongModel, match="weights"):
             other.import_document(tmp_path / "book.memdoc")
         assert other.documents() == []
-
-
-def test_next_write_sweeps_an_interrupted_import(store: MemoryStore, tmp_path: Path) -> None:
-    book = ingest(store, "book", 40)
-    row = replace(book, id=77, name="comes", state="importing", tokens=0, blocks=0)
-    with opened_tables(store.path) as catalog:
-        catalog.database.write(lambda txn: catalog.put_document(txn, row))
-        assert [d.name for d in store.documents()] == ["book"]
-        assert is_whole(store.path)
-        ingest(store, "next", 10)
-        with catalog.database.read() as txn:
-            assert [d.name for d in catalog.documents(txn)] == ["book", "next"]
 
 
 def test_stores_of_a_replaced_directory_refuse_to_write(path: Path, tmp_path: Path) -> None:
