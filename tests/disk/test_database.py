@@ -503,33 +503,6 @@ def test_a_quota_bounds_the_file_and_deleting_is_still_possible(path):
 # Damaged files
 
 
-def test_a_truncated_file_is_refused_before_it_is_mapped(path, database):
-    database.write(lambda txn: fill(txn, 100, 16_000))
-    size = database.file_bytes
-    database.close()
-    whole = (path / "data.mdb").read_bytes()
-    rng = random.Random(1)
-    for cut in [
-        1,
-        100,
-        4095,
-        4096,
-        8191,
-        8192,
-        size - 4096,
-        size - 1,
-        *(rng.randrange(1, size) for _ in range(30)),
-    ]:
-        os.truncate(path / "data.mdb", cut)
-        with pytest.raises(CorruptMemory, match=r"truncated|beginning is damaged"):
-            Database.open(path)
-        with pytest.raises(CorruptMemory, match=r"truncated|beginning is damaged"):
-            Database.create(path, nothing)
-        (path / "data.mdb").write_bytes(whole)
-    with Database.open(path) as database:
-        assert count_blocks(database) == 100
-
-
 def test_a_file_that_is_no_database_is_refused(path, database):
     database.close()
     (path / "data.mdb").write_bytes(b"once upon a time " * 5000)

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -294,15 +293,10 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
     assert outcomes[NAMED_ERROR] > FLIPS // 10, outcomes
 
 
-@pytest.mark.parametrize(
-    "job, check",
-    [("selected_job", check_content), ("passages_job", passage_documents.check_content)],
-    ids=["chunks", "passages"],
-)
 def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
-    children: ForkServer, tmp_path: Path, job: str, check: Callable[..., None]
+    children: ForkServer, tmp_path: Path
 ) -> None:
-    chance = random.Random(SEED)
+    chance, job = random.Random(SEED), "passages_job"
     seconds = float("inf")
     for name in ("first", "undisturbed"):
         create(tmp_path / name).close()
@@ -317,7 +311,7 @@ def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed
         assert is_whole(memory)
         with MemoryStore.open(memory) as store:
             for document in store.documents():
-                check(store, document, text=1)
+                passage_documents.check_content(store, document, text=1)
                 reached[document.tokens] += 1
         assert children.run(job, memory) == RIGHT
         assert selected(memory) == expected, f"kill {kill} of seed {SEED}"

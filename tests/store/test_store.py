@@ -20,6 +20,7 @@ from memstore.block import BlockKey
 from memstore.disk.format.codec import CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.environment import Environment
+from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     BudgetExceeded,
@@ -676,6 +677,26 @@ def test_committed_document_survives_later_failures(
         assert failed
     with MemoryStore.open(path) as store:
         check_content(store, store.document("book"), text=2)
+
+
+def test_an_error_of_the_encoder_ends_the_writing_after_what_came_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = BlockTable.encode
+
+    def fail(*arguments):
+        if arguments[1].block == 3 * CHUNK_BLOCKS:
+            raise MemoryError("no room for records")
+        return encode(*arguments)
+
+    with MemoryStore.create(path, SIGNATURE) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockTable, "encode", fail)
+            with pytest.raises(MemoryError, match="no room for records"):
+                ingest(store, "book", 9 * CHUNK, commit_bytes=1)
+        document = store.document("book")
+        assert document.state == "ingesting" and document.blocks == 3 * CHUNK_BLOCKS
+        check_content(store, ingest(store, "book", 9 * CHUNK), text=1)
 
 
 # Scratch

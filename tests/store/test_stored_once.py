@@ -18,14 +18,12 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
-from memstore.tiers.lookup_trace import read_trace
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer, read_passages_job, shared_job
 from support.passage_documents import (
     LAYERS,
     SETTINGS,
     add,
-    ask,
     check_content,
     ingest,
     ingest_known,
@@ -300,20 +298,6 @@ def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
     shutil.rmtree(memory)
 
 
-@pytest.mark.timeout(900)
-def test_changes_killed_at_random_instants_lose_nothing_and_count_right(
-    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
-) -> None:
-    rng, (origin, export) = Random(11), begun
-    undisturbed = shutil.copytree(origin, tmp_path / "undisturbed")
-    assert children.run("shared_job", undisturbed, export) == RIGHT
-    seconds = children.processor_seconds
-    for kill in range(KILLS):
-        memory = shutil.copytree(origin, tmp_path / str(kill))
-        children.kill(rng.uniform(0, seconds), "shared_job", memory, export)
-        check_after_kill(children, memory, export)
-
-
 @pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
 @pytest.mark.timeout(7200 if CALLS > 100 else 300)
 def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_right(
@@ -360,17 +344,6 @@ def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
         return writer.finish(tail_of(1, count))
 
 
-def test_the_units_of_a_computed_passage_are_admitted_once(tmp_path) -> None:
-    with create(tmp_path / "m", codec="raw") as store:
-        document = ingest_text(store, "book", 3)
-        tiers = store.retrieval.tiers
-        held = tiers.host.bytes
-        k = torch.zeros(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
-        for _ in range(2):
-            store.retrieval.computed.take(document.id, 0, k, k, 0.0)
-        assert tiers.host.bytes - held == 2 * len(LAYERS) * tiers.host.unit_bytes
-
-
 def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> None:
     with create(tmp_path / "m", codec="raw") as store:
         document = ingest_text(store, "book", 3)
@@ -380,14 +353,3 @@ def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> 
         k = torch.ones(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
         store.retrieval.computed.take(document.id, 0, k, k, 0.0)
         assert store.tiers.host.bytes == held
-
-
-def test_a_trace_has_computed_passages_as_missed(tmp_path) -> None:
-    with create(tmp_path / "m", codec="raw") as store:
-        document = ingest_text(store, "book", 3)
-    with MemoryStore.open(
-        tmp_path / "m", read_only=True, host_budget=1 << 20, trace=tmp_path / "trace"
-    ) as store:
-        assert [ask(store, document, 1, 0) for _ in range(2)] == [True, False]
-    lookups = [(len(one.units), len(one.missed)) for one in read_trace(tmp_path / "trace")]
-    assert lookups == [(2, 2)] * len(LAYERS) + [(2, 0)] * len(LAYERS)
