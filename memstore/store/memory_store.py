@@ -23,6 +23,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.passage_table import PassageCounts
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import (
     DocumentNotFound,
@@ -225,19 +226,38 @@ class MemoryStore(Closing):
         self._writable().catalog.set_quota(quota)
 
     def stats(self) -> dict[str, Any]:
-        """What the memory holds and what was looked up since it was opened, as plain values: see
-        memstore.store.statistics.
-        """
-        from memstore.store.statistics import statistics
+        """What the memory holds and what was looked up since it was opened, as plain values.
 
+        "bytes": of the records. "passages": how many different ones there are, of how many keys and
+        values are stored, their bytes, and how many sessions computed, among them damaged ones and
+        those that a published memory could not be asked for ("away"). "landmarks": bytes of
+        landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
+        """
         documents = self.documents()
         catalog = None if self._committed is None else self._committed.catalog
+        held = PassageCounts() if catalog is None else catalog.counts()
         looked_up = {} if self._retrieval is None else self._retrieval.describe()
+        computed = {name: looked_up.get(name, 0) for name in ("computed", "damaged", "away")}
         model = self.signature.model
-        layers = self.signature.memory_layers if self.selector is None else ()
         return {
             "model": None if model is None else model.title,
-            **statistics(catalog, documents, looked_up, layers, self._options),
+            "documents": len(documents),
+            "tokens": sum(document.tokens for document in documents),
+            "blocks": sum(document.blocks for document in documents),
+            "bytes": sum(document.bytes for document in documents if not document.of_passages)
+            + held.bytes,
+            "passages": {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
+            | computed,
+            "file_bytes": 0 if catalog is None else catalog.database.file_bytes,
+            "quota": self.quota,
+            "codec": self.codec,
+            "manifest": self.manifest,
+            "landmarks": looked_up.get("landmarks", 0),
+            "tiers": looked_up.get("tiers", {}),
+            "prefetch": looked_up.get(
+                "prefetch", {"predictor": self._options.get("prefetch", "off")}
+            ),
+            "index": looked_up.get("index", {"searches": 0, "rows": 0}),
         }
 
     # Lookups

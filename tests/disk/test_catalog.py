@@ -115,7 +115,6 @@ def test_a_memory_remembers_its_model_codec_and_quota(path):
     Catalog.create(path, SIGNATURE, codec="raw", quota=5_000_000).close()
     catalog = Catalog.open(path, read_only=True)
     assert (catalog.signature, catalog.codec, catalog.quota) == (SIGNATURE, "raw", 5_000_000)
-    assert catalog.created > 1.6e9
     catalog.close()
     with pytest.raises(MemoryExists):
         Catalog.create(path, SIGNATURE)
@@ -189,7 +188,7 @@ def test_a_signature_survives_and_says_what_differs():
 # Documents
 
 
-def test_documents_are_found_by_name_and_id(catalog):
+def test_documents_are_found_by_id(catalog):
     one = make_document(catalog, "one")
     two = replace(
         make_document(catalog, "two"),
@@ -203,9 +202,9 @@ def test_documents_are_found_by_name_and_id(catalog):
     catalog.database.write(lambda txn: catalog.put_document(txn, two))
     with catalog.database.read() as txn:
         assert catalog.documents(txn) == [one, two]
-        assert catalog.document(txn, "two") == catalog.document(txn, two.id) == two
-        for wrong in ("three", 3, 0, -1):
-            with pytest.raises(DocumentNotFound, match=f"{wrong!r}.*'one', 'two'"):
+        assert catalog.document(txn, two.id) == two
+        for wrong in (3, 0, -1):
+            with pytest.raises(DocumentNotFound, match=f"document {wrong}"):
                 catalog.document(txn, wrong)
 
 

@@ -139,11 +139,6 @@ class Database(Closing):
             )
         return known
 
-    @property
-    def in_transaction(self) -> bool:
-        """Whether the calling thread is inside a transaction of this directory."""
-        return self._environment.in_transaction()
-
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A read transaction: a snapshot. Keep it for one batch: while it is open, the file's pages

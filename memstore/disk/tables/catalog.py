@@ -135,7 +135,6 @@ class Catalog:
         self.texts = TextTable(self.signature.block_size)
         # of each document: its row as it was read last, and the writes that it tells of
         self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
-        self.created = known.created
         database.limit = known.quota
 
     @classmethod
@@ -266,25 +265,14 @@ class Catalog:
         """Whose rows changed last."""
         return read_changes(txn)
 
-    def document(self, txn: Transaction, which: str | int) -> Document:
-        """One document by id, or by name if it is ready or being read for the first time. Raises
-        DocumentNotFound, which lists the names there are.
-        """
-        if isinstance(which, int):
-            value = txn.get_checked("documents", number_key(which)) if which > 0 else None
-            if value is not None:
-                return self._document(which, value)
-        documents = [row for row in self.documents(txn) if row.state in ("ready", "ingesting")]
-        for document in documents:
-            if document.name == which:
-                return document
-        names = ", ".join(repr(d.name) for d in documents[:20]) + (
-            ", ..." if len(documents) > 20 else ""
-        )
-        what = f"no document {which!r} in {self.database.path}"
-        raise DocumentNotFound(
-            f"{what}; there are {names}" if documents else f"{what}; it holds no documents"
-        )
+    def document(self, txn: Transaction, number: int) -> Document:
+        """One document by id. Raises DocumentNotFound."""
+        row = self.row(txn, number) if number > 0 else None
+        if row is None:
+            raise DocumentNotFound(
+                f"document {number} is not in {self.database.path}: it was forgotten"
+            )
+        return row
 
     def row(self, txn: Transaction, document: int) -> Document | None:
         """A document's row by id, or None."""

@@ -45,14 +45,11 @@ class StoredPassage(NamedTuple):
 
 
 class PassageCounts(NamedTuple):
-    """How many passages there are, of how many records are stored, and the bytes of these: all, and
-    those of passages that are referred to more than once.
-    """
+    """How many passages there are, of how many records are stored, and the bytes of these."""
 
     passages: int = 0
     stored: int = 0
     bytes: int = 0
-    shared: int = 0
 
 
 class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -103,11 +100,10 @@ class PassageTable:
 
     def counts(self, txn: Transaction) -> PassageCounts:
         """All passages, counted. Raises CorruptMemory."""
-        passages = stored = size = shared = 0
+        passages = stored = size = 0
         for row in self.all(txn):
             passages, stored, size = passages + 1, stored + (row.bytes > 0), size + row.bytes
-            shared += row.bytes if row.references > 1 else 0
-        return PassageCounts(passages, stored, size, shared)
+        return PassageCounts(passages, stored, size)
 
     def correct(self, txn: Transaction, row: StoredPassage, references: int) -> None:
         """Set the references to a passage, and have it found by its digest."""

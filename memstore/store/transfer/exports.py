@@ -43,7 +43,6 @@ from memstore.store.transfer.document_parts import Head, IndexRun, Part, PartOrd
 FORMAT = 8
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
-_SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
 _LARGEST_FRAME = 1 << 30
 
 
@@ -83,10 +82,9 @@ def _begins_like_one(file: Path) -> bool:
     """Was it written as an export, whole or not, of whatever format?"""
     try:
         with open(file, "rb") as source:
-            begins = source.read(len(_FIRST) + 64)
+            return source.read(len(_FIRST)) == _FIRST
     except OSError:
         return False
-    return begins.startswith(_FIRST) and _SAID in begins
 
 
 def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Path) -> int:

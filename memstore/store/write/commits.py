@@ -37,14 +37,9 @@ class Encoder:
         self._other_layers = document.other_layers(catalog.signature)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
 
-    def ahead(self, chunk: Chunk, wanted: Callable[[], bool]) -> None:
-        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done.
-
-        wanted: asked when its turn comes; if not, nothing is done.
-        """
-        chunk.encoding = self._thread.submit(
-            lambda: self.memory_layers(chunk) if wanted() else None
-        )
+    def ahead(self, chunk: Chunk) -> None:
+        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done."""
+        chunk.encoding = self._thread.submit(self.memory_layers, chunk)
 
     def memory_layers(self, chunk: Chunk) -> None:
         """Have the chunk hold records in the place of its memory layers' blocks, or passages."""

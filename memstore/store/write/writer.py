@@ -206,7 +206,7 @@ class DocumentWriter:
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
-            self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+            self._commits.encoder.ahead(chunk)
         else:
             size = 0
         self._stage(chunk, size)
@@ -259,7 +259,7 @@ class DocumentWriter:
         done = self.document.blocks
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         size = sum(k.nbytes + v.nbytes for k, v in kv)
-        self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+        self._commits.encoder.ahead(chunk)
         self._stage(chunk, size)
         self._characters = chunk.end
         self._staged.submit_if_enough()
