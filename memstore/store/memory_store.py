@@ -6,7 +6,7 @@ and torch is not imported before.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.share.publish.publish import PublishOptions
     from memstore.share.publish.publish import Report as Published
     from memstore.store.retrieve.retrieval import Retrieval
+    from memstore.store.transfer.document_parts import Head, Part
     from memstore.store.verify.verify_memory import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
@@ -544,17 +545,26 @@ class MemoryStore(Closing):
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
-        from memstore.store.transfer.exports import import_document, read_head
+        from memstore.store.transfer.exports import read_head, read_parts
 
         file = expanded(file)
-        original = read_head(file).document
+        head = read_head(file)
+        return self._import(head, read_parts(file, head), file, name)
+
+    def _import(
+        self, head: "Head", parts: "Iterable[Part]", source: Path | str, name: str | None
+    ) -> Document:
+        from memstore.store.transfer.exports import check_importable, import_document
+
+        original = head.document
         name = original.name if name is None else name
         admission.check_name(name)
         committed = self._writable()
         with written_here(committed, name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
             if found is None:
-                found = import_document(committed.catalog, file, name)
+                check_importable(committed.catalog, head, source)
+                found = import_document(committed.catalog, original, parts, name)
         self._refresh()
         return found
 
@@ -608,11 +618,16 @@ class MemoryStore(Closing):
         Raises DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound, and what
         import_document raises; the memory is as it was.
         """
-        from memstore.store.transfer.published_document import pulled
+        from memstore.share.format.published import Published
+        from memstore.share.objects.open_object_store import open_object_store
+        from memstore.store.transfer.document_parts import Head
+        from memstore.store.transfer.published_document import entry_of, usable
 
-        path = self._writable().catalog.database.path
-        with pulled(url, name, path) as file:
-            return self.import_document(file, as_name)
+        self._writable()
+        published = Published.open(open_object_store(url))
+        entry = entry_of(published, name)
+        head = Head(published.manifest.signature, entry.row, published.manifest.selector)
+        return self._import(head, usable(published, entry), url, as_name)
 
     # Maintenance
 

@@ -195,7 +195,6 @@ def test_documents_are_found_by_id(catalog):
         metadata={"author": "x"},
         settings=IngestSettings(8, 4, granularity="tokens", score_range=0.5),
         appended_to=20,
-        layers=(1, 2),
         writes=(Write(0, WRITE), Write(5, bytes(16))),
         state="ingesting",
     )

@@ -301,7 +301,7 @@ def _read_all(
     """
     number, runs, blocks = document.id, catalog.runs, catalog.blocks
     head = Head(catalog.signature, document, catalog.index_spec)
-    order = PartOrder(head, blocks, unfinished=True)
+    order = PartOrder(head, unfinished=True)
     for first, value in catalog.texts.parts(txn, number):
         _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
         order.add(Tokens(first, bytes(value)))
