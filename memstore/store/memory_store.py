@@ -121,10 +121,9 @@ class MemoryStore(Closing):
     ) -> Self:
         """Open a memory; with a signature, only if it is of that model.
 
-        path: its directory, or the URL of a published memory (s3://, gs://, az://, file:///,
-        memory://), which is only read, and whose blocks are read when they are asked for: see
-        ShareOptions, and docs/sharing.md. wait_for_writer: writing waits while another process
-        writes, instead of raising MemoryLocked. options: see OpenOptions.
+        path: its directory, or the URL of a published memory, which is only read (ShareOptions).
+        wait_for_writer: writing waits while another process writes, instead of raising
+        MemoryLocked. options: see OpenOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,
         CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
@@ -275,9 +274,8 @@ class MemoryStore(Closing):
         return self._opened_retrieval.tiers
 
     def tier_stats(self) -> dict[str, dict[str, int | float]]:
-        """Lookups by tier since the memory was opened, top first: the fields of TierStats by name.
-
-        Caches also have "held" and "budget", in bytes.
+        """Lookups by tier since the memory was opened, top first: the fields of TierStats; caches
+        also have "held" and "budget", in bytes.
         """
         return self.tiers.stats()
 
@@ -293,14 +291,12 @@ class MemoryStore(Closing):
     def build_index(
         self, top_k: int = 4, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Build the index's engines again over every document, and save them; return what was
-        built.
+        """Build the index's engines again over every document, for the queries that
+        `Retrieval.sampled_queries` kept, and save them; of a memory with a selector, the lists of a
+        two-stage search. Return what was built.
 
-        Queries that were kept by `Retrieval.sampled_queries`, or saved before, tell what to
-        optimise for; a head without any looks at everything it has, which is right and slow. top_k:
-        blocks wanted of a search. progress: called with (layers done, layers). Of a memory with a
-        selector: lists of its token landmarks, by which large scopes are searched in two stages;
-        progress is then called with (tokens done, tokens).
+        top_k: blocks wanted of a search. progress: called with (layers done, layers), or (tokens
+        done, tokens).
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
         CorruptMemory, ReadOnlyMemory, StorageFull.
@@ -312,9 +308,7 @@ class MemoryStore(Closing):
 
     def update_index(self) -> bool:
         """Bring the index's files up to the documents that came since they were built; is it time
-        to build them again?
-
-        Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
+        to build them again? Raises StorageFull, ReadOnlyMemory.
         """
         return self.retrieval.update_engines()
 
@@ -368,20 +362,15 @@ class MemoryStore(Closing):
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
         """Content tokens `first` to `end` of a document (by name or id), and where their characters
-        begin; of a document of passages all that are stored of each, one after the other, without
-        the places of characters: for these see `passages`.
-
-        Raises DocumentNotFound, CorruptMemory.
+        begin; of a document of passages without the latter. Raises DocumentNotFound, CorruptMemory.
         """
         return self._read(document, partial(read_tokens, first=first, end=end))
 
     def passages(
         self, document: str | int, first: int = 0, end: int | None = None
     ) -> list[Passage]:
-        """Passages `first` to `end` of a document (by name or id), a block each.
-
-        Raises DocumentNotFound, CorruptMemory, InvalidInput for a document that is not made of
-        passages.
+        """Passages `first` to `end` of a document (by name or id), a block each. Raises
+        DocumentNotFound, CorruptMemory, InvalidInput for a document without passages.
         """
         return self._read(document, partial(read_passages, first=first, end=end))
 
@@ -426,21 +415,17 @@ class MemoryStore(Closing):
         metadata: dict[str, Any] | None = None,
         commit_bytes: int | None = None,
     ) -> "DocumentWriter | None":
-        """Begin a document, or continue one that was interrupted; None if the same content is there
-        already.
+        """Begin a document, or continue an interrupted one with the same settings; None if the same
+        content is there already.
 
-        source_hash: of the content; the same name with another hash is another content. An
-        interrupted ingest continues only with the same settings. mode: "new"; "append" (continue a
-        ready document from its last full chunk: see DocumentWriter.base_tokens; one of passages
-        from its last: see DocumentWriter.replaced_passages); "replace" (the old content answers
-        until the new one is whole). metadata: what its row says of it, plain values (None: of a
-        document that is appended to, what it said); what is continued keeps its own. commit_bytes:
-        of a transaction, about; default writer.COMMIT_BYTES.
+        source_hash: of the content. mode: "new"; "append" (continue a ready document from its last
+        full chunk, or passage); "replace" (the old content answers until the new one is whole).
+        metadata: plain values of its row (None: of an append, what it said); what is continued
+        keeps its own. commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
 
-        Several documents may be written at once by one process; until the last of their writers is
-        closed, other processes cannot write. Raises DocumentExists, DocumentNotFound (append),
-        InvalidInput, ReadOnlyMemory, MemoryLocked (also for a document that is being written),
-        StorageFull.
+        Several documents may be written at once by one process, and no other process can write
+        until the last is closed. Raises DocumentExists, DocumentNotFound (append), InvalidInput,
+        ReadOnlyMemory, MemoryLocked (also for a document that is being written), StorageFull.
         """
         admission.check_request(name, settings, mode)
         admission.check_metadata(metadata or {})
@@ -579,8 +564,8 @@ class MemoryStore(Closing):
         grace: float | None = None,
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
-        """Publish the named documents, or every ready one, at a URL (s3://, gs://, az://, file:///,
-        memory://): see docs/sharing.md. What is there already is not sent again.
+        """Publish the named documents, or every ready one, at a URL: see docs/sharing.md. What is
+        there already is not sent again.
 
         keep: "text" for no keys and values of passages, which readers compute as they need them.
         replace: also in place of published documents of these names that hold other content. check:
@@ -612,11 +597,8 @@ class MemoryStore(Closing):
         return stage(self._on_disk().catalog, self.ready(), objects, key, options)
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
-        """Read a published document into this memory, under another name if one is given; the same
-        content under the same name is left unchanged.
-
-        Raises DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound, and what
-        import_document raises; the memory is as it was.
+        """Read a published document into this memory, as `import_document` does a file. Raises also
+        DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
         """
         from memstore.share.format.published import Published
         from memstore.share.objects.open_object_store import open_object_store
@@ -652,10 +634,7 @@ class MemoryStore(Closing):
 
     def verify(self, *, repair: bool = False) -> "Report":
         """Check everything that is stored, in a child process; with `repair`, drop damaged
-        documents whole.
-
-        For a memory that cannot be opened, use memstore.store.verify.verify_memory. Raises what
-        that raises.
+        documents whole. See verify_memory, which also takes a memory that cannot be opened.
         """
         from memstore.store.verify.verify_memory import verify_memory
 

@@ -1,17 +1,7 @@
 """The tables beside the blocks: the memory's signature, its documents and their states, tokens, and
 landmark keys.
 
-Every method takes the transaction it works in, so that what belongs together is committed together:
-
-    def commit(txn: Transaction) -> None:  # may be run again: see Database.write
-        for layer, (k, v) in enumerate(chunk):
-            for at, record in enumerate(catalog.blocks.encode(key, k, v, lengths, write)):
-                size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
-        catalog.texts.put_tokens(txn, document.id, first_token, char_start, ids)
-        catalog.runs.put(txn, document.id, layer, KeyRun(first_block, keys))
-        catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
-
-    catalog.database.write(commit)
+Every method takes the transaction it works in, so that what belongs together is committed together.
 """
 
 import time
