@@ -565,24 +565,6 @@ def test_compacting_gives_room_back_and_keeps_everything(path, database):
     assert not list(path.glob("*.partial"))
 
 
-def test_compacting_needs_the_memory_alone(path, database):
-    code = """
-        database = Database.open(sys.argv[1], read_only=True)
-        say("open"); hear()
-        with database.read() as txn: say(txn.get_checked("meta", b"a").decode())
-        hear()
-    """
-    with other_process(code, path) as process:
-        assert hear(process) == "open"
-        with pytest.raises(MemoryLocked, match="another process"):
-            database.rewrite()
-        database.write(put(b"a", b"second"))
-        say(process)
-        assert hear(process) == "second"
-    database.rewrite()
-    assert get(database, b"a") == b"second"
-
-
 def test_a_memory_is_not_opened_while_it_is_compacted(path, database):
     database.close()
     code = """
@@ -596,19 +578,3 @@ def test_a_memory_is_not_opened_while_it_is_compacted(path, database):
         with pytest.raises(MemoryLocked, match="compacted"):
             Database.open(path)
     Database.open(path).close()
-
-
-def test_compacting_without_room_changes_nothing(path, database):
-    code = """
-        import resource
-        database = Database.open(sys.argv[1])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        try: database.rewrite()
-        except StorageFull as error: say("full")
-        with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
-        say(len(list(database.path.glob("*.partial"))))
-    """
-    database.write(lambda txn: fill(txn, 100, 16_000))
-    database.close()
-    with other_process(code, path) as process:
-        assert [hear(process) for _ in range(3)] == ["full", "100", "0"]

@@ -2,7 +2,6 @@
 them, and what they do not know is not left out.
 """
 
-import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, DocumentNotFound, ReadOnlyMemory, StorageFull
+from memstore.errors import CorruptMemory, DocumentNotFound
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
@@ -152,21 +151,6 @@ def test_documents_that_came_or_changed_are_scored_exactly(memory: MemoryStore) 
     assert len(shortlist(memory, 0, everything(memory)).scope) <= PROPOSED
 
 
-def test_another_process_sees_what_changed(memory: MemoryStore) -> None:
-    assert memory.path is not None
-    whole = everything(memory)
-    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-        assert other.retrieval.shortlist(*asked(1), whole) is not None
-        memory.forget("2")
-        memory.build_index()
-        rest = everything(other)
-        assert len(rest) == DOCUMENTS - 1
-        short = shortlist(other, 0, rest)
-        assert exact(other, 0, rest).argmax() in numbers(short.scope, rest)
-        with pytest.raises(ReadOnlyMemory):
-            other.build_index()
-
-
 def test_what_is_erased_is_in_no_list(memory: MemoryStore) -> None:
     assert memory.path is not None
     memory.forget("2", erase=True)
@@ -271,27 +255,6 @@ def test_a_document_that_changes_while_lists_are_made_is_scored_whole(memory: Me
     torch.testing.assert_close(
         weights @ short.token_maxima(rows, short.scope), scores[numbers(short.scope, whole)]
     )
-
-
-def test_a_full_disk_is_told_and_the_lists_that_were_stay(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(made: object) -> Iterator[np.ndarray]:
-        yield np.zeros(1000, np.uint8)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("memstore.index.passage_files.encode_parts", full)
-        with pytest.raises(StorageFull, match="no room"):
-            memory.build_index()
-    whole = everything(memory)
-    assert memory.path is not None
-    assert {file.name for file in (memory.path / "index").iterdir()} == {
-        "passages.idx",
-        "passages.lists",
-    }
-    with MemoryStore.open(memory.path, read_only=True, host_budget=1 << 22) as other:
-        assert other.retrieval.shortlist(*asked(0), whole) is not None
 
 
 def test_compacting_leaves_no_landmarks_of_what_was_forgotten(memory: MemoryStore) -> None:
