@@ -289,7 +289,8 @@ def test_a_second_writer_waits_when_asked_to(path, database):
             say(process)
 
         threading.Timer(0.1, release).start()
-        database.write(put(b"b", b"2"), wait=True)
+        with database.writer(wait=True):
+            database.write(put(b"b", b"2"))
         assert released.is_set()
     assert get(database, b"b") == b"2"
 

@@ -120,8 +120,6 @@ def test_a_missing_record_of_a_document_is_damage(memory, way):
     slab = new_slab(1)
     with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1"):
         disk.read([BlockKey(1, 1, 4, 0)], slab, [0])
-    with catalog.database.read() as txn, pytest.raises(CorruptBlock):
-        catalog.blocks.get(txn, RecordKey(1, 99, 0), WRITE)
 
 
 def test_a_record_moved_to_another_key_is_refused(memory, way):
