@@ -95,13 +95,10 @@ def from_disk(setting: Setting, shape: Shape) -> Iterator[Row]:
         budget = 4 * BATCH * shape.unit
         store = stack.enter_context(
             MemoryStore.in_memory(
-                shape.signature,
-                memory.tier,
-                host_budget=budget,
-                device=setting.device,
-                device_budget=budget,
+                shape.signature, host_budget=budget, device=setting.device, device_budget=budget
             )
         )
+        store.tiers.host.source = memory.tier  # a memory of records alone, which no store opens
         every = [
             BlockKey(memory.document.id, 0, block, head)
             for block in range(memory.records)

@@ -79,17 +79,10 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     )
     passages = figures["passages"]
     if passages["different"]:
-        shared = passages["shared_bytes"]
-        more = f"; {console.size(shared)} of them occur in several places" if shared else ""
         console.say(
             f"{passages['different']:,} different passages, keys and values of "
-            f"{passages['stored']:,}, {console.size(passages['bytes'])}{more}"
+            f"{passages['stored']:,}, {console.size(passages['bytes'])}"
         )
-    index = figures["index"]
-    most = max(index["landmarks"].values(), default=0)
-    built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
-    if most:
-        console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
     if figures["manifest"] is not None:
         console.say(f"published as manifest {figures['manifest']}")
 

@@ -74,16 +74,12 @@ def check_one_name(path: Path, file: int) -> None:
 
 
 _BEGUN = re.compile(r"memstore-[0-9a-f]{16}\.partial")  # what `replacement` begins
-# and what index files were begun as by versions before
-_BEGUN_IN_MEMORY = re.compile(rf"{_BEGUN.pattern}|(layer-\d+|queries)\.\d+\.partial")
 
 
-def sweep(directory: Path, begun: re.Pattern[str] = _BEGUN_IN_MEMORY) -> None:
-    """Remove the files of a memory's directory that processes began which were killed; begun: how
-    these are called.
-    """
+def sweep(directory: Path) -> None:
+    """Remove the files of a directory that processes began which were killed."""
     with suppress(OSError):
-        for name in filter(begun.fullmatch, os.listdir(directory)):
+        for name in filter(_BEGUN.fullmatch, os.listdir(directory)):
             with suppress(OSError, InvalidInput):
                 file = open_regular(directory / name, os.O_RDONLY)
                 try:
@@ -166,7 +162,7 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
     first. It has the mode of the file whose place it takes; where there is none, that of `like`, or
     `mode`.
     """
-    sweep(path.parent, _BEGUN)
+    sweep(path.parent)
     names: list[Path] = []
     try:
         with _new_file(path.parent, names) as out:

@@ -18,7 +18,7 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.format.keys import document_key, passage_key, record_key, run_key, tokens_key
+from memstore.disk.format.keys import number_key, record_key, run_key, tokens_key
 from memstore.disk.lmdb.lmdb_errors import named_lmdb_errors
 from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import Tree, read_states
@@ -30,12 +30,12 @@ from memstore.errors import CorruptMemory, MemoryLocked
 
 _NEXT = b"next_document"
 _KEY_SIZES = {
-    "documents": {len(document_key(0))},
-    "tokens": {len(tokens_key(0, 0))},
-    "landmarks": {len(run_key(0, 0, 0, of_selector=False))},
-    "passages": {len(passage_key(0))},
-    "digests": {DIGEST_BYTES},
-    "blocks": {len(record_key(RecordKey(0, 0, 0)))},
+    "documents": len(number_key(0)),
+    "tokens": len(tokens_key(0, 0)),
+    "landmarks": len(run_key(0, 0, 0, of_selector=False)),
+    "passages": len(number_key(0)),
+    "digests": DIGEST_BYTES,
+    "blocks": len(record_key(RecordKey(0, 0, 0))),
 }
 
 
@@ -151,7 +151,7 @@ def _rescued(tree: Tree, root: int) -> Iterator[Entry]:
                 if key in (changes.KEY, COMMIT_KEY):
                     continue
                 counted |= key == _NEXT
-            elif len(key) in _KEY_SIZES[table]:
+            elif len(key) == _KEY_SIZES[table]:
                 if table != "digests":
                     last = max(last, int.from_bytes(key[:8], "big"))
             else:

@@ -92,22 +92,6 @@ class Rows:
         self.end += n
         self.live += n
 
-    def append_new(self, documents: Sequence[tuple[int, int]]) -> None:
-        """Give the next rows to the blocks of documents (document, how many) that have none here,
-        one document's behind the other's. Raises InvalidInput, with nothing appended.
-        """
-        some = [(document, n) for document, n in documents if n]
-        numbers = {document for document, _ in some}
-        if any(n in self for n in numbers) or len(numbers) < len(some):
-            raise InvalidInput("a document that has blocks is added as a new one; remove it first")
-        start = self.end
-        for document, n in some:
-            self._starts[document], self._sizes[document] = start, n
-            start += n
-        self._by_row = None
-        self.live += start - self.end
-        self.end = start
-
     def insert(self, document: int, run: Run) -> None:
         """A document has these rows, below `end`. Raises ValueError where its runs are not in
         order.
@@ -313,17 +297,8 @@ class Layer:
 
     def add(self, document: int, first_block: int, keys: Tensor) -> None:
         """Append keys [n, Hkv, D]."""
-        self.rows.append(document, first_block, len(keys))  # raises before anything is written
-        self._write(keys)
-
-    def add_new(self, documents: Sequence[tuple[int, int]], keys: Tensor) -> None:
-        """Append keys [n, Hkv, D] of documents (document, blocks) that have none yet."""
-        self.rows.append_new(documents)
-        self._write(keys)
-
-    def _write(self, keys: Tensor) -> None:
-        """Write the keys of the newest rows."""
         n = len(keys)
+        self.rows.append(document, first_block, n)  # raises before anything is written
         start = self.rows.end - n
         if self.rows.end > self.keys.shape[1]:
             holes = 2 * self.rows.live < self.rows.end

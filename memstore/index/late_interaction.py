@@ -1,6 +1,6 @@
 """Late interaction: how near the nearest token of every block comes to each row of a question.
 
-A token landmark is a vector a token and head. Whatever a selector makes of it, it asks for the
+A token landmark is a vector a token. Whatever a selector makes of it, it asks for the
 maxima of products over the tokens of blocks, exactly, by one product after the other over pieces
 that stay in a processor's cache.
 """
@@ -16,8 +16,7 @@ from torch import Tensor
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Layer, Ranges, Scope
 
-LANDMARK_DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
-INT8_STEPS = 127.0  # a landmark in int8 is a unit vector times this
+INT8_STEPS = 127.0  # a landmark is a unit vector times this, in int8
 
 _PIECE = 1 << 18  # numbers of a piece, a megabyte in float32
 
@@ -40,12 +39,12 @@ class TokenIndex:
     as it was added with. Safe for several threads.
     """
 
-    def __init__(self, heads: int, width: int, dtype: torch.dtype) -> None:
-        """An empty index of landmarks [.., heads, width] in `dtype`, one of LANDMARK_DTYPES."""
-        self.shape, self.dtype = (heads, width), dtype
+    def __init__(self, width: int) -> None:
+        """An empty index of landmarks of so many numbers."""
+        self.width = width
         self._lock = threading.RLock()
         # the tokens of a document, as if they were its blocks
-        self._held = Layer(torch.empty(heads, 0, width, dtype=dtype))
+        self._held = Layer(torch.empty(1, 0, width, dtype=torch.int8))
         self._blocks: dict[int, _Blocks] = {}
 
     def add(
@@ -55,14 +54,13 @@ class TokenIndex:
         landmarks: Tensor,
         lengths: Sequence[int] | np.ndarray,
     ) -> None:
-        """Append landmarks [tokens, heads, width] of blocks first_block .. of so many tokens each;
+        """Append landmarks int8 [tokens, width] of blocks first_block .. of so many tokens each;
         they must follow the blocks that the document has. Raises InvalidInput.
         """
-        heads, width = self.shape
-        if tuple(landmarks.shape[1:]) != self.shape or landmarks.dtype != self.dtype:
+        if tuple(landmarks.shape[1:]) != (self.width,) or landmarks.dtype != torch.int8:
             raise InvalidInput(
                 f"token landmarks {list(landmarks.shape)} {landmarks.dtype} do not fit the index: "
-                f"expected [tokens, {heads}, {width}] {self.dtype}"
+                f"expected [tokens, {self.width}] torch.int8"
             )
         sizes = np.asarray(lengths, dtype=np.int64)
         if int(sizes.sum()) != len(landmarks) or (sizes < 1).any():
@@ -81,25 +79,9 @@ class TokenIndex:
                 return
             if held is None:
                 held = _Blocks(first_block, 0, np.zeros(0, np.int64))
-            self._held.add(document, held.end_token, landmarks)
+            self._held.add(document, held.end_token, landmarks[:, None])
             self._held.scopes.clear()
             self._blocks[document] = held.extended(sizes)
-
-    def add_new(
-        self, documents: Sequence[tuple[int, int]], landmarks: Tensor, lengths: np.ndarray
-    ) -> None:
-        """Append landmarks [tokens, heads, width] of all blocks of documents (document, blocks: at
-        least one) that have none, one document's behind the other's: `add` for many. lengths:
-        int64, tokens of each block. Raises InvalidInput.
-        """
-        ends = np.cumsum([blocks for _, blocks in documents])
-        of_each = np.split(lengths, ends[:-1])
-        tokens = np.add.reduceat(lengths, [0, *ends[:-1]]).tolist()
-        with self._lock:
-            numbers = [document for document, _ in documents]
-            self._held.add_new([*zip(numbers, tokens)], landmarks)
-            self._held.scopes.clear()
-            self._blocks.update((n, _Blocks(0, 0, of)) for n, of in zip(numbers, of_each))
 
     def reserve(self, tokens: int) -> None:
         """Make room for that many more tokens, so that adding them in pieces moves nothing."""
@@ -140,36 +122,33 @@ class TokenIndex:
         """Memory held for landmarks."""
         return self._held.keys.nbytes
 
-    def maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """The greatest product of each row with the landmarks of each block, [R, blocks of the
-        scope] float32; a landmark in int8 counts as the unit vector that it stands for.
+        scope] float32; a landmark counts as the unit vector that it stands for.
 
         q: [R, width] float32. Raises DocumentNotFound if the scope names blocks that are not held,
         InvalidInput for queries of another shape.
         """
-        heads, width = self.shape
-        if q.dim() != 2 or q.shape[1] != width or not 0 <= head < heads:
+        if q.dim() != 2 or q.shape[1] != self.width:
             raise InvalidInput(
-                f"queries of shape {list(q.shape)} for head {head} do not fit the index: expected "
-                f"[rows, {width}] and a head below {heads}"
+                f"queries of shape {list(q.shape)} do not fit the index: expected [rows, "
+                f"{self.width}]"
             )
-        q = q.float() / INT8_STEPS if self.dtype == torch.int8 else q.float()
+        q = q.float() / INT8_STEPS
         keys, resolved = self._resolve(scope)
         out = np.empty((len(q), len(resolved.lengths)), np.float32)
         if not out.size:
             return torch.from_numpy(out)
         starts, ends = resolved.starts, resolved.ends
-        most = max(_PIECE // width, int(resolved.lengths.max()))
-        rows = torch.empty(most, width)
+        most = max(_PIECE // self.width, int(resolved.lengths.max()))
+        rows = torch.empty(most, self.width)
         block = before = 0  # tokens of the ranges before
         for start, end in resolved.ranges:
             last = int(np.searchsorted(ends, before + end - start, "right"))
             while block < last:
                 stop = min(last, int(np.searchsorted(ends, starts[block] + most, "right")))
                 low, high = starts[block] - before, ends[stop - 1] - before
-                some = keys[head, start + low : start + high]
-                if some.dtype != torch.float32:
-                    some = rows[: len(some)].copy_(some)
+                some = rows[: high - low].copy_(keys[0, start + low : start + high])
                 first = starts[block:stop] - starts[block]
                 products = (q @ some.T).numpy()
                 np.maximum.reduceat(products, first, axis=1, out=out[:, block:stop])

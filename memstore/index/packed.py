@@ -1,7 +1,7 @@
 """Exact search: all landmark keys of a layer in one tensor, one product for all KV heads."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,20 +61,11 @@ class PackedIndex:
         """Append keys [n, Hkv, D] of blocks first_block ..; they must follow the blocks the
         document already has.
         """
-        self._add(layer, lambda packed: packed.add(document, first_block, keys))
-
-    def add_new(self, layer: int, documents: Sequence[tuple[int, int]], keys: Tensor) -> None:
-        """Append keys [n, Hkv, D] of all blocks of documents (document, blocks) that have none in
-        the layer, one document's behind the other's: `add` for many. Raises InvalidInput.
-        """
-        self._add(layer, lambda packed: packed.add_new(documents, keys))
-
-    def _add(self, layer: int, add: Callable[[Layer], None]) -> None:
         with self._lock:
             packed = self._layers.get(layer)
             if packed is None:
                 packed = self._layers[layer] = self._empty()
-            add(packed)
+            packed.add(document, first_block, keys)
             packed.scopes.clear()
 
     def reserve(self, layer: int, keys: int) -> None:

@@ -7,7 +7,7 @@ word is depends on the scope.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -180,19 +180,9 @@ class WordIndex:
         has. Raises InvalidInput.
         """
         n = len(words.sizes)
-        self._add(words, lambda: self._rows.append(document, first_block, n))
-
-    def add_new(self, documents: Sequence[tuple[int, int]], words: BlockWords) -> None:
-        """Append the words of all blocks of documents (document, blocks) that have none, one
-        document's behind the other's: `add` for many. Raises InvalidInput.
-        """
-        self._add(words, lambda: self._rows.append_new(documents))
-
-    def _add(self, words: BlockWords, append: Callable[[], None]) -> None:
-        n = len(words.sizes)
         with self._lock:
             start = self._rows.end
-            append()
+            self._rows.append(document, first_block, n)
             if self._rows.end > len(self._lengths):
                 grown = np.zeros(self._rows.end * 3 // 2 + 64, dtype=np.float32)
                 grown[:start] = self._lengths[:start]

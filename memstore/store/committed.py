@@ -4,7 +4,6 @@ and what is held of them for lookups.
 
 import threading
 from collections.abc import Collection, Mapping
-from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -29,32 +28,22 @@ class Rows:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._all: dict[int, Document] = {}
-        self._hidden: dict[int, Document] = {}  # those of them that are not listed
-        self._listed: list[Document] | None = None  # until rows change
-        self._named: dict[str, tuple[int, ...]] = {}  # of a name the numbers
+        self._named: dict[str, set[int]] = {}  # of a name the numbers
 
     def listed(self) -> list[Document]:
         """Those that are ready or being read for the first time, oldest first."""
         with self._lock:
-            if self._listed is None:
-                rows = (row for number, row in self._all.items() if number not in self._hidden)
-                self._listed = sorted(rows, key=_BY_ID)
-            return list(self._listed)
+            return sorted((row for row in self._all.values() if row.is_listed), key=_BY_ID)
 
     def hidden(self) -> list[Document]:
         """The others."""
         with self._lock:
-            return list(self._hidden.values())
+            return [row for row in self._all.values() if not row.is_listed]
 
     def named(self, name: str) -> list[Document]:
         """All of a name, of whatever state, oldest first."""
         with self._lock:
             return [self._all[number] for number in sorted(self._named.get(name, ()))]
-
-    def latest(self, most: int) -> list[Document]:
-        """Those that changed last, at most so many, whatever their state."""
-        with self._lock:
-            return list(islice(reversed(self._all.values()), most))
 
     def by_number(self) -> dict[int, Document]:
         """All of them; a copy."""
@@ -64,19 +53,15 @@ class Rows:
     def change(self, changed: Mapping[int, Document | None]) -> None:
         """Take rows as they are now; None for one that is gone."""
         with self._lock:
-            self._listed = None
             for number, row in changed.items():
                 old = self._all.pop(number, None)
-                self._hidden.pop(number, None)
                 if old is not None:
-                    of_name = tuple(n for n in self._named.pop(old.name) if n != number)
-                    if of_name:
-                        self._named[old.name] = of_name
+                    self._named[old.name].discard(number)
+                    if not self._named[old.name]:
+                        del self._named[old.name]
                 if row is not None:
                     self._all[number] = row
-                    self._named[row.name] = (*self._named.get(row.name, ()), number)
-                    if not row.is_listed:
-                        self._hidden[number] = row
+                    self._named.setdefault(row.name, set()).add(number)
 
 
 class Committed:

@@ -6,7 +6,7 @@ and torch is not imported before.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.passage_table import PassageCounts
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import (
     DocumentNotFound,
@@ -45,10 +46,11 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.share.publish.publish import PublishOptions
     from memstore.share.publish.publish import Report as Published
     from memstore.store.retrieve.retrieval import Retrieval
+    from memstore.store.transfer.document_parts import Head, Part
     from memstore.store.verify.verify_memory import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
-    from memstore.tiers.lease import Lease, UnitSource
+    from memstore.tiers.lease import Lease
 
 
 class MemoryStore(Closing):
@@ -65,7 +67,6 @@ class MemoryStore(Closing):
         *,
         read_only: bool = False,
         wait_for_writer: bool = False,
-        source: "UnitSource | None" = None,
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> None:
@@ -73,7 +74,7 @@ class MemoryStore(Closing):
         self.signature = signature
         self._committed = None if catalog is None else Committed(catalog)
         self._read_only, self._wait_for_writer = read_only, wait_for_writer
-        self._source, self._options = source, options
+        self._options = options
         self._selector = None if catalog is None else catalog.selector
         if selector is not None:
             self._selector = RunTable(signature.geometry, selector)
@@ -120,10 +121,9 @@ class MemoryStore(Closing):
     ) -> Self:
         """Open a memory; with a signature, only if it is of that model.
 
-        path: its directory, or the URL of a published memory (s3://, gs://, az://, file:///,
-        memory://), which is only read, and whose blocks are read when they are asked for: see
-        ShareOptions, and docs/sharing.md. wait_for_writer: writing waits while another process
-        writes, instead of raising MemoryLocked. options: see OpenOptions.
+        path: its directory, or the URL of a published memory, which is only read (ShareOptions).
+        wait_for_writer: writing waits while another process writes, instead of raising
+        MemoryLocked. options: see OpenOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,
         CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
@@ -151,19 +151,15 @@ class MemoryStore(Closing):
     def in_memory(
         cls,
         signature: Signature,
-        source: "UnitSource | None" = None,
         *,
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises
         BudgetExceeded.
-
-        source: read from below the host tier, as the disk would be: documents of it have positive
-        numbers, and are found once `retrieval.add_landmarks` has got their landmark keys.
         """
         check_open_options(options, signature)
-        return cls(None, signature, read_only=True, source=source, selector=selector, **options)
+        return cls(None, signature, read_only=True, selector=selector, **options)
 
     def close(self) -> None:
         """Close; writers still open commit their whole chunks first. Idempotent."""
@@ -230,19 +226,38 @@ class MemoryStore(Closing):
         self._writable().catalog.set_quota(quota)
 
     def stats(self) -> dict[str, Any]:
-        """What the memory holds and what was looked up since it was opened, as plain values: see
-        memstore.store.statistics.
-        """
-        from memstore.store.statistics import statistics
+        """What the memory holds and what was looked up since it was opened, as plain values.
 
+        "bytes": of the records. "passages": how many different ones there are, of how many keys and
+        values are stored, their bytes, and how many sessions computed, among them damaged ones and
+        those that a published memory could not be asked for ("away"). "landmarks": bytes of
+        landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
+        """
         documents = self.documents()
         catalog = None if self._committed is None else self._committed.catalog
+        held = PassageCounts() if catalog is None else catalog.counts()
         looked_up = {} if self._retrieval is None else self._retrieval.describe()
+        computed = {name: looked_up.get(name, 0) for name in ("computed", "damaged", "away")}
         model = self.signature.model
-        layers = self.signature.memory_layers if self.selector is None else ()
         return {
             "model": None if model is None else model.title,
-            **statistics(catalog, documents, looked_up, layers, self._options),
+            "documents": len(documents),
+            "tokens": sum(document.tokens for document in documents),
+            "blocks": sum(document.blocks for document in documents),
+            "bytes": sum(document.bytes for document in documents if not document.of_passages)
+            + held.bytes,
+            "passages": {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
+            | computed,
+            "file_bytes": 0 if catalog is None else catalog.database.file_bytes,
+            "quota": self.quota,
+            "codec": self.codec,
+            "manifest": self.manifest,
+            "landmarks": looked_up.get("landmarks", 0),
+            "tiers": looked_up.get("tiers", {}),
+            "prefetch": looked_up.get(
+                "prefetch", {"predictor": self._options.get("prefetch", "off")}
+            ),
+            "index": looked_up.get("index", {"searches": 0, "rows": 0}),
         }
 
     # Lookups
@@ -259,9 +274,8 @@ class MemoryStore(Closing):
         return self._opened_retrieval.tiers
 
     def tier_stats(self) -> dict[str, dict[str, int | float]]:
-        """Lookups by tier since the memory was opened, top first: the fields of TierStats by name.
-
-        Caches also have "held" and "budget", in bytes.
+        """Lookups by tier since the memory was opened, top first: the fields of TierStats; caches
+        also have "held" and "budget", in bytes.
         """
         return self.tiers.stats()
 
@@ -277,14 +291,12 @@ class MemoryStore(Closing):
     def build_index(
         self, top_k: int = 4, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Build the index's engines again over every document, and save them; return what was
-        built.
+        """Build the index's engines again over every document, for the queries that
+        `Retrieval.sampled_queries` kept, and save them; of a memory with a selector, the lists of a
+        two-stage search. Return what was built.
 
-        Queries that were kept by `Retrieval.sampled_queries`, or saved before, tell what to
-        optimise for; a head without any looks at everything it has, which is right and slow. top_k:
-        blocks wanted of a search. progress: called with (layers done, layers). Of a memory with a
-        selector: lists of its token landmarks, by which large scopes are searched in two stages;
-        progress is then called with (tokens done, tokens).
+        top_k: blocks wanted of a search. progress: called with (layers done, layers), or (tokens
+        done, tokens).
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
         CorruptMemory, ReadOnlyMemory, StorageFull.
@@ -296,9 +308,7 @@ class MemoryStore(Closing):
 
     def update_index(self) -> bool:
         """Bring the index's files up to the documents that came since they were built; is it time
-        to build them again?
-
-        Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
+        to build them again? Raises StorageFull, ReadOnlyMemory.
         """
         return self.retrieval.update_engines()
 
@@ -352,20 +362,15 @@ class MemoryStore(Closing):
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
         """Content tokens `first` to `end` of a document (by name or id), and where their characters
-        begin; of a document of passages all that are stored of each, one after the other, without
-        the places of characters: for these see `passages`.
-
-        Raises DocumentNotFound, CorruptMemory.
+        begin; of a document of passages without the latter. Raises DocumentNotFound, CorruptMemory.
         """
         return self._read(document, partial(read_tokens, first=first, end=end))
 
     def passages(
         self, document: str | int, first: int = 0, end: int | None = None
     ) -> list[Passage]:
-        """Passages `first` to `end` of a document (by name or id), a block each.
-
-        Raises DocumentNotFound, CorruptMemory, InvalidInput for a document that is not made of
-        passages.
+        """Passages `first` to `end` of a document (by name or id), a block each. Raises
+        DocumentNotFound, CorruptMemory, InvalidInput for a document without passages.
         """
         return self._read(document, partial(read_passages, first=first, end=end))
 
@@ -401,21 +406,17 @@ class MemoryStore(Closing):
         metadata: dict[str, Any] | None = None,
         commit_bytes: int | None = None,
     ) -> "DocumentWriter | None":
-        """Begin a document, or continue one that was interrupted; None if the same content is there
-        already.
+        """Begin a document, or continue an interrupted one with the same settings; None if the same
+        content is there already.
 
-        source_hash: of the content; the same name with another hash is another content. An
-        interrupted ingest continues only with the same settings. mode: "new"; "append" (continue a
-        ready document from its last full chunk: see DocumentWriter.base_tokens; one of passages
-        from its last: see DocumentWriter.replaced_passages); "replace" (the old content answers
-        until the new one is whole). metadata: what its row says of it, plain values (None: of a
-        document that is appended to, what it said); what is continued keeps its own. commit_bytes:
-        of a transaction, about; default writer.COMMIT_BYTES.
+        source_hash: of the content. mode: "new"; "append" (continue a ready document from its last
+        full chunk, or passage); "replace" (the old content answers until the new one is whole).
+        metadata: plain values of its row (None: of an append, what it said); what is continued
+        keeps its own. commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
 
-        Several documents may be written at once by one process; until the last of their writers is
-        closed, other processes cannot write. Raises DocumentExists, DocumentNotFound (append),
-        InvalidInput, ReadOnlyMemory, MemoryLocked (also for a document that is being written),
-        StorageFull.
+        Several documents may be written at once by one process, and no other process can write
+        until the last is closed. Raises DocumentExists, DocumentNotFound (append), InvalidInput,
+        ReadOnlyMemory, MemoryLocked (also for a document that is being written), StorageFull.
         """
         admission.check_request(name, settings, mode)
         admission.check_metadata(metadata or {})
@@ -520,17 +521,26 @@ class MemoryStore(Closing):
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
-        from memstore.store.transfer.exports import import_document, read_head
+        from memstore.store.transfer.exports import read_head, read_parts
 
         file = expanded(file)
-        original = read_head(file).document
+        head = read_head(file)
+        return self._import(head, read_parts(file, head), file, name)
+
+    def _import(
+        self, head: "Head", parts: "Iterable[Part]", source: Path | str, name: str | None
+    ) -> Document:
+        from memstore.store.transfer.exports import check_importable, import_document
+
+        original = head.document
         name = original.name if name is None else name
         admission.check_name(name)
         committed = self._writable()
         with written_here(committed, name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
             if found is None:
-                found = import_document(committed.catalog, file, name)
+                check_importable(committed.catalog, head, source)
+                found = import_document(committed.catalog, original, parts, name)
         self._refresh()
         return found
 
@@ -545,8 +555,8 @@ class MemoryStore(Closing):
         grace: float | None = None,
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
-        """Publish the named documents, or every ready one, at a URL (s3://, gs://, az://, file:///,
-        memory://): see docs/sharing.md. What is there already is not sent again.
+        """Publish the named documents, or every ready one, at a URL: see docs/sharing.md. What is
+        there already is not sent again.
 
         keep: "text" for no keys and values of passages, which readers compute as they need them.
         replace: also in place of published documents of these names that hold other content. check:
@@ -578,17 +588,19 @@ class MemoryStore(Closing):
         return stage(self._on_disk().catalog, self.ready(), objects, key, options)
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
-        """Read a published document into this memory, under another name if one is given; the same
-        content under the same name is left unchanged.
-
-        Raises DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound, and what
-        import_document raises; the memory is as it was.
+        """Read a published document into this memory, as `import_document` does a file. Raises also
+        DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
         """
-        from memstore.store.transfer.published_document import pulled
+        from memstore.share.format.published import Published
+        from memstore.share.objects.open_object_store import open_object_store
+        from memstore.store.transfer.document_parts import Head
+        from memstore.store.transfer.published_document import entry_of, usable
 
-        path = self._writable().catalog.database.path
-        with pulled(url, name, path) as file:
-            return self.import_document(file, as_name)
+        self._writable()
+        published = Published.open(open_object_store(url))
+        entry = entry_of(published, name)
+        head = Head(published.manifest.signature, entry.row, published.manifest.selector)
+        return self._import(head, usable(published, entry), url, as_name)
 
     # Maintenance
 
@@ -606,7 +618,6 @@ class MemoryStore(Closing):
             if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
             remove_leftovers(committed)
-            database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
             database.rewrite()
             sizes = before, database.file_bytes
         committed.refresh()
@@ -614,10 +625,7 @@ class MemoryStore(Closing):
 
     def verify(self, *, repair: bool = False) -> "Report":
         """Check everything that is stored, in a child process; with `repair`, drop damaged
-        documents whole.
-
-        For a memory that cannot be opened, use memstore.store.verify.verify_memory. Raises what
-        that raises.
+        documents whole. See verify_memory, which also takes a memory that cannot be opened.
         """
         from memstore.store.verify.verify_memory import verify_memory
 
@@ -666,7 +674,6 @@ class MemoryStore(Closing):
                 opened = Retrieval(
                     self.signature,
                     None if committed is None else committed.catalog,
-                    self._source,
                     self._selector,
                     self._options,
                 )

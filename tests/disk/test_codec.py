@@ -16,7 +16,7 @@ from xxhash import xxh3_64_digest, xxh3_64_hexdigest
 from memstore.block import KV_DTYPES, RecordKey
 from memstore.disk.format.codec import CODECS, GROUP, get_codec
 from memstore.disk.format.record import decode_head
-from memstore.errors import CorruptBlock, InvalidConfig
+from memstore.errors import CorruptBlock
 from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 from support.paths import DATA
 from support.records import KEY, WRITE, decode, encode, same_bits, table_of
@@ -102,10 +102,7 @@ def test_a_block_reads_back(codec, dtype, heads, rows, dim, spread, key, write, 
         decode_head(memoryview(record), key, header, head, bits, dtype)
         assert same_bits(out_k, got_k[head]) and same_bits(out_v, got_v[head])
     frame = 32 if codec == "zstd" else 0  # around what does not compress
-    most = get_codec(codec).head_bytes(length, dim, KV_DTYPES[dtype])
-    assert most <= 2 * length * dim * KV_DTYPES[dtype]
-    if spread is not None and spread < 8:  # larger numbers may have to be stored as they are
-        assert max(header.sizes) <= most + frame
+    assert max(header.sizes) <= 2 * length * dim * KV_DTYPES[dtype] + frame
 
 
 @every_codec
@@ -264,11 +261,6 @@ def test_a_frame_that_declares_more_than_a_head_is_refused_before_it_is_allocate
         tracemalloc.stop()
 
 
-def test_an_unknown_codec_is_named():
-    with pytest.raises(InvalidConfig, match=r"'int4'.*raw, zstd, int8$"):
-        get_codec("int4")
-
-
 def a_record(codec: str, dtype: str, length: int = SHAPE[1]) -> bytes:
     k, v = random_bits(SHAPE, dtype, 1), random_bits(SHAPE, dtype, 2)
     return encode(k, v, length, codec, dtype)
@@ -301,14 +293,6 @@ def test_a_head_is_read_although_another_is_damaged(codec):
     assert same_bits(out[0], k[0]) and same_bits(out[1], v[0])
     with pytest.raises(CorruptBlock, match="head 1"):
         decode_head(memoryview(damaged), KEY, header, 1, (bits[0], bits[1]), "float16")
-
-
-@every_codec
-def test_a_truncated_or_longer_record_is_refused(codec):
-    record = a_record(codec, "float16")
-    for wrong in [record[:size] for size in range(len(record))] + [record + b"\0"]:
-        with pytest.raises(CorruptBlock):
-            decode(wrong, SHAPE, "float16")
 
 
 @every_codec

@@ -6,7 +6,6 @@ import errno
 import itertools
 import multiprocessing
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +33,7 @@ from support.disk_records import (
     new_slab,
     share,
     uncached,
-    write,
 )
-from support.other_process import hear, other_process, say
 
 UNITS = [
     BlockKey(1, layer, block, head)
@@ -142,71 +139,6 @@ def test_bad_checksum_is_refused_and_other_heads_are_read(memory, monkeypatch, w
         check_right(disk, [BlockKey(1, 1, 4, HEADS - 1)])
     check_right(disk, [BlockKey(1, 1, 4, 0)])
     check_right(disk, [unit for unit in UNITS if unit != BlockKey(1, 1, 4, HEADS - 1)])
-
-
-def test_stuck_reader_only_makes_the_file_grow(memory):
-    catalog, disk = memory
-    database = catalog.database
-    want_k, want_v = keys_and_values(1, 0, 0)
-
-    def rewrite(times: int) -> int:
-        for _ in range(times):
-            for block in range(20):
-                database.write(
-                    lambda txn, block=block: write(
-                        catalog, txn, RecordKey(2, 100 + block, 0), want_k, want_v
-                    )
-                )
-        return database.file_bytes
-
-    rewrite(2)
-    settled = rewrite(2)
-    code = """
-        with Database.open(sys.argv[1]).read() as txn:
-            say("reading"); hear()
-            say(sum(len(value) for _, value in txn.scan("blocks")))
-    """
-    with database.read() as txn:
-        before = sum(len(value) for _, value in txn.scan("blocks"))
-    with other_process(code, database.path) as process:
-        assert hear(process) == "reading"
-        grown = rewrite(5)
-        assert grown > settled + 50 * 4096
-        check_right(disk)
-        say(process)
-        assert hear(process) == str(before)  # its snapshot
-        process.wait()
-    database.write(lambda txn: None)
-    freed = rewrite(1)  # what the reader kept can be used again
-    assert rewrite(3) == freed
-
-
-def test_map_growth_of_another_process_is_adopted_while_reading(tmp_path, cold):
-    code = """
-        database = Database.open(sys.argv[1])
-        say("open"); hear()
-        for first in range(100, 500, 20):
-            def work(txn):
-                record = txn.get("blocks", record_key(RecordKey(1, 0, 0)))
-                for n in range(first, first + 20):
-                    txn.put("blocks", record_key(RecordKey(1, n, 0)), record)
-            database.write(work)
-        say(database._environment._inner.info()["map_size"])
-    """
-    catalog, disk = make(tmp_path / "memory", "raw", documents=1, quota=1 << 19)
-    catalog.set_quota(None)  # the map is as small as it was
-    database = catalog.database
-    units = [unit for unit in UNITS if unit.document == 1]
-    size = database._environment._inner.info()["map_size"]
-    with other_process(code, database.path) as process:
-        assert hear(process) == "open"
-        say(process)
-        while not select.select([process.stdout], [], [], 0)[0]:
-            check_right(disk, units)
-        grown = int(hear(process))
-    check_right(disk, units)
-    assert database._environment._inner.info()["map_size"] == grown > size
-    catalog.close()
 
 
 def in_child(disk: DiskTier, results: multiprocessing.Queue) -> None:

@@ -3,7 +3,6 @@ is named.
 """
 
 import random
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -121,8 +120,6 @@ def test_a_missing_record_of_a_document_is_damage(memory, way):
     slab = new_slab(1)
     with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1"):
         disk.read([BlockKey(1, 1, 4, 0)], slab, [0])
-    with catalog.database.read() as txn, pytest.raises(CorruptBlock):
-        catalog.blocks.get(txn, RecordKey(1, 99, 0), WRITE)
 
 
 def test_a_record_moved_to_another_key_is_refused(memory, way):
@@ -214,44 +211,6 @@ def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way
     disk.read(units[:1], slab, [0])
     made_by(Write(0, bytes(16)), Write(3, WRITE))
     disk.read(units, slab, [0, 1])
-
-
-def test_threads_read_while_a_document_is_written(memory, way):
-    catalog, disk = memory
-    errors: list[BaseException] = []
-
-    def reader(seed: int) -> None:
-        rng = random.Random(seed)
-        try:
-            for _ in range(60):
-                units = [
-                    BlockKey(1, rng.randrange(2), rng.randrange(BLOCKS - 1), rng.randrange(HEADS))
-                    for _ in range(8)
-                ]
-                slab = new_slab(8)
-                k, v = slab.unbind(1)
-                disk.read(units, slab, range(8))
-                for slot, unit in enumerate(units):
-                    want_k, want_v = keys_and_values(1, unit.layer, unit.block)
-                    assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(
-                        v[slot], want_v[unit.head]
-                    )
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for block in range(20):
-        k, v = keys_and_values(2, 0, block)
-        catalog.database.write(
-            lambda txn, block=block, k=k, v=v: write(
-                catalog, txn, RecordKey(2, 200 + block, 0), k, v
-            )
-        )
-    for thread in threads:
-        thread.join()
-    assert not errors
 
 
 def test_a_place_behind_the_end_of_the_file_is_not_believed(memory, monkeypatch):

@@ -126,9 +126,7 @@ def test_search_is_exact_after_any_changes_of_documents(kind: str, data: st.Data
     index = make_index(kind, KV_HEADS, DIM)
     held: dict[int, tuple[int, torch.Tensor]] = {}  # first block and keys of each document
     for step in range(data.draw(st.integers(1, 14))):
-        change = data.draw(
-            st.sampled_from(["add", "add", "together", "remove", "truncate", "trim"])
-        )
+        change = data.draw(st.sampled_from(["add", "add", "remove", "truncate", "trim"]))
         document = data.draw(st.integers(1, 5))
         first, old = held.get(document, (0, keys(0)))
         end = first + len(old)
@@ -137,12 +135,6 @@ def test_search_is_exact_after_any_changes_of_documents(kind: str, data: st.Data
             new = new.bfloat16().float() if data.draw(st.booleans()) else new
             index.add(document, 0, end, new)
             held[document] = first, torch.cat([old, new])
-        elif change == "together":
-            absent = [number for number in (8, 6, 7) if number not in held]
-            if absent:
-                new = [keys(number, 10 * step + number) for number in absent]
-                index.add_new(0, [(number, number) for number in absent], torch.cat(new))
-            held |= {number: (0, keys(number, 10 * step + number)) for number in absent}
         elif change == "remove":
             index.remove(document)
             held.pop(document, None)

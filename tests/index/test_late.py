@@ -1,5 +1,5 @@
 """Late interaction: the maxima over each block's tokens are those of the plain product, whatever
-the dtype, the scope, and the documents that came and went.
+the scope, and the documents that came and went.
 """
 
 import threading
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from memstore.disk.format.text_parts import equal_lengths
 from memstore.errors import DocumentNotFound
-from memstore.index.late_interaction import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
+from memstore.index.late_interaction import INT8_STEPS, TokenIndex
 
-HEADS, WIDTH, BLOCK = 2, 16, 16
+WIDTH, BLOCK = 16, 16
 
 
-def landmarks(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Unit vectors [tokens, HEADS, WIDTH], as an index of this dtype holds them."""
-    random = torch.randn(tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
+def landmarks(tokens: int, seed: int = 0) -> Tensor:
+    """Unit vectors int8 [tokens, WIDTH], as an index holds them."""
+    random = torch.randn(tokens, WIDTH, generator=torch.Generator().manual_seed(seed))
     unit = torch.nn.functional.normalize(random, dim=-1)
-    return (unit * INT8_STEPS).round().to(dtype) if dtype == torch.int8 else unit.to(dtype)
+    return (unit * INT8_STEPS).round().to(torch.int8)
 
 
 def add(found: TokenIndex, document: int, first: int, held: Tensor) -> None:
@@ -33,27 +33,20 @@ def queries(rows: int = 5) -> Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(99))
 
 
-def direct(q: Tensor, held: Tensor, head: int) -> Tensor:
+def direct(q: Tensor, held: Tensor) -> Tensor:
     """The maxima in float64, block by block."""
-    scale = INT8_STEPS if held.dtype == torch.int8 else 1.0
-    products = q.double() @ (held[:, head].double() / scale).T
+    products = q.double() @ (held.double() / INT8_STEPS).T
     return torch.stack([part.amax(-1) for part in products.split(BLOCK, dim=1)], dim=1)
 
 
-def index(dtype: torch.dtype = torch.float32) -> TokenIndex:
-    return TokenIndex(HEADS, WIDTH, dtype)
-
-
-@pytest.mark.parametrize("dtype", LANDMARK_DTYPES.values())
 @pytest.mark.parametrize("tokens", [1, 5000 * BLOCK + 3])
-def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) -> None:
-    held, q, found = landmarks(tokens, dtype=dtype), queries(), index(dtype)
+def test_maxima_are_those_of_the_plain_product(tokens: int) -> None:
+    held, q, found = landmarks(tokens), queries(), TokenIndex(WIDTH)
     add(found, 3, 0, held)
     blocks = -(-tokens // BLOCK)
-    for head in range(HEADS):
-        maxima = found.maxima(q, head, [(3, 0, blocks)])
-        assert maxima.dtype == torch.float32
-        torch.testing.assert_close(maxima.double(), direct(q, held, head), atol=1e-5, rtol=1e-5)
+    maxima = found.maxima(q, [(3, 0, blocks)])
+    assert maxima.dtype == torch.float32
+    torch.testing.assert_close(maxima.double(), direct(q, held), atol=1e-5, rtol=1e-5)
 
 
 @settings(max_examples=30)
@@ -64,7 +57,7 @@ def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) 
 def test_blocks_of_any_lengths_are_judged_by_their_own_tokens(
     lengths: list[list[int]], data: st.DataObject
 ) -> None:
-    found, q, each = index(), queries(), []
+    found, q, each = TokenIndex(WIDTH), queries(), []
     for number, some in enumerate(lengths):
         held = landmarks(sum(some), number)
         found.add(1, len(each), held, some)
@@ -75,14 +68,16 @@ def test_blocks_of_any_lengths_are_judged_by_their_own_tokens(
     found.trim(1, data.draw(st.integers(0, first)))
     found.truncate(1, data.draw(st.integers(end, len(each))))
     wanted = each[first:end]
-    maxima = found.maxima(q, 1, [(1, first, end)])
+    maxima = found.maxima(q, [(1, first, end)])
     assert maxima.shape == (len(q), len(wanted))
     for best, own in zip(maxima.T, wanted):
-        torch.testing.assert_close(best, (q @ own[:, 1].T).amax(-1), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            best, (q @ (own.float() / INT8_STEPS).T).amax(-1), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
-    found, q = index(), queries()
+    found, q = TokenIndex(WIDTH), queries()
     for document in range(1, 30):
         add(found, document, 0, landmarks(4 * BLOCK, document))
         if document > 2:
@@ -91,24 +86,24 @@ def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
     assert found.span(1) == (0, 2) and found.span(28) == (0, 0) and found.span(29) == (0, 4)
     for gone in ([(28, 0, 1)], [(1, 0, 3)], [(77, 0, 1)]):
         with pytest.raises(DocumentNotFound):
-            found.maxima(q, 0, gone)
+            found.maxima(q, gone)
     again = landmarks(3 * BLOCK, 50)
     add(found, 1, 2, again)
-    expected = torch.cat([direct(q, landmarks(4 * BLOCK, 1), 0)[:, :2], direct(q, again, 0)], dim=1)
+    expected = torch.cat([direct(q, landmarks(4 * BLOCK, 1))[:, :2], direct(q, again)], dim=1)
     torch.testing.assert_close(
-        found.maxima(q, 0, [(1, 0, 5)]).double(), expected, atol=1e-5, rtol=1e-5
+        found.maxima(q, [(1, 0, 5)]).double(), expected, atol=1e-5, rtol=1e-5
     )
-    assert found.bytes < 29 * 4 * BLOCK * HEADS * WIDTH * 4, "what is gone takes room for ever"
+    assert found.bytes < 29 * 4 * BLOCK * WIDTH, "what is gone takes room for ever"
 
 
 def test_threads_search_while_documents_come_and_go() -> None:
-    found, q, held = index(), queries(), landmarks(50 * BLOCK)
+    found, q, held = TokenIndex(WIDTH), queries(), landmarks(50 * BLOCK)
     add(found, 1, 0, held)
-    expected, wrong, done = direct(q, held, 0), [], threading.Event()
+    expected, wrong, done = direct(q, held), [], threading.Event()
 
     def search() -> None:
         while not done.is_set():
-            if not torch.allclose(found.maxima(q, 0, [(1, 0, 50)]).double(), expected, atol=1e-4):
+            if not torch.allclose(found.maxima(q, [(1, 0, 50)]).double(), expected, atol=1e-4):
                 wrong.append("a maximum")
 
     thread = threading.Thread(target=search)

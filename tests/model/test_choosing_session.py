@@ -312,7 +312,7 @@ def test_a_closed_session_holds_nothing(learned, tmp_path):
         with pytest.raises(DocumentNotFound):
             store.retrieval.word_scores({1: 1.0}, [(own.document, 0, 1)])
         with pytest.raises(DocumentNotFound):
-            store.retrieval.token_maxima(torch.ones(1, 16), 0, [(own.document, 0, 1)])
+            store.retrieval.token_maxima(torch.ones(1, 16), [(own.document, 0, 1)])
 
 
 def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):

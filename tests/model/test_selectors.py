@@ -131,7 +131,7 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
 def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
     selector, shown = Learned(2, projection()), captured(9)
     whole = selector.landmarks(shown)
-    assert whole.dtype == torch.int8 and whole.shape == (9, 1, WIDTH)
+    assert whole.dtype == torch.int8 and whole.shape == (9, WIDTH)
     scaled = replace(shown, states={2: shown.states[2] * 7})
     assert (selector.landmarks(scaled) - whole).abs().max() <= 1
     part = Captured(shown.ids[4:], {2: shown.states[2][4:]})
@@ -157,7 +157,7 @@ def test_words_find_the_block_that_shares_a_rare_word() -> None:
 def test_learned_and_words_are_added_standardised_and_both_are_kept() -> None:
     learned = Learned(2, projection())
     both = Selector(learned, 0.3)
-    assert both.spec.words and both.spec.heads == 1 and both.captures.layers == 2
+    assert both.spec.words and both.spec.width and both.captures.layers == 2
     held, _ = haystack(both)
     question = captured(5, seed=99)
     parts = [

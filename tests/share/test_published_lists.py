@@ -85,7 +85,7 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
     if short is None:
         return None
     blocks = [(names[d], at) for d, first, end in short.scope for at in range(first, end)]
-    scores = weights @ short.token_maxima(rows, 0, short.scope)
+    scores = weights @ short.token_maxima(rows, short.scope)
     words = {7: 1.0, 1004: 0.5, 1 << 31 | 2 << 20 | 17: 1.0}
     return blocks, scores + short.word_scores(words, short.scope)
 
@@ -128,10 +128,10 @@ def test_a_question_is_few_requests_deep(url: str) -> None:
         rows, weights = question(1, 37, 0)
         short = there.retrieval.shortlist(rows, weights, whole)
         assert short is not None
-        short.token_maxima(rows, 0, short.scope)
+        short.token_maxima(rows, short.scope)
         # the head, lists, where landmarks lie, landmarks
         assert len([n for n in steps if n]) == 4
-        short.token_maxima(rows, 0, short.scope)
+        short.token_maxima(rows, short.scope)
         assert len([n for n in steps if n]) == 4
 
 
@@ -212,7 +212,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
     rows, _ = question(1, 37, 0)
     with open_(url) as there:
         expected = by_name(there, 0)
-        maxima = there.retrieval.token_maxima(rows, 0, everything(there))
+        maxima = there.retrieval.token_maxima(rows, everything(there))
     with open_(url, deadline=0.5) as there, open_(url, deadline=0.5) as started:
         started.retrieval.shortlist(*question(1, 0, 0), everything(started))  # it holds the lists
         kept = path.read_bytes()
@@ -227,7 +227,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
             torch.testing.assert_close(found[1], expected[1])
         elif how != "flipped" or which == "head":
             assert by_name(there, 0) is None and "memstore index" in caplog.text
-        torch.testing.assert_close(there.retrieval.token_maxima(rows, 0, everything(there)), maxima)
+        torch.testing.assert_close(there.retrieval.token_maxima(rows, everything(there)), maxima)
     (problem,) = verify_memory(url).problems
     assert "memstore index --store file://" in problem.what
     path.write_bytes(kept)
@@ -245,14 +245,14 @@ def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
                 content[len(content) // 4 :] ^= 1
                 path.write_bytes(content.tobytes())
         with pytest.raises(CorruptMemory):
-            short.token_maxima(rows, 0, short.scope)
+            short.token_maxima(rows, short.scope)
         for path in (tmp_path / "published" / "segments").rglob("*"):
             if path.is_file():
                 path.unlink()
         short = there.retrieval.shortlist(*question(2, 5, 1), everything(there))
         assert short is not None
         with pytest.raises(StoreUnavailable):
-            short.token_maxima(rows, 0, short.scope)
+            short.token_maxima(rows, short.scope)
 
 
 def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:

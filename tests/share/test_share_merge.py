@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import document_key
+from memstore.disk.format.keys import number_key
 from memstore.errors import BlocksUnavailable, CorruptMemory
 from memstore.share.format.manifest import newest_number
 from memstore.share.format.published import Published
@@ -175,7 +175,7 @@ def test_an_idle_reader_finds_tokens_and_landmarks_again(
         with catalog.database.read() as txn:
             for table in ("tokens", "landmarks"):
                 number = store.document("a").id
-                found = list(txn.scan(table, document_key(number), document_key(number + 1)))
+                found = list(txn.scan(table, number_key(number), number_key(number + 1)))
                 assert found, table
         for name in TEXTS:
             assert [*store.tokens(name).ids] == [*memory.tokens(name).ids]

@@ -10,10 +10,9 @@ from random import Random
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from memstore.disk.format.keys import record_range
-from memstore.errors import BlocksUnavailable, InvalidInput, StorageFull, StoreUnavailable
+from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.format.pieces import record_pieces
 from memstore.share.format.published import Published
@@ -26,7 +25,6 @@ from support.tiny_decoder import decoder, learned_selector, tokenizer, word_read
 pytest.importorskip("transformers")
 
 from memstore import load_model
-from memstore.cli.main import app
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_encoding as stack
 from memstore.model.passages.adaptation import Adaptation
@@ -209,16 +207,6 @@ def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, sto
     stored = store.stats()["passages"]["stored"]
     reader.ingest(TEXT + " More.", store, name="again")  # which stores it again
     assert store.stats()["passages"]["stored"] > stored
-
-
-def test_verify_says_that_nothing_is_lost(reader, store) -> None:
-    spoil(store, "kept", 0)
-    path = store.path
-    store.close()
-    ran = CliRunner().invoke(app, ["verify", "--store", str(path)])
-    assert ran.exit_code == 1 and "computed anew" in ran.output
-    assert CliRunner().invoke(app, ["verify", "--store", str(path), "--repair"]).exit_code == 0
-    assert CliRunner().invoke(app, ["verify", "--store", str(path)]).exit_code == 0
 
 
 def test_other_models_and_words_are_refused(reader, store, tmp_path) -> None:
@@ -404,14 +392,3 @@ def test_what_one_question_computed_the_next_one_finds(reader, tmp_path, chained
     with MemoryStore.open(path) as opened:
         other = reader.ask(QUESTION, opened, max_new_tokens=4, chained=chained)
         assert other.tokens == first.tokens and opened.stats()["passages"]["computed"] == computed
-
-
-def test_a_small_edit_needs_no_room_for_what_is_stored(reader, tmp_path) -> None:
-    with create(reader, tmp_path / "m") as store:
-        text = " ".join(f"{TEXT} Part {number}." for number in range(3))
-        reader.ingest(text, store, name="list")
-        store.set_quota(int(store.stats()["file_bytes"] + 0.2 * store.stats()["bytes"]))
-        with pytest.raises(StorageFull, match="are left of the quota"):
-            reader.ingest(" ".join(reversed(text.split())), store, name="other")
-        edited = text.replace("The grey ladder of the mill has the number 40", "It is gone", 1)
-        assert reader.ingest(edited, store, name="list", mode="replace").state == "ready"

@@ -144,7 +144,7 @@ def secret_passages(count: int) -> tuple[list[Passage], torch.Tensor, list[list[
         start = (made[-1].end if made else 0) + len(gap)
         made.append(one._replace(ids=ids, gap=gap, start=start))
     tokens = sum(len(one.ids) for one in made)
-    numbers = random.integers(-127, 128, (tokens, FORM.heads, FORM.width))
+    numbers = random.integers(-127, 128, (tokens, FORM.width))
     words = [[(int(word), 1) for word in random.integers(0, 1 << 32, 4)] for _ in made]
     return made, torch.from_numpy(numbers).to(torch.int8), words
 

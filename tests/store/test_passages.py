@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.keys import tokens_key
-from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.store.memory_store import MemoryStore
 from support.passage_documents import (
@@ -29,7 +28,7 @@ from support.passage_documents import (
     tail_of,
     tokens_of,
 )
-from support.selected_documents import FORM, create, words
+from support.selected_documents import create, words
 from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
 
 BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
@@ -143,7 +142,7 @@ def test_a_tail_alone_is_a_document(store) -> None:
 
 def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None:
     document = ingest(store, "a", 20)
-    assert document.layers == LAYERS and is_whole(store.path)
+    assert document.layers_of(SIGNATURE) == [*LAYERS] and is_whole(store.path)
     ids = np.concatenate([each.ids for each in passages(1, 0, 20)])
     assert np.array_equal(store.tokens("a").ids, ids)
     assert np.array_equal(store.tokens("a", 5, 9).ids, ids[5:9])
@@ -224,18 +223,3 @@ def test_an_append_is_published_over_what_it_continues(store, tmp_path) -> None:
     ingest(store, "a", 5, text=2)
     with pytest.raises(Exception, match="--replace"):
         store.publish(url)
-
-
-def test_a_document_that_is_killed_is_a_beginning(tmp_path) -> None:
-    catalog = None
-    with create(tmp_path / "memory") as store:
-        with store.write_document("a", commit_bytes=1, **OF_PASSAGES) as writer:
-            add(writer, 1, 0, 5)
-            writer.store_staged()
-            document = writer.document
-            catalog = Catalog.open(store.path, read_only=True)
-            with catalog.database.read() as txn:
-                assert catalog.row(txn, document.id) == document and document.blocks == 5
-            catalog.close()
-        check_content(store, store.document("a"), 1)
-    assert FORM.words and is_whole(tmp_path / "memory")

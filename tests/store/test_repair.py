@@ -23,7 +23,7 @@ from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support import passage_documents, synthetic_documents
-from support.fork_server import RIGHT, ForkServer
+from support.fork_server import ForkServer
 from support.selected_documents import create as create_selected
 from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
 
@@ -112,25 +112,6 @@ def check_documents(path: Path) -> set[str]:
         store.forget("new")
     assert not list(path.glob("*.partial"))
     return names
-
-
-@pytest.mark.parametrize("begin", [0, 16])  # of the page, or of what it tells of
-def test_damaged_page_costs_only_its_documents(memory: Path, begin: int) -> None:
-    shared = [
-        page
-        for page, owners in tree_pages(memory).items()
-        if {table for table, _ in owners} == {"blocks"} and len(owners) >= 2
-    ]
-    of_passages = is_of_passages(memory)
-    assert len(shared) == 3 or of_passages
-    spoil(memory, shared[1] * PAGE + begin, b"\xff" * 48)
-    report = verify_memory(memory, repair=True)
-    if of_passages:  # whose text is elsewhere
-        assert report.problems and not report.dropped and report.documents == 4
-        assert check_documents(memory) == {*TEXTS}
-        return
-    assert report.dropped == ["two", "three"] and report.documents == 2
-    assert check_documents(memory) == {"one", "four"}
 
 
 @pytest.mark.parametrize("what", ["begin", "keys", "all"])
@@ -285,26 +266,6 @@ except MemoryLocked:
     assert check_documents(memory) == {*TEXTS}
     with MemoryStore.open(memory), pytest.raises(MemoryLocked, match="another process"):
         salvage(memory)
-
-
-def test_killed_repair_leaves_the_old_file(
-    memory: Path, children: ForkServer, tmp_path: Path
-) -> None:
-    code = """
-import os, signal
-from pathlib import Path
-from memstore.disk import salvage
-os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
-salvage.salvage(Path(arguments[0]))
-"""
-    before = (memory / "data.mdb").read_bytes()
-    said = tmp_path / "said"
-    assert children.run("python_job", said, code, memory) == -signal.SIGKILL
-    assert (memory / "data.mdb").read_bytes() == before
-    assert len(list(memory.glob("memstore-*.partial"))) == 1
-    assert check_documents(memory) == {*TEXTS}
-    assert children.run("verify_job", memory) == RIGHT
-    assert {entry.name for entry in memory.iterdir()} <= {"data.mdb", "lock.mdb", "writer.lock"}
 
 
 def test_children_of_a_killed_repair_end_and_release_locks(

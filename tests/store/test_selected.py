@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +30,6 @@ from support.selected_documents import (
     as_words,
     check_content,
     create,
-    given,
     ingest,
     selected,
 )
@@ -101,7 +99,7 @@ def test_interrupted_ingest_resumes_to_equal_bytes(tmp_path: Path) -> None:
             assert is_whole(memory)
             scope = [(store.document("book").id, 0, 1)]
             with pytest.raises(DocumentNotFound):
-                store.retrieval.token_maxima(QUESTION, 0, scope)
+                store.retrieval.token_maxima(QUESTION, scope)
             ingest(store, "book", LONG)
         assert selected(memory) == selected(tmp_path / "undisturbed")
 
@@ -116,7 +114,7 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
             check_content(reader, document, text=int(document.name))
         writer.forget("2")
         with pytest.raises(DocumentNotFound):
-            reader.retrieval.token_maxima(QUESTION, 0, [(ids[2], 0, 4)])
+            reader.retrieval.token_maxima(QUESTION, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
             reader.retrieval.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
         ingest(writer, "3", 20 * CHUNK, text=3, mode="append")
@@ -134,14 +132,6 @@ def begin(store: MemoryStore) -> DocumentWriter:
     return writer
 
 
-def test_landmarks_that_are_no_numbers_are_refused(path: Path) -> None:
-    with create(path, OTHER) as store, begin(store) as writer:
-        right = given(1, 0, CHUNK, OTHER)
-        right["landmarks"][3, 0, 2] = float("nan")
-        with pytest.raises(InvalidInput, match="finite"):
-            writer.add_passages(**right)
-
-
 def test_a_memory_with_a_selector_holds_passages_and_one_without_holds_chunks(
     tmp_path: Path,
 ) -> None:
@@ -150,7 +140,7 @@ def test_a_memory_with_a_selector_holds_passages_and_one_without_holds_chunks(
     with MemoryStore.create(tmp_path / "chunks", SIGNATURE, host_budget=1 << 22) as store:
         assert store.selector is None
         with pytest.raises(InvalidInput, match="no selector"):
-            store.retrieval.token_maxima(QUESTION, 0, [])
+            store.retrieval.token_maxima(QUESTION, [])
         with pytest.raises(InvalidInput, match="selector"):
             begin(store)
 
@@ -259,7 +249,7 @@ def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> 
         check_content(store, secret, text=3)
         store.forget("secret", erase=True)
         with pytest.raises(DocumentNotFound):
-            store.retrieval.token_maxima(QUESTION, 0, [(secret.id, 0, 4)])
+            store.retrieval.token_maxima(QUESTION, [(secret.id, 0, 4)])
         check_content(store, store.document("kept"), text=2)
     assert told not in (path / "data.mdb").read_bytes()
     assert is_whole(path)
@@ -303,15 +293,10 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
     assert outcomes[NAMED_ERROR] > FLIPS // 10, outcomes
 
 
-@pytest.mark.parametrize(
-    "job, check",
-    [("selected_job", check_content), ("passages_job", passage_documents.check_content)],
-    ids=["chunks", "passages"],
-)
 def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
-    children: ForkServer, tmp_path: Path, job: str, check: Callable[..., None]
+    children: ForkServer, tmp_path: Path
 ) -> None:
-    chance = random.Random(SEED)
+    chance, job = random.Random(SEED), "passages_job"
     seconds = float("inf")
     for name in ("first", "undisturbed"):
         create(tmp_path / name).close()
@@ -326,7 +311,7 @@ def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed
         assert is_whole(memory)
         with MemoryStore.open(memory) as store:
             for document in store.documents():
-                check(store, document, text=1)
+                passage_documents.check_content(store, document, text=1)
                 reached[document.tokens] += 1
         assert children.run(job, memory) == RIGHT
         assert selected(memory) == expected, f"kill {kill} of seed {SEED}"

@@ -13,19 +13,17 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import passage_key
+from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
-from memstore.tiers.lookup_trace import read_trace
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer, read_passages_job, shared_job
 from support.passage_documents import (
     LAYERS,
     SETTINGS,
     add,
-    ask,
     check_content,
     ingest,
     ingest_known,
@@ -98,7 +96,7 @@ def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
     assert set(told(store).values()) == {1} and is_whole(store.path)
 
 
-def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
+def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
     ingest(store, "a", COUNT)
     some = passages(1, 0, COUNT)
     with store.write_document("b", source_hash="b", settings=SETTINGS) as writer:
@@ -106,14 +104,9 @@ def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
         store.forget("a")
         kept = {"landmarks": landmarks(1, 0, COUNT), "words": words(1, 0, COUNT)}
         writer.add_passages(some, [], given=[], **kept)
-        writer.finish(tail_of(1, COUNT))
-    check_content(store, store.document("b"), 1)
-    with store.write_document("c", source_hash="c", settings=SETTINGS) as writer:
-        assert None not in writer.known(some)
-        store.forget("b")
-        assert records(store) and set(told(store).values()) == {0}
-    store.forget("c")
-    assert not records(store) and not told(store)
+        document = writer.finish(tail_of(1, COUNT))
+    assert not records(store) and store.retrieval.stored_at([(document.id, 0)]) == [None]
+    assert set(told(store).values()) == {1} and is_whole(store.path)
 
 
 def test_passages_may_be_text_alone(store) -> None:
@@ -169,7 +162,7 @@ def change_row(store: MemoryStore, **what: int) -> None:
     def work(txn) -> None:
         row = next(catalog.passages.all(txn))._replace(**what)
         value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
-        txn.put_checked("passages", passage_key(row.number), value)
+        txn.put_checked("passages", number_key(row.number), value)
 
     catalog.database.write(work)
 
@@ -209,7 +202,7 @@ def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
     catalog = catalog_of(store)
 
     def work(txn) -> None:
-        txn.delete("passages", passage_key(next(catalog.passages.all(txn)).number))
+        txn.delete("passages", number_key(next(catalog.passages.all(txn)).number))
 
     catalog.database.write(work)
     assert not store.verify().clean
@@ -305,20 +298,6 @@ def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
     shutil.rmtree(memory)
 
 
-@pytest.mark.timeout(900)
-def test_changes_killed_at_random_instants_lose_nothing_and_count_right(
-    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
-) -> None:
-    rng, (origin, export) = Random(11), begun
-    undisturbed = shutil.copytree(origin, tmp_path / "undisturbed")
-    assert children.run("shared_job", undisturbed, export) == RIGHT
-    seconds = children.processor_seconds
-    for kill in range(KILLS):
-        memory = shutil.copytree(origin, tmp_path / str(kill))
-        children.kill(rng.uniform(0, seconds), "shared_job", memory, export)
-        check_after_kill(children, memory, export)
-
-
 @pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
 @pytest.mark.timeout(7200 if CALLS > 100 else 300)
 def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_right(
@@ -365,17 +344,6 @@ def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
         return writer.finish(tail_of(1, count))
 
 
-def test_the_units_of_a_computed_passage_are_admitted_once(tmp_path) -> None:
-    with create(tmp_path / "m", codec="raw") as store:
-        document = ingest_text(store, "book", 3)
-        tiers = store.retrieval.tiers
-        held = tiers.host.bytes
-        k = torch.zeros(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
-        for _ in range(2):
-            store.retrieval.computed.take(document.id, 0, k, k, 0.0)
-        assert tiers.host.bytes - held == 2 * len(LAYERS) * tiers.host.unit_bytes
-
-
 def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> None:
     with create(tmp_path / "m", codec="raw") as store:
         document = ingest_text(store, "book", 3)
@@ -385,14 +353,3 @@ def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> 
         k = torch.ones(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
         store.retrieval.computed.take(document.id, 0, k, k, 0.0)
         assert store.tiers.host.bytes == held
-
-
-def test_a_trace_has_computed_passages_as_missed(tmp_path) -> None:
-    with create(tmp_path / "m", codec="raw") as store:
-        document = ingest_text(store, "book", 3)
-    with MemoryStore.open(
-        tmp_path / "m", read_only=True, host_budget=1 << 20, trace=tmp_path / "trace"
-    ) as store:
-        assert [ask(store, document, 1, 0) for _ in range(2)] == [True, False]
-    lookups = [(len(one.units), len(one.missed)) for one in read_trace(tmp_path / "trace")]
-    assert lookups == [(2, 2)] * len(LAYERS) + [(2, 0)] * len(LAYERS)

@@ -19,11 +19,9 @@ WRITE = b"first write, 16b"
 
 
 def share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiers made from now on read every batch with three threads, a record at a time, of which a
-    head at a time.
-    """
+    """Tiers made from now on read every batch with three threads, a record at a time."""
     monkeypatch.setattr("memstore.disk.read.work_sharing.cores", lambda: 3)
-    for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED", "_NEAR"):
+    for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED"):
         monkeypatch.setattr(f"memstore.disk.read.placed_read.{name}", 0)
 
 

@@ -56,15 +56,6 @@ def ingest_job(path: str) -> int:
     return RIGHT
 
 
-def selected_job(path: str) -> int:
-    """One document of a memory with a selector, a few chunks a commit; then more of it."""
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        if not any(document.appended_to for document in store.documents()):
-            selected_documents.ingest(store, "book", TOKENS, commit_bytes=5000)
-        selected_documents.ingest(store, "book", 2 * TOKENS, mode="append", commit_bytes=5000)
-    return RIGHT
-
-
 def passages_job(path: str) -> int:
     """One document of passages, a batch or two a commit; then more of it."""
     with MemoryStore.open(path, host_budget=BUDGET) as store:
@@ -253,7 +244,6 @@ JOBS = {
     job.__name__: job
     for job in (
         ingest_job,
-        selected_job,
         read_selected_job,
         passages_job,
         read_passages_job,

@@ -16,7 +16,7 @@ from memstore.store.memory_store import MemoryStore
 
 TOKENS, WIDTH = 12, 32  # of a passage, of a landmark
 SIGNATURE = Signature("random", "random", {}, "float16", 1, (0,), 1, 8, block_size=16)
-SPEC = IndexSpec("many", "9a" * 16, heads=1, width=WIDTH, dtype="int8", words=True)
+SPEC = IndexSpec("many", "9a" * 16, width=WIDTH, words=True)
 
 
 def create(path: Path, spec: IndexSpec = SPEC) -> MemoryStore:
@@ -63,7 +63,7 @@ def add(
             Passage(np.arange(TOKENS) + 1000 * at + (text << 22), 0, "", 10 * at, 10)
             for at in range(first, passages)
         ]
-        flat = torch.from_numpy(landmarks(text, passages)[first:]).view(-1, 1, WIDTH)
+        flat = torch.from_numpy(landmarks(text, passages)[first:]).view(-1, WIDTH)
         if alike is not None:
             flat = flat[torch.arange(len(flat)) % alike]
         writer.add_passages(some, [], given=[], landmarks=flat, words=words(text, passages)[first:])

@@ -87,11 +87,10 @@ def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor
     rows = []
     for block in range(first, end):
         token = np.arange(len(passage(text, block).ids), dtype=np.int64)[:, None]
-        number = np.arange(form.heads * form.width, dtype=np.int64)[None, :]
+        number = np.arange(form.width, dtype=np.int64)[None, :]
         rows.append((token * 7919 + block * 31 + number * 104_729 + text * 1_299_709) % 251 - 125)
-    values = np.concatenate([np.zeros((0, form.heads * form.width), np.int64), *rows])
-    shaped = torch.from_numpy(values).view(-1, form.heads, form.width)
-    return shaped.to(torch.int8) if form.dtype == "int8" else (shaped / 127).to(torch.float16)
+    values = np.concatenate([np.zeros((0, form.width), np.int64), *rows])
+    return torch.from_numpy(values).to(torch.int8)
 
 
 def add(writer: object, text: int, first: int, end: int, form: IndexSpec = FORM) -> None:
@@ -99,7 +98,7 @@ def add(writer: object, text: int, first: int, end: int, form: IndexSpec = FORM)
     writer.add_passages(  # type: ignore[attr-defined]
         passages(text, first, end),
         kept(text, first, end),
-        landmarks=landmarks(text, first, end, form) if form.heads else None,
+        landmarks=landmarks(text, first, end, form) if form.width else None,
         words=words(text, first, end) if form.words else None,
     )
 
@@ -230,14 +229,11 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
     assert store.tail(document.id) == tail_of(text, count)
     scope = [(document.id, 0, count)]
     q = torch.linspace(-1, 1, 3 * form.width).view(3, form.width)
-    for head in range(form.heads):
-        held = landmarks(text, 0, count, form)[:, head].double()
-        products = q.double() @ held.T / (127 if form.dtype == "int8" else 1)
+    if form.width:
+        products = q.double() @ landmarks(text, 0, count, form).double().T / 127
         parts = products.split([len(each.ids) for each in expected], dim=1)
         maxima = torch.stack([part.amax(-1) for part in parts], dim=1)
-        assert torch.allclose(
-            store.retrieval.token_maxima(q, head, scope).double(), maxima, atol=1e-5
-        )
+        assert torch.allclose(store.retrieval.token_maxima(q, scope).double(), maxima, atol=1e-5)
     if form.words:
         scores = store.retrieval.word_scores({7: 1.0, 1000: 1.0}, scope)
         there = [{word for word, _ in block} for block in words(text, 0, count)]

@@ -19,8 +19,8 @@ from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, blocks
 
-FORM = IndexSpec("test", "ab" * 16, heads=2, width=8, dtype="int8", words=True)
-OTHER = IndexSpec("other", "cd" * 16, heads=1, width=16, dtype="float16", words=True)
+FORM = IndexSpec("test", "ab" * 16, width=8, words=True)
+OTHER = IndexSpec("other", "cd" * 16, width=16, words=True)
 SETTINGS = IngestSettings(passage_tokens=BLOCK)
 QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
 
@@ -33,10 +33,9 @@ def create(path: Path, form: IndexSpec = FORM, **options: object) -> MemoryStore
 def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:
     """Landmarks of tokens first .. end."""
     token = np.arange(first, end, dtype=np.int64)[:, None]
-    number = np.arange(form.heads * form.width, dtype=np.int64)[None, :]
+    number = np.arange(form.width, dtype=np.int64)[None, :]
     values = (token * 7919 + number * 104_729 + text * 1_299_709) % 251 - 125
-    shaped = torch.from_numpy(values).view(-1, form.heads, form.width)
-    return shaped.to(torch.int8) if form.dtype == "int8" else (shaped / 127).to(torch.float16)
+    return torch.from_numpy(values).to(torch.int8)
 
 
 def words(text: int, first: int, end: int) -> list[list[tuple[int, int]]]:
@@ -90,7 +89,7 @@ def given(text: int, first: int, end: int, form: IndexSpec = FORM) -> dict[str, 
     return {
         "passages": passages(text, first, end),
         "kv": [(k[n, :, :, :rows], v[n, :, :, :rows]) for n, rows in enumerate(lengths)],
-        "landmarks": landmarks(text, first, end, form) if form.heads else None,
+        "landmarks": landmarks(text, first, end, form) if form.width else None,
         "words": words(text, at, stop) if form.words else None,
     }
 
@@ -121,13 +120,11 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
         return
     scope = [(document.id, 0, document.blocks)]
     q = torch.linspace(-1, 1, 3 * form.width).view(3, form.width)
-    for head in range(form.heads):
-        held = landmarks(text, 0, document.tokens, form)[:, head].double()
-        products = q.double() @ held.T / (127 if form.dtype == "int8" else 1)
-        expected = torch.stack([part.amax(-1) for part in products.split(BLOCK, dim=1)], dim=1)
-        found = store.retrieval.token_maxima(q, head, scope)
-        # torch.testing would be imported anew in every forked child
-        assert torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5), head
+    products = q.double() @ landmarks(text, 0, document.tokens, form).double().T / 127
+    expected = torch.stack([part.amax(-1) for part in products.split(BLOCK, dim=1)], dim=1)
+    found = store.retrieval.token_maxima(q, scope)
+    # torch.testing would be imported anew in every forked child
+    assert torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5)
     scores = store.retrieval.word_scores({7: 1.0, 1000: 1.0}, scope)
     there = [{word for word, _ in block} for block in words(text, 0, document.blocks)]
     assert (scores > 0).tolist() == [bool(block & {7, 1000}) for block in there]

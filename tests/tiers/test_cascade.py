@@ -13,7 +13,6 @@ from memstore.block import BlockKey
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lease import UnitSource
@@ -123,39 +122,6 @@ def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory
             answer = model.ask("the captain of the river", store, **question)
             tiers.append({read["tier"] for source in answer.sources for read in source.reads})
         assert "disk" in tiers[0] and tiers[1] == {"device"}
-
-
-def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
-    model: LandmarkModel, memory: Path
-) -> None:
-    with MemoryStore.open(memory, model.signature) as disk:
-        document = disk.document("a")
-        read = [(document.id, document.blocks)]
-
-        def states(store: MemoryStore) -> torch.Tensor:
-            with LandmarkSession(model, model.lookup, store, read) as session:
-                return session.feed(model.tokenizer.encode(text(20, seed=4)))
-
-        budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}
-        with MemoryStore.in_memory(
-            model.signature, disk.tiers.disk, device="cpu", **budgets
-        ) as store:
-            for layer in model.signature.memory_layers:
-                keys = disk.retrieval.landmark_keys(
-                    layer, [(document.id, 0, document.blocks)]
-                ).transpose(0, 1)
-                for part in (keys[:5], keys[5:]):
-                    store.retrieval.add_landmarks(document.id, layer, part)
-            assert_same_to_rounding(states(store), states(disk), products=TINY_MODEL)
-            tiers = store.tier_stats()
-            assert list(tiers) == ["device", "host"] and tiers["host"]["misses"] > 0
-            check_tiers(store)
-            with pytest.raises(DocumentNotFound), store.lease([BlockKey(document.id + 1, 1, 0, 0)]):
-                pass
-            with pytest.raises(InvalidInput, match="above 0"):
-                store.retrieval.add_landmarks(-1, 1, keys)
-        with pytest.raises(InvalidInput, match="without a directory"):
-            disk.retrieval.add_landmarks(document.id, 1, keys)
 
 
 def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 PAGE = 0  # the level of pages; headings have 1 (the highest), 2, ...
 LEVELS = 10  # a heading of a deeper level counts as one of the last
 NAME = 120  # characters of a name that are kept
-MOST = 20_000  # places of a document; of more, the deepest headings are left out
-_MOST_TEXT = 1 << 20  # characters of them all
+MOST = 20_000  # places of a document that are kept
+_MOST_TEXT = MOST * (NAME + 19)  # characters of them all
 _KEY = "places"
 _FORM = re.compile(r"(?:[0-9]{1,15} [0-9] [^\x00-\x1f]{0,120}\n)*")
 _BLANKS = re.compile(r"[\s\x00-\x1f]+")
@@ -89,17 +89,13 @@ def plain_name(text: str) -> str:
 
 
 def pack_places(places: Iterable[Place]) -> dict[str, Any]:
-    """The part of a row's metadata that keeps them; nothing where there are none. What is too much
-    is left out: of headings the deepest levels first, and of the highest the last ones.
+    """The part of a row's metadata that keeps them; nothing where there are none. Behind the last
+    of MOST the text stands on no page and under no heading.
     """
     kept = list(places)
-    highest = min((place.level for place in kept if place.level != PAGE), default=1)
-    for level in range(LEVELS - 1, highest, -1):
-        if _fits(kept):
-            break
-        kept = [place for place in kept if place.level < level]
-    if not _fits(kept):
-        kept = _first_of(kept)
+    if len(kept) > MOST:
+        end = kept[MOST - 2].start
+        kept = [*kept[: MOST - 2], Place(end, PAGE, ""), Place(end, 1, "")]
     at, lines = 0, []
     for place in kept:
         lines.append(f"{place.start - at} {place.level} {place.name}\n")
@@ -107,38 +103,12 @@ def pack_places(places: Iterable[Place]) -> dict[str, Any]:
     return {_KEY: "".join(lines)} if lines else {}
 
 
-def _fits(places: Sequence[Place]) -> bool:
-    return len(places) <= MOST and sum(map(_characters, places)) <= _MOST_TEXT
-
-
-def _first_of(places: Sequence[Place]) -> list[Place]:
-    """Pages, and the first headings of the highest level as far as there is room; behind them the
-    text stands under none.
-    """
-    pages = [place for place in places if place.level == PAGE][: MOST - 1]
-    headings = [place for place in places if place.level != PAGE]
-    room = _MOST_TEXT - sum(map(_characters, pages)) - _characters(Place(0, 1, ""))
-    kept = list[Place]()
-    for place in headings:
-        room -= _characters(place)
-        if room < 0 or len(pages) + len(kept) + 1 >= MOST:
-            kept.append(Place(place.start, 1, ""))
-            break
-        kept.append(place)
-    return sorted([*pages, *kept], key=lambda place: place.start)
-
-
-def _characters(place: Place) -> int:
-    """Of its line, at most."""
-    return len(place.name) + 16
-
-
 def unpack_places(metadata: dict[str, Any]) -> list[Place]:
     """The places that a row's metadata keeps; none where they are of a form that is not known here,
     as a later version may write it.
     """
     text = metadata.get(_KEY, "")
-    if not isinstance(text, str) or len(text) > 2 * _MOST_TEXT or not _FORM.fullmatch(text):
+    if not isinstance(text, str) or len(text) > _MOST_TEXT or not _FORM.fullmatch(text):
         return []
     at, places = 0, []
     for line in text.split("\n")[:-1]:

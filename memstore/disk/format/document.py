@@ -11,7 +11,6 @@ from msgspec import Meta
 from memstore.decode import (
     Block,
     Count,
-    Layer,
     Line,
     Packed,
     Positive,
@@ -82,7 +81,6 @@ class Document:
     settings: IngestSettings = IngestSettings()
     appended_to: Count = 0  # tokens that it had before it was last appended to
     appended_at: Count = 0  # of passages: characters that it had before it was
-    layers: tuple[Layer, ...] | None = None  # that are stored; None for all of the signature
     writes: tuple[Write, ...] = ()  # in order of blocks; of passages they say which text it is
     codec: Line = ""  # of passages: of the records that it refers to
 
@@ -134,8 +132,10 @@ class Document:
         return replace(self, writes=(*kept, Write(first, os.urandom(16))))
 
     def layers_of(self, signature: Signature) -> list[int]:
-        """The layers that are stored."""
-        return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
+        """The layers that are stored: of passages those with memory, else all."""
+        if self.of_passages:
+            return sorted(signature.memory_layers)
+        return list(range(signature.num_layers))
 
     def memory_layers(self, signature: Signature) -> list[int]:
         """Those of them whose landmarks are searched."""
@@ -179,16 +179,10 @@ class Document:
             raise ValueError(f"its passages are not stored in codec {document.codec!r}")
         if "\0" in document.name or (document.id and not document.name):
             raise ValueError("a document has no name, or a zero character in it")
-        if len(document.writes) > 1:
-            _check_order("writes", [write.first for write in document.writes])
-        if document.layers:
-            _check_order("layers", list(document.layers))
+        firsts = [write.first for write in document.writes]
+        if firsts != sorted(set(firsts)):
+            raise ValueError(f"writes are not in order: {firsts[:10]}")
         return document
-
-
-def _check_order(what: str, values: list[int]) -> None:
-    if values != sorted(set(values)):
-        raise ValueError(f"{what} are not in order: {values[:10]}")
 
 
 _FIELDS = frozenset(field.name for field in fields(Document))  # asked for with every row

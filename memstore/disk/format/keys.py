@@ -18,20 +18,9 @@ _LANDMARKS, _SELECTOR = 1, 2  # what runs are of
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
-def document_key(document: int) -> bytes:
-    """Key of a document's row."""
-    return _U64.pack(document)
-
-
-def passage_key(number: int) -> bytes:
-    """Key of a passage's row."""
+def number_key(number: int) -> bytes:
+    """Key of the row of a document, or of a passage."""
     return _U64.pack(number)
-
-
-def read_passage_key(key: bytes) -> int:
-    """The number of a passage's key."""
-    number: int = _unpack_key(_U64, key)[0]
-    return number
 
 
 def tokens_key(document: int, first: int) -> bytes:
@@ -81,8 +70,8 @@ def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
     return form.unpack(key)
 
 
-def read_document_key(key: bytes) -> int:
-    """The document of a row's key."""
+def read_number_key(key: bytes) -> int:
+    """The number of such a key. Raises CorruptMemory for another's."""
     number: int = _unpack_key(_U64, key)[0]
     return number
 

@@ -68,10 +68,9 @@ class RecordForm:
         heads, size = geometry.num_kv_heads, geometry.unit_bytes
         self.header_bytes = header_bytes(heads)
         self._digests_at = self.header_bytes - (heads + 1) * _DIGEST
-        self._offsets, self._sizes = tuple(range(0, heads * size, size)), (size,) * heads
         # A full block in codec raw has all of this in common with every other one.
         self._fixed = self._pack_fixed(_RAW_CODEC, geometry.block_size)
-        self._packed_sizes = struct.pack(f"<{heads}I", *self._sizes)
+        self._packed_sizes = struct.pack(f"<{heads}I", *[size] * heads)
         self.raw_record_bytes = self.header_bytes + geometry.record_bytes
 
     def pack_header(
@@ -98,16 +97,6 @@ class RecordForm:
         """The header of the record that `write` made under this key. Raises CorruptBlock for
         another's, and for what is not a record.
         """
-        raw = self.raw_digests(record, key, write) if len(record) == self.raw_record_bytes else None
-        if raw is not None:
-            return Header(
-                self.header_bytes,
-                _RAW_CODEC,
-                self.geometry.block_size,
-                self._offsets,
-                self._sizes,
-                [digest_of(raw, head) for head in range(self.geometry.num_kv_heads)],
-            )
         if len(record) < _FIXED.size:
             raise damaged(key, f"truncated to {len(record)} bytes")
         magic, number, codec, dtype, heads, rows, dim, length, signature = _FIXED.unpack_from(

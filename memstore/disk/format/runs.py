@@ -3,12 +3,11 @@ what they are and whose.
 
 A value is a header (msgpack: kind, of a selector's its digest, and what follows), then the numbers,
 little-endian: of landmark keys raw bits [blocks, num_kv_heads, head_dim]; of token landmarks the
-tokens of each block (u16), then [tokens, heads, width]; of words the distinct words of each block
+tokens of each block (u16), then int8 [tokens, width]; of words the distinct words of each block
 (u32), their hashes (u32) and their counts (u16).
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import msgpack
@@ -28,8 +27,7 @@ class TokenHeader(msgspec.Struct):
 
     kind: str
     digest: str
-    dtype: str
-    shape: tuple[int, int]
+    width: Positive
     blocks: Positive
     tokens: Positive
 
@@ -51,8 +49,7 @@ def key_header(geometry: Geometry) -> dict[str, Any]:
 
 def token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
     """What a run of token landmarks says of itself."""
-    shape = [form.heads, form.width]
-    told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
+    told = {"kind": "token", "digest": form.digest, "width": form.width}
     return {**told, "blocks": blocks, "tokens": tokens}
 
 
@@ -81,7 +78,6 @@ Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
-DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
 _LONGER = [128, 256, 65536, 65536]  # from where on msgpack tells a number in a byte more
 
 
@@ -106,7 +102,7 @@ class TokenRun(NamedTuple):
     """Token landmarks of consecutive blocks of one document."""
 
     first_block: int
-    landmarks: np.ndarray  # [tokens, heads, width]
+    landmarks: np.ndarray  # int8 [tokens, width]
     lengths: np.ndarray  # int64 [blocks]: tokens of each
 
     @property
@@ -152,7 +148,7 @@ def kind_of(run: Run) -> Kind:
 
 def kinds_of(form: IndexSpec) -> list[Kind]:
     """What a form keeps."""
-    kinds: list[tuple[Kind, bool]] = [("token", form.heads > 0), ("words", form.words)]
+    kinds: list[tuple[Kind, bool]] = [("token", form.width > 0), ("words", form.words)]
     return [kind for kind, kept in kinds if kept]
 
 
@@ -190,8 +186,7 @@ class RunForm(NamedTuple):
             header, numbers = key_header(self.geometry), (run.keys,)
         elif isinstance(run, TokenRun):
             header = token_header(self._of_selector, len(run.lengths), len(run.landmarks))
-            dtype = DTYPES[self._of_selector.dtype]
-            numbers = run.lengths.astype("<u2"), run.landmarks.astype(dtype)
+            numbers = run.lengths.astype("<u2"), run.landmarks
         else:
             sizes, hashes, counts = run.words
             header = word_header(self._of_selector, len(sizes), len(hashes))
@@ -203,9 +198,8 @@ class RunForm(NamedTuple):
         """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
         form = self._of_selector
         least = len(msgpack.packb(token_header(form, 1, 1)))
-        numbers = tokens * form.heads * form.width * np.dtype(DTYPES[form.dtype]).itemsize
         told = sum(np.searchsorted(_LONGER, n, "right") for n in (blocks, tokens))
-        size: np.ndarray = least + told + 2 * blocks + numbers
+        size: np.ndarray = least + told + 2 * blocks + tokens * form.width
         return size
 
     def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
@@ -234,16 +228,14 @@ class RunForm(NamedTuple):
 
     def _tokens(self, first_block: int, told: Any, value: bytes, start: int) -> TokenRun:
         form, header = self._of_selector, typed(told, TokenHeader)
-        blocks, n, dtype = header.blocks, header.tokens, np.dtype(DTYPES[form.dtype])
+        blocks, n = header.blocks, header.tokens
         expect(told, token_header(form, blocks, n))
-        _expect_bytes(value, start, 2 * blocks + n * form.heads * form.width * dtype.itemsize)
+        _expect_bytes(value, start, 2 * blocks + n * form.width)
         lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
         if not lengths.all() or int(lengths.sum()) != n:
             raise ValueError("its token landmarks are not those of its blocks")
-        flat = np.frombuffer(value, dtype, offset=start + 2 * blocks)
-        if dtype.kind == "f" and not np.isfinite(flat).all():
-            raise ValueError("it has token landmarks that are not finite")
-        return TokenRun(first_block, flat.reshape(n, form.heads, form.width), lengths)
+        flat = np.frombuffer(value, np.int8, offset=start + 2 * blocks)
+        return TokenRun(first_block, flat.reshape(n, form.width), lengths)
 
     def _words(self, first_block: int, told: Any, value: bytes, start: int) -> WordRun:
         header = typed(told, WordHeader)
@@ -311,92 +303,3 @@ class Coverage:
                     f"its {self._parts[part][0]} landmarks of part {part} end at block {end} of "
                     f"{self._blocks}"
                 )
-
-
-class Size(NamedTuple):
-    """Of what a run is to be."""
-
-    blocks: int
-    tokens: int
-
-
-def decode_joined(form: RunForm, kind: Kind, values: Sequence[bytes], sizes: Sequence[Size]) -> Run:
-    """One run of the blocks of all these values, each of them of all blocks of a document. sizes:
-    of each document, at least one block. Raises ValueError where one of them is not such a run.
-    """
-    if kind == "landmark":
-        return _keys(form, values, sizes)
-    assert form.spec is not None
-    return (_tokens if kind == "token" else _words)(form.spec, values, sizes)
-
-
-def _keys(form: RunForm, values: Sequence[bytes], sizes: Sequence[Size]) -> KeyRun:
-    of = form.geometry
-    header = msgpack.packb(key_header(of))
-    each = of.num_kv_heads * of.head_dim * of.itemsize
-    bodies = [
-        _body(value, header, size.blocks * each) for value, size in zip(values, sizes, strict=True)
-    ]
-    keys = np.frombuffer(_joined(bodies), f"<i{of.itemsize}")
-    return KeyRun(0, keys.reshape(-1, of.num_kv_heads, of.head_dim))
-
-
-def _tokens(spec: IndexSpec, values: Sequence[bytes], sizes: Sequence[Size]) -> TokenRun:
-    @cache  # they differ by counts alone
-    def header(blocks: int, tokens: int) -> bytes:
-        packed: bytes = msgpack.packb(token_header(spec, blocks, tokens))
-        return packed
-
-    dtype = np.dtype(DTYPES[spec.dtype])
-    each = spec.heads * spec.width * dtype.itemsize
-    lengths, landmarks = list[bytes](), list[bytes]()
-    for value, (blocks, tokens) in zip(values, sizes, strict=True):
-        body = _body(value, header(blocks, tokens), 2 * blocks + tokens * each)
-        lengths.append(body[: 2 * blocks])
-        landmarks.append(body[2 * blocks :])
-    of_blocks = np.frombuffer(_joined(lengths), "<u2").astype(np.int64)
-    _check_sums(of_blocks, sizes, [size.tokens for size in sizes])
-    flat = np.frombuffer(_joined(landmarks), dtype)
-    if not of_blocks.all() or (dtype.kind == "f" and not np.isfinite(flat).all()):
-        raise ValueError("a block has no token, or landmarks that are not finite")
-    return TokenRun(0, flat.reshape(-1, spec.heads, spec.width), of_blocks)
-
-
-def _words(spec: IndexSpec, values: Sequence[bytes], sizes: Sequence[Size]) -> WordRun:
-    @cache
-    def header(blocks: int, words: int) -> bytes:
-        packed: bytes = msgpack.packb(word_header(spec, blocks, words))
-        return packed
-
-    parts, words = list[tuple[bytes, bytes, bytes]](), list[int]()
-    for value, (blocks, _) in zip(values, sizes, strict=True):
-        # a word takes 6 bytes; how many they are is told last in the header, in 1, 2, 3 or 5
-        n = max(0, len(value) - len(header(blocks, 0)) + 1 - 4 * blocks) // 6
-        body = _body(value, header(blocks, n), 4 * blocks + 6 * n)
-        cut = 4 * blocks + 4 * n
-        parts.append((body[: 4 * blocks], body[4 * blocks : cut], body[cut:]))
-        words.append(n)
-    columns = zip(("<u4", "<u4", "<u2"), zip(*parts))
-    found = BlockWords(*(np.frombuffer(_joined(column), dtype) for dtype, column in columns))
-    _check_sums(found.sizes, sizes, words)
-    if not found.in_order or not found.counts.all():
-        raise ValueError("words are not in order, or told to be there no times")
-    return WordRun(0, found)
-
-
-def _joined(parts: Sequence[bytes]) -> bytearray:
-    return bytearray().join(parts)  # which a tensor may share, unlike bytes
-
-
-def _body(value: bytes, header: bytes, size: int) -> bytes:
-    """What stands behind a header, of so many bytes."""
-    if len(value) != len(header) + size or not value.startswith(header):
-        raise ValueError("a value is of another length, or says that it is something else")
-    return value[len(header) :]
-
-
-def _check_sums(of_blocks: np.ndarray, sizes: Sequence[Size], expected: Sequence[int]) -> None:
-    """Do the numbers of each document's blocks add up?"""
-    first = np.cumsum([0, *(size.blocks for size in sizes[:-1])])
-    if np.add.reduceat(of_blocks, first, dtype=np.int64).tolist() != list(expected):
-        raise ValueError("what blocks have is not what there is")

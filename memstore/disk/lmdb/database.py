@@ -139,11 +139,6 @@ class Database(Closing):
             )
         return known
 
-    @property
-    def in_transaction(self) -> bool:
-        """Whether the calling thread is inside a transaction of this directory."""
-        return self._environment.in_transaction()
-
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A read transaction: a snapshot. Keep it for one batch: while it is open, the file's pages
@@ -156,9 +151,7 @@ class Database(Closing):
         with self._environment.read() as transaction:
             yield transaction
 
-    def write(
-        self, work: Callable[[Transaction], T], *, wait: bool = False, beyond_limit: bool = False
-    ) -> T:
+    def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool = False) -> T:
         """Run `work` in a write transaction, commit, and return what it returned: all of it is
         stored, or nothing.
 
@@ -166,13 +159,11 @@ class Database(Closing):
         but the transaction (compute its counts inside, and return them). An exception from it
         undoes the batch and passes on.
 
-        The writer lock is taken for the call if `writer` does not hold it; wait: for another
-        process, instead of raising MemoryLocked. beyond_limit: allow a little more than `limit`,
-        for deletions, which need room too. Raises MemoryClosed, ReadOnlyMemory, MemoryLocked,
-        StorageFull (the memory is as it was), CorruptMemory.
+        The writer lock is taken for the call if `writer` does not hold it. beyond_limit: allow a
+        little more than `limit`, for deletions, which need room too. Raises MemoryClosed,
+        ReadOnlyMemory, MemoryLocked, StorageFull (the memory is as it was), CorruptMemory.
         """
-
-        with self.writer(wait=wait):
+        with self.writer():
             return self._environment.write(work, beyond_limit=beyond_limit)
 
     @contextmanager

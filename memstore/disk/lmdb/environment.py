@@ -274,7 +274,7 @@ class Environment:
         with named_lmdb_errors(self.path):
             inner = self._begin(write=False)
             try:
-                self._thread.transaction = self._transaction(inner, writable=False)
+                self._thread.transaction = Transaction(inner, self, writable=False)
                 yield self._thread.transaction
             finally:
                 self._thread.transaction = None
@@ -293,7 +293,7 @@ class Environment:
 
     def _write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
         while True:
-            transaction = self._transaction(self._begin(write=True), writable=True)
+            transaction = Transaction(self._begin(write=True), self, writable=True)
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
@@ -306,18 +306,6 @@ class Environment:
                 self._thread.transaction = None
                 self._end(transaction.inner)
             self._grow(transaction.bytes_put, beyond_limit=beyond_limit)
-
-    def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
-        assert self.data_file is not None
-        return Transaction(
-            inner,
-            self.tables,
-            self.path,
-            self.data_file,
-            self.page_size,
-            self.key_pages,
-            writable=writable,
-        )
 
     def record(self, transaction: Transaction) -> None:
         """Have a transaction record that it will be committed now."""
@@ -392,7 +380,7 @@ class Environment:
         inner = self._inner.begin(write=True, buffers=True)
         switched = False
         try:
-            transaction = self._transaction(inner, writable=True)
+            transaction = Transaction(inner, self, writable=True)
             result = change(transaction)
             entries = (
                 (table, key, value)

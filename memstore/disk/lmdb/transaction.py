@@ -2,14 +2,16 @@
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import Extent, KeyPages, ask, extent_of, extents_of
+from memstore.disk.lmdb.pages import Extent, ask, extent_of, extents_of
 from memstore.errors import CorruptMemory
+
+if TYPE_CHECKING:
+    from memstore.disk.lmdb.environment import Environment
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 COMMIT_TABLE, COMMIT_KEY = "meta", b"commit"  # where the record of a commit lies
@@ -36,31 +38,16 @@ class Transaction:
     another record's bytes.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        tables: Mapping[str, Any],
-        path: Path,
-        file: int,
-        page_size: int,
-        key_pages: KeyPages,
-        *,
-        writable: bool,
-    ) -> None:
+    def __init__(self, inner: Any, environment: "Environment", *, writable: bool) -> None:
         """Use Database.read or Database.write."""
-        self.inner, self.tables, self._path, self._page_size = inner, tables, path, page_size
-        self._key_pages = key_pages
-        self.file = file  # descriptor, to read a Extent from while the transaction lasts
+        assert environment.data_file is not None
+        self.inner, self.tables, self._path = inner, environment.tables, environment.path
+        self._page_size, self._key_pages = environment.page_size, environment.key_pages
+        # descriptor, to read an Extent from while the transaction lasts
+        self.file = environment.data_file
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
         self.bytes_put = 0
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the pages that all tables fill."""
-        stats = [self.inner.stat(table) for table in self.tables.values()]
-        kinds = ("branch_pages", "leaf_pages", "overflow_pages")
-        return self._page_size * sum(stat[kind] for stat in stats for kind in kinds)
 
     def view(self, table: str, key: bytes) -> memoryview | None:
         """A value where it lies, or None. Its pages are read from disk if need be, without the
@@ -215,19 +202,6 @@ class Transaction:
         """A copy of a value that put_checked wrote, or None. Raises CorruptMemory."""
         view = self.view(table, key)
         return None if view is None else self._checked(table, key, view)
-
-    def all_checked(self, table: str, keys: Sequence[bytes]) -> list[bytes] | None:
-        """Copies of values that put_checked wrote, of all of these keys; None where one of them is
-        not there. `get_checked` for many, in less time for each. Raises CorruptMemory.
-        """
-        if self.extents_of(table, keys[:1]) != [None]:
-            # values with pages of their own: of a cold file each would be waited for
-            ask(self.file, [place for place in self.extents_of(table, keys) if place is not None])
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            found = cursor.getmulti(keys)
-        if len(found) != len(keys):
-            return None
-        return [self._checked(table, key, view) for key, (_, view) in zip(keys, found)]
 
     def scan_checked(
         self, table: str, start: bytes = b"", end: bytes | None = None

@@ -64,8 +64,6 @@ _WINDOW, _WINDOW_BYTES = 16, 2 << 20  # records, and bytes, that are asked for a
 # same of those that are decoded, and of the records that are shared (docs/appendix/storage.md).
 _TOGETHER, _DECODED_TOGETHER = 1 << 20, 128 << 10
 _SHARED = 512 << 10
-_NEAR = 256 << 10  # bytes that a core's own cache holds still, with those that they are copies of
-_BUFFERS = 1000  # of one call: the system has a limit
 
 Placed = tuple[Extent, Wanted]
 
@@ -76,7 +74,6 @@ class PlacedReader:
     def __init__(self, database: Database, table: BlockTable, threads: Threads) -> None:
         self._database, self._table, self._threads = database, table, threads
         self._form, self._heads = table.form, table.geometry.num_kv_heads
-        self._near = max(1, min(_NEAR // table.geometry.unit_bytes, _BUFFERS))
         self._images = threading.local()  # where each reading thread puts a record
 
     def read(self, txn: Transaction, batch: Batch, wanted: Sequence[Wanted]) -> list[Wanted]:
@@ -213,27 +210,8 @@ class PlacedReader:
         heads, header = batch.heads_of(record), self._header()
         if heads is None:
             return self._read_heads(file, place, record, batch, flags)
-        if len(heads) <= self._near:
-            read_into(file, [header, *heads], place.offset, place.size, flags)
-            digests = joined_digests(heads)
-        else:
-            digests = self._read_pieces(file, place.offset, header, heads, flags)
-        return header == self._form.raw_header(key, write, digests)
-
-    def _read_pieces(
-        self, file: int, start: int, header: bytearray, heads: Sequence[memoryview], flags: int
-    ) -> bytes:
-        """Read a large record, so many heads at a time that they are near still when their
-        checksums are taken; return these.
-        """
-        size, digests = len(heads[0]), b""
-        read_into(file, [header], start, len(header), flags)
-        start += len(header)
-        for first in range(0, len(heads), self._near):
-            some = heads[first : first + self._near]
-            read_into(file, some, start + first * size, len(some) * size, flags)
-            digests += joined_digests(some)
-        return digests
+        read_into(file, [header, *heads], place.offset, place.size, flags)
+        return header == self._form.raw_header(key, write, joined_digests(heads))
 
     def _read_heads(
         self, file: int, place: Extent, record: Wanted, batch: Batch, flags: int

@@ -121,15 +121,6 @@ class BlockTable:
         txn.put("blocks", record_key(key), record)
         return len(record)
 
-    def get(
-        self, txn: Transaction, key: RecordKey, write: WriteId
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Find and decode one record. Raises CorruptBlock."""
-        view = txn.view("blocks", record_key(key))
-        if view is None:
-            raise damaged(key, "there is no such record")
-        return self.decode(view, key, write)
-
     def walk(self, txn: Transaction, document: int, first: int = 0) -> Iterator[StoredRecord]:
         """A document's records from block `first` on, in order of block and layer, as they lie in
         the file.

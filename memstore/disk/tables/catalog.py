@@ -1,17 +1,7 @@
 """The tables beside the blocks: the memory's signature, its documents and their states, tokens, and
 landmark keys.
 
-Every method takes the transaction it works in, so that what belongs together is committed together:
-
-    def commit(txn: Transaction) -> None:  # may be run again: see Database.write
-        for layer, (k, v) in enumerate(chunk):
-            for at, record in enumerate(catalog.blocks.encode(key, k, v, lengths, write)):
-                size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
-        catalog.texts.put_tokens(txn, document.id, first_token, char_start, ids)
-        catalog.runs.put(txn, document.id, layer, KeyRun(first_block, keys))
-        catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
-
-    catalog.database.write(commit)
+Every method takes the transaction it works in, so that what belongs together is committed together.
 """
 
 import time
@@ -28,7 +18,7 @@ from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document, Write
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.keys import document_key, document_range, read_document_key
+from memstore.disk.format.keys import document_range, number_key, read_number_key
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
@@ -53,7 +43,7 @@ from memstore.errors import (
     OlderFormat,
 )
 
-FORMAT = 7
+FORMAT = 8
 _MOST_WRITES = 4096  # documents whose writes are remembered
 
 
@@ -135,7 +125,6 @@ class Catalog:
         self.texts = TextTable(self.signature.block_size)
         # of each document: its row as it was read last, and the writes that it tells of
         self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
-        self.created = known.created
         database.limit = known.quota
 
     @classmethod
@@ -258,43 +247,32 @@ class Catalog:
     def documents(self, txn: Transaction) -> list[Document]:
         """Every document's row, whatever its state, in order of id."""
         return [
-            self._document(read_document_key(key), value)
-            for key, value in txn.scan_checked("documents", document_key(1))
+            self._document(read_number_key(key), value)
+            for key, value in txn.scan_checked("documents", number_key(1))
         ]
 
     def changes(self, txn: Transaction) -> Changes:
         """Whose rows changed last."""
         return read_changes(txn)
 
-    def document(self, txn: Transaction, which: str | int) -> Document:
-        """One document by id, or by name if it is ready or being read for the first time. Raises
-        DocumentNotFound, which lists the names there are.
-        """
-        if isinstance(which, int):
-            value = txn.get_checked("documents", document_key(which)) if which > 0 else None
-            if value is not None:
-                return self._document(which, value)
-        documents = [row for row in self.documents(txn) if row.state in ("ready", "ingesting")]
-        for document in documents:
-            if document.name == which:
-                return document
-        names = ", ".join(repr(d.name) for d in documents[:20]) + (
-            ", ..." if len(documents) > 20 else ""
-        )
-        what = f"no document {which!r} in {self.database.path}"
-        raise DocumentNotFound(
-            f"{what}; there are {names}" if documents else f"{what}; it holds no documents"
-        )
+    def document(self, txn: Transaction, number: int) -> Document:
+        """One document by id. Raises DocumentNotFound."""
+        row = self.row(txn, number) if number > 0 else None
+        if row is None:
+            raise DocumentNotFound(
+                f"document {number} is not in {self.database.path}: it was forgotten"
+            )
+        return row
 
     def row(self, txn: Transaction, document: int) -> Document | None:
         """A document's row by id, or None."""
-        value = txn.get_checked("documents", document_key(document))
+        value = txn.get_checked("documents", number_key(document))
         return None if value is None else self._document(document, value)
 
     def put_document(self, txn: Transaction, document: Document) -> None:
         """Write a document's row, new or changed."""
         row = asdict(document)
-        txn.put_checked("documents", document_key(row.pop("id")), msgpack.packb(row))
+        txn.put_checked("documents", number_key(row.pop("id")), msgpack.packb(row))
         note_change(txn, document.id)
 
     def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
@@ -303,7 +281,7 @@ class Catalog:
 
         Told anew only when the row is another: readers ask at every batch.
         """
-        value = txn.get("documents", document_key(document)) if document > 0 else None
+        value = txn.get("documents", number_key(document)) if document > 0 else None
         if value is None and document > 0:
             passage = self.passages.row(txn, document)
             if passage is not None and passage.bytes:
@@ -414,14 +392,6 @@ class Catalog:
         """Its passages, counted. Raises CorruptMemory."""
         with self.database.read() as txn:
             return self.passages.counts(txn)
-
-    def sweep(self) -> None:
-        """Delete passages that were kept for a writer alone, which has ended. Raises what
-        Database.write raises.
-        """
-        left = self.passages.take_left()
-        if left:
-            self.database.write(lambda txn: self.passages.sweep(txn, left), beyond_limit=True)
 
     def stored_at(
         self, txn: Transaction, places: Sequence[tuple[int, int]]

@@ -9,9 +9,7 @@ to it last. Records are a cache of what the tokens say: they may be missing.
 """
 
 import hashlib
-import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgpack
@@ -21,7 +19,7 @@ from msgspec import Meta
 
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, unpack
-from memstore.disk.format.keys import passage_key, read_passage_key
+from memstore.disk.format.keys import number_key, read_number_key
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptMemory
@@ -47,14 +45,11 @@ class StoredPassage(NamedTuple):
 
 
 class PassageCounts(NamedTuple):
-    """How many passages there are, of how many records are stored, and the bytes of these: all, and
-    those of passages that are referred to more than once.
-    """
+    """How many passages there are, of how many records are stored, and the bytes of these."""
 
     passages: int = 0
     stored: int = 0
     bytes: int = 0
-    shared: int = 0
 
 
 class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -66,15 +61,10 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class PassageTable:
-    """The passages of one memory. Every method takes the transaction it works in, but `holding` and
-    `take_left`.
-    """
+    """The passages of one memory. Every method takes the transaction it works in."""
 
     def __init__(self, blocks: BlockTable) -> None:
         self._blocks = blocks
-        self._lock = threading.Lock()
-        self._held: Counter[Digest] = Counter()  # by writers of this process
-        self._left: set[Digest] = set()  # that were kept for these alone
 
     # Rows
 
@@ -90,7 +80,7 @@ class PassageTable:
 
     def row(self, txn: Transaction, number: int) -> StoredPassage | None:
         """The row of a passage, or None. Raises CorruptMemory."""
-        value = txn.get_checked("passages", passage_key(number))
+        value = txn.get_checked("passages", number_key(number))
         return None if value is None else _decode(number, value)
 
     def find(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
@@ -106,15 +96,14 @@ class PassageTable:
     def all(self, txn: Transaction) -> Iterator[StoredPassage]:
         """Every passage, in order of number. Raises CorruptMemory."""
         for key, value in txn.scan_checked("passages"):
-            yield _decode(read_passage_key(key), value)
+            yield _decode(read_number_key(key), value)
 
     def counts(self, txn: Transaction) -> PassageCounts:
         """All passages, counted. Raises CorruptMemory."""
-        passages = stored = size = shared = 0
+        passages = stored = size = 0
         for row in self.all(txn):
             passages, stored, size = passages + 1, stored + (row.bytes > 0), size + row.bytes
-            shared += row.bytes if row.references > 1 else 0
-        return PassageCounts(passages, stored, size, shared)
+        return PassageCounts(passages, stored, size)
 
     def correct(self, txn: Transaction, row: StoredPassage, references: int) -> None:
         """Set the references to a passage, and have it found by its digest."""
@@ -123,7 +112,7 @@ class PassageTable:
 
     def _put(self, txn: Transaction, row: StoredPassage) -> None:
         value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
-        txn.put_checked("passages", passage_key(row.number), value)
+        txn.put_checked("passages", number_key(row.number), value)
 
     # References
 
@@ -150,13 +139,13 @@ class PassageTable:
 
     def release(self, txn: Transaction, digest: Digest) -> int:
         """Count a reference less; return the bytes of the passage's records, which go with the last
-        reference, unless a writer of this process needs them. Raises CorruptMemory.
+        reference. Raises CorruptMemory.
         """
         row = self.find(txn, digest)
         if row is None:
             return 0
         left = row._replace(references=max(0, row.references - 1))
-        if left.references or self._keeps_for_writer(digest):
+        if left.references:
             self._put(txn, left)
         else:
             self.drop(txn, row)
@@ -165,7 +154,7 @@ class PassageTable:
     def drop(self, txn: Transaction, row: StoredPassage) -> None:
         """Delete a passage, whoever refers to it."""
         self._blocks.delete(txn, row.number)
-        txn.delete("passages", passage_key(row.number))
+        txn.delete("passages", number_key(row.number))
         txn.delete("digests", row.digest)
 
     # Records
@@ -189,66 +178,6 @@ class PassageTable:
             self._blocks.delete(txn, number)
             self._put(txn, row._replace(bytes=0))
         return row is not None
-
-    # Passages that a writer needs, whoever forgets them meanwhile
-
-    def holding(self) -> "Holding":
-        """Passages that stay until it is closed."""
-        return Holding(self._held, self._lock)
-
-    def _keeps_for_writer(self, digest: Digest) -> bool:
-        with self._lock:
-            held = digest in self._held
-            if held:
-                self._left.add(digest)
-            return held
-
-    def take_left(self) -> set[Digest]:
-        """Passages that were kept for writers alone, which have ended by now; each is returned
-        once.
-        """
-        with self._lock:
-            left = {digest for digest in self._left if digest not in self._held}
-            self._left -= left
-            return left
-
-    def sweep(self, txn: Transaction, left: Iterable[Digest]) -> None:
-        """Delete those of these without references. Raises CorruptMemory."""
-        for digest in left:
-            row = self.find(txn, digest)
-            if row is not None and not row.references:
-                self.drop(txn, row)
-
-    def drop_unreferenced(self, txn: Transaction) -> None:
-        """Delete what was kept for writers that were killed. The caller holds the writer lock, and
-        no writer is at work. Raises CorruptMemory.
-        """
-        for row in list(self.all(txn)):
-            if not row.references:
-                self.drop(txn, row)
-
-
-class Holding:
-    """Digests of passages that a writer needs. Safe for several threads."""
-
-    def __init__(self, held: Counter[Digest], lock: threading.Lock) -> None:
-        self._held, self._lock, self._own = held, lock, list[Digest]()
-
-    def add(self, digests: Iterable[Digest]) -> None:
-        """Hold these as well."""
-        with self._lock:
-            own = list(digests)
-            self._own += own
-            self._held.update(own)
-
-    def close(self) -> None:
-        """Release them all; idempotent."""
-        with self._lock:
-            self._held.subtract(self._own)
-            for digest in self._own:
-                if self._held[digest] <= 0:
-                    del self._held[digest]
-            self._own = []
 
 
 def _decode(number: int, value: bytes) -> StoredPassage:

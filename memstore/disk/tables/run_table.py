@@ -2,7 +2,7 @@
 selector keeps, a part for each kind; and the memory's own row of its selector.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
@@ -13,17 +13,7 @@ from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
-from memstore.disk.format.runs import (
-    RUN_BLOCKS,
-    Kind,
-    Run,
-    RunForm,
-    Size,
-    TokenRun,
-    WordRun,
-    decode_joined,
-    kinds_of,
-)
+from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, RunForm, TokenRun, WordRun, kinds_of
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 
@@ -92,21 +82,6 @@ class RunTable(NamedTuple):
         value = txn.get_checked(_TABLE, self._key(document, part, first_block))
         return None if value is None else self._decode(document, part, first_block, value)
 
-    def whole(
-        self, txn: Transaction, part: int, documents: Sequence[int], sizes: Sequence[Size]
-    ) -> Run | None:
-        """Of documents that have one run of a part each, one run of all their blocks: see
-        decode_joined. None where one of them is not as it must be: read one by one, it is told.
-        """
-        keys = [self._key(document, part, 0) for document in documents]
-        try:
-            values = txn.all_checked(_TABLE, keys)
-            if values is None:
-                return None
-            return decode_joined(self.form, self.kind(part), values, sizes)
-        except (CorruptMemory, ValueError):
-            return None
-
     def values(self, txn: Transaction, document: int) -> Iterator[tuple[int, int, bytes]]:
         """Part, first block and value of every run of a document, in this order; copies.
 
@@ -136,7 +111,7 @@ class RunTable(NamedTuple):
     def tokens(self, txn: Transaction, document: int) -> TokenRun:
         """A document's token landmarks. Raises CorruptMemory where some are missing."""
         assert self.spec is not None
-        none = np.zeros((0, self.spec.heads, self.spec.width), dtype=self.spec.dtype)
+        none = np.zeros((0, self.spec.width), np.int8)
         runs = list(self.token_runs(txn, document))
         return TokenRun(
             0,
@@ -151,12 +126,11 @@ class RunTable(NamedTuple):
                 yield run
 
     def token_landmarks(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
-        """Token landmarks [tokens, heads, width] of single blocks, read from where they lie. None
+        """Token landmarks int8 [tokens, width] of single blocks, read from where they lie. None
         where a block's are not there, or not those that are told.
         """
         assert self.spec is not None
-        part, each = self.part("token"), RUN_BLOCKS["token"]
-        size = self.spec.heads * self.spec.width * np.dtype(self.spec.dtype).itemsize
+        part, each, size = self.part("token"), RUN_BLOCKS["token"], self.spec.width
         wholes = self.form.token_run_bytes(places.run_blocks, places.run_tokens)
         columns = (
             places.documents, places.blocks // each * each, wholes,
@@ -169,8 +143,8 @@ class RunTable(NamedTuple):
         found = txn.parts(_TABLE, wanted)
         if found is None:
             return None
-        out = np.frombuffer(bytearray().join(found), self.spec.dtype)  # which a tensor may share
-        return out.reshape(-1, self.spec.heads, self.spec.width)
+        out = np.frombuffer(bytearray().join(found), np.int8)  # which a tensor may share
+        return out.reshape(-1, self.spec.width)
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from memstore.index.block_rows import Hits, Layer, Rows, Scope, to_candidates, to_rows
+from memstore.index.block_rows import Hits, Rows, Scope, to_candidates, to_rows
 from memstore.index.faiss.faiss_candidates import (
     Built,
     Parts,
@@ -125,9 +125,10 @@ class FaissIndex(PackedIndex):
 
     # What is held
 
-    def _add(self, layer: int, add: Callable[[Layer], None]) -> None:
+    def add(self, document: int, layer: int, first_block: int, keys: Tensor) -> None:
+        """See PackedIndex.add."""
         with self._changing:
-            super()._add(layer, add)
+            super().add(document, layer, first_block, keys)
             built = self.built.get(layer)
             if built is not None:
                 built.scopes.clear()

@@ -107,12 +107,12 @@ class Learned:
         self.digest = digest.hexdigest()  # of all that landmarks depend on
 
     def landmarks(self, captured: Captured) -> Tensor:
-        """int8 [T, 1, width]; where the tokens stand does not matter."""
+        """int8 [T, width]; where the tokens stand does not matter."""
         projection = self.projection
         x = rooted(captured.states[self.layer])
         x = (x - projection.document_mean) / projection.document_deviation
         units = F.normalize(x @ projection.projection, dim=-1)
-        return (units * _STEPS).round().to(torch.int8)[:, None].cpu()
+        return (units * _STEPS).round().to(torch.int8).cpu()
 
     def rows(self, captured: Captured) -> tuple[Tensor, Tensor]:
         """The question's unit vectors [T, width] and their weights [T], which sum to 1."""
@@ -143,9 +143,9 @@ _LITTLE = 0.1  # words that weigh no more leave the best blocks among those that
 class Found(Protocol):
     """What selectors ask of a memory (memstore.store.MemoryStore)."""
 
-    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """q float32 [R, width] -> [R, blocks of the scope]: the best product with a block's token
-        landmarks of a head.
+        landmarks.
         """
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
@@ -168,7 +168,7 @@ class Selector:
         self.spec = _spec(learned, word_weight)  # what a memory keeps for it
 
     def landmarks(self, captured: Captured) -> Tensor | None:
-        """Token landmarks of a passage [T, heads, width] in the spec's dtype; None where the
+        """Token landmarks of a passage, int8 [T, width]; None where the
         selector keeps none.
         """
         return None if self.learned is None else self.learned.landmarks(captured)
@@ -186,7 +186,7 @@ class Selector:
             assert by_words is not None
             return by_words
         rows, weights = self.learned.rows(captured)
-        learned = weights @ store.token_maxima(rows, 0, scope)
+        learned = weights @ store.token_maxima(rows, scope)
         return learned if by_words is None else self.joined(learned, by_words, question, store)
 
     def joined(self, learned: Tensor, by_words: Tensor, question: str, store: Found) -> Tensor:
@@ -218,16 +218,16 @@ class Selector:
         if self.learned is None:
             return None
         rows, weights = self.learned.rows(captured)
-        return (weights[:, None] * store.token_maxima(rows, 0, scope)).T
+        return (weights[:, None] * store.token_maxima(rows, scope)).T
 
 
 def _spec(learned: Learned | None, word_weight: float) -> IndexSpec:
     if learned is None:
         return IndexSpec("words", "bm25", words=True)
     if not word_weight:
-        return IndexSpec("learned", learned.digest, 1, learned.width)
+        return IndexSpec("learned", learned.digest, learned.width)
     digest = hashlib.blake2b(f"{learned.digest}|bm25".encode(), digest_size=16).hexdigest()
-    return IndexSpec("learned + words", digest, 1, learned.width, words=True)
+    return IndexSpec("learned + words", digest, learned.width, words=True)
 
 
 class Scored(NamedTuple):

@@ -19,7 +19,7 @@ from memstore.share.format.pieces import PIECE_BYTES, Digest, Kind, Layer, Piece
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import ObjectStore
 
-FORMAT = 4
+FORMAT = 5
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"

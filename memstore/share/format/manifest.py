@@ -26,7 +26,7 @@ from memstore.share.format.packed_objects import PACKED_BYTES, open_packed, pack
 from memstore.share.format.pieces import Digest
 from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
 
-FORMAT = 4
+FORMAT = 5
 MANIFESTS = "manifests"
 LISTS = "lists"  # objects of the lists that passages are found by in two stages
 _MANIFEST = b"mRmanife"

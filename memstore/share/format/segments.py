@@ -31,7 +31,7 @@ from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.objects.object_store import ObjectStore
 
-FORMAT = 4
+FORMAT = 5
 SEGMENT_BYTES = 32 << 20
 FOLDER = "segments"
 

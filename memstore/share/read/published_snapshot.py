@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from memstore.disk.format.keys import document_key, read_passage_key, read_tokens_key
+from memstore.disk.format.keys import number_key, read_number_key, read_tokens_key
 from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.changes import Changes
 from memstore.errors import ObjectNotFound
@@ -49,13 +49,8 @@ class Snapshot:
         if table == "documents":
             return self.get(table, key)
         if table == "passages":
-            return self._places.row(read_passage_key(key))
+            return self._places.row(read_number_key(key))
         return self._of(table, key, key).get(key)
-
-    def all_checked(self, table: str, keys: Sequence[bytes]) -> list[bytes] | None:
-        """Values of all keys; None where one is missing."""
-        values = [value for key in keys if (value := self.get_checked(table, key)) is not None]
-        return values if len(values) == len(keys) else None
 
     def view(self, table: str, key: bytes) -> memoryview | None:
         """The same."""
@@ -101,7 +96,7 @@ class Snapshot:
         """
         if table == "documents":
             for number in sorted(self._state.rows.keys() - self._state.leaving.keys()):
-                key = document_key(number)
+                key = number_key(number)
                 if key >= start and (end is None or key < end):
                     yield key, self._state.rows[number]
             return
@@ -142,7 +137,7 @@ class Snapshot:
         new = [n for n in documents if (table, n) not in self._parts and n in self._state.entries]
         values = self._values(new, lambda pieces: [p for p in pieces if p.kind == table])
         for number, found in zip(new, values):
-            start = document_key(number)
+            start = number_key(number)
             self._parts[table, number] = {start + v.key: v.value for v in found}
 
     def _of(self, table: str, start: bytes, end: bytes | None) -> Parts:
@@ -166,7 +161,7 @@ class Snapshot:
             )
 
         (values,) = self._values([number], passage)
-        prefix = document_key(number)
+        prefix = number_key(number)
         return {prefix + v.key: v.value for v in values}
 
     def _values(

@@ -91,7 +91,7 @@ def _some(
             for row in rows:
                 for run in table.token_runs(txn, row.id):
                     if seen >= next_at:
-                        yield run.landmarks[::thin, 0]
+                        yield run.landmarks[::thin]
                         next_at += len(run.landmarks) * one_of / thin
                     seen += len(run.landmarks)
 
@@ -104,7 +104,7 @@ def _landmarks(
     for row, run in zip(rows, runs):
         if len(run.lengths) != row.blocks:
             raise CorruptMemory(f"token landmarks of {row.name!r} are missing; run verify")
-    landmarks = np.concatenate([run.landmarks[:, 0] for run in runs])
+    landmarks = np.concatenate([run.landmarks for run in runs])
     return landmarks, np.concatenate([run.lengths for run in runs])
 
 
@@ -167,9 +167,7 @@ class FirstStage:
     @property
     def possible(self) -> bool:
         """Can lists be made of what the selector keeps?"""
-        return (self._spec.heads, self._spec.dtype) == (1, "int8") and self._spec.width % (
-            2 * CODE
-        ) == 0
+        return self._spec.width > 0 and self._spec.width % (2 * CODE) == 0
 
     def shortlist(
         self, asked: Asked, scope: Scope, selected: SelectorIndex, rows: Mapping[int, Document]

@@ -207,9 +207,9 @@ class ListedPassages:
                     f"{self._catalog.database.path}: token landmarks are missing or damaged; run "
                     "verify"
                 )
-        found = TokenIndex(1, landmarks.shape[2], torch.int8)
+        found = TokenIndex(landmarks.shape[1])
         found.add(1, 0, torch.from_numpy(landmarks), places.lengths)
-        return found.maxima(q, 0, [(1, 0, len(rows))])
+        return found.maxima(q, [(1, 0, len(rows))])
 
     def _check_same(self, txn: Transaction, documents: np.ndarray, at: np.ndarray) -> None:
         """Raises DocumentNotFound for one that is gone, or another by now. at: where they stand."""
@@ -258,7 +258,7 @@ class Shortlist:
         self._selected, self._listed, self._whole = selected, listed, whole
         self._words = words
 
-    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """As MemoryStore.token_maxima, for blocks of the shortlist."""
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
@@ -275,7 +275,7 @@ class Shortlist:
             out[:, torch.from_numpy(in_lists)] = found
         if not known.all():
             rest = [scope[number] for number in np.flatnonzero(~known).tolist()]
-            out[:, torch.from_numpy(~in_lists)] = self._selected.maxima(q, head, rest)
+            out[:, torch.from_numpy(~in_lists)] = self._selected.maxima(q, rest)
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:

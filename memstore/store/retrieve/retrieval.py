@@ -34,7 +34,7 @@ from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
-from memstore.tiers.lease import LowestTier, UnitSource
+from memstore.tiers.lease import LowestTier
 from memstore.tiers.raw_bits import torch_dtype
 from memstore.tiers.slots import UnitShape
 from memstore.tiers.tier_options import TierOptions
@@ -47,13 +47,11 @@ class Retrieval:
         self,
         signature: Signature,
         catalog: Catalog | None,
-        source: UnitSource | None,
         selector: RunTable | None,
         options: OpenOptions,
     ) -> None:
-        """source: read from below the host tier, in the place of a catalog; selector: of the
-        memory, whose layers then have no landmark keys. Raises BudgetExceeded, InvalidConfig,
-        InvalidInput, OSError.
+        """catalog: None for a memory without a directory; selector: of a memory whose layers have
+        no landmark keys. Raises BudgetExceeded, InvalidConfig, InvalidInput, OSError.
         """
         options = options.copy()
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
@@ -85,8 +83,6 @@ class Retrieval:
             computes=() if selector is None else tuple(sorted(signature.memory_layers)),
             **cast(TierOptions, options),
         )
-        if source is not None:
-            self.tiers.host.source = source
         self.computed = Computed(catalog, self.tiers)
         # ready documents whose landmark keys are in the index, or wait to be searched
         self._loaded: dict[int, Document] = {}
@@ -136,14 +132,14 @@ class Retrieval:
             return self.index.keys(layer, scope)
         return self.index.gather(layer, scope, candidates)
 
-    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """How near the nearest token of each block comes to each row: the greatest product of q [R,
-        width] (float32) with the block's token landmarks of a head, [R, blocks of the scope].
+        width] (float32) with the block's token landmarks, [R, blocks of the scope].
 
-        A landmark in int8 counts as the unit vector that it encodes. Raises InvalidInput for a
+        A landmark counts as the unit vector that it encodes. Raises InvalidInput for a
         memory without token landmarks, DocumentNotFound, CorruptMemory.
         """
-        return self._by_selector().maxima(q, head, scope)
+        return self._by_selector().maxima(q, scope)
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         """BM25 of each block of a scope, [blocks] float32; words: hash (text_words.split)
@@ -210,20 +206,6 @@ class Retrieval:
         """
         number = next(self._session_numbers)
         return SessionDocument(number, self.tiers, self.index, self.selected)
-
-    def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
-        """Make the next blocks of a document of MemoryStore.in_memory's source known in a layer;
-        best all of them at once.
-
-        keys: [n, Hkv, D]. Raises InvalidInput for a memory with a directory, whose documents are
-        written, or a number below 1.
-        """
-        if self._catalog is not None or document < 1:
-            raise InvalidInput(
-                "landmark keys are added to documents above 0 of a memory without a directory"
-            )
-        self.index.reserve(layer, len(keys))
-        self.index.add(document, layer, self.index.span(document, layer)[1], keys)
 
     def reopened(self, catalog: Catalog) -> None:
         """The memory was opened anew: read from there."""

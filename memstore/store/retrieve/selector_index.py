@@ -5,6 +5,7 @@ about, read when they are first asked for.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -21,17 +22,17 @@ from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
 from memstore.index.block_rows import Scope
-from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
+from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import RareBlocks, StoredPostings, WordIndex
 from memstore.paused_collection import paused_collection
-from memstore.store.retrieve.loading import batches, by_tokens, read_whole
+from memstore.store.retrieve.loading import by_tokens
 
 
 class IndexEntries(NamedTuple):
     """What a selector keeps of consecutive blocks."""
 
     lengths: np.ndarray  # int64 [blocks]: tokens of each
-    landmarks: np.ndarray | None  # [tokens, heads, width]
+    landmarks: np.ndarray | None  # int8 [tokens, width]
     words: BlockWords | None
 
     @classmethod
@@ -46,22 +47,19 @@ class IndexEntries(NamedTuple):
         as the spec says.
         """
         of_blocks = np.array(lengths, dtype=np.int64)
-        blocks, shape = len(of_blocks), (int(of_blocks.sum()), spec.heads, spec.width)
-        if (landmarks is not None) != (spec.heads > 0) or (words is not None) != spec.words:
+        blocks, shape = len(of_blocks), (int(of_blocks.sum()), spec.width)
+        if (landmarks is not None) != (spec.width > 0) or (words is not None) != spec.words:
             needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
             wanted = " and ".join(needs[kind] for kind in kinds_of(spec)) or "neither"
             raise InvalidInput(f"selector {spec.name} keeps {wanted}; give that")
         bits = None
         if landmarks is not None:
-            dtype = str(landmarks.dtype).removeprefix("torch.")
-            if tuple(landmarks.shape) != shape or dtype != spec.dtype:
+            if tuple(landmarks.shape) != shape or landmarks.dtype != torch.int8:
                 raise InvalidInput(
-                    f"expected token landmarks {list(shape)} {spec.dtype}, got "
-                    f"{list(landmarks.shape)} {dtype}"
+                    f"expected token landmarks {list(shape)} torch.int8, got "
+                    f"{list(landmarks.shape)} {landmarks.dtype}"
                 )
             bits = landmarks.detach().cpu().numpy().copy()
-            if bits.dtype.kind == "f" and not np.isfinite(bits).all():
-                raise InvalidInput("token landmarks must be finite numbers; these are not")
         if words is not None and len(words) != blocks:
             raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
         return cls(of_blocks, bits, None if words is None else BlockWords.of(words))
@@ -92,18 +90,17 @@ class SelectorIndex:
         assert table.spec is not None
         self.table, self.spec, self._catalog = table, table.spec, catalog
         spec = table.spec
-        dtype = LANDMARK_DTYPES[spec.dtype]
-        self._tokens = TokenIndex(spec.heads, spec.width, dtype)
+        self._tokens = TokenIndex(spec.width)
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
         self._rows: Mapping[int, Document] = {}
         self._changes: Changes | None = None
 
-    def maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """See MemoryStore.token_maxima."""
         self._hold("token", scope)
-        return self._tokens.maxima(q, head, scope)
+        return self._tokens.maxima(q, scope)
 
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
@@ -237,32 +234,10 @@ class SelectorIndex:
             for some in by_tokens(rows, _AT_ONCE):
                 with catalog.database.read() as txn, paused_collection():
                     catalog.bring(txn, [row.id for row in some], "landmarks")
-                    for each in kinds:
-                        self._load_all(each, txn, [row for row in some if row.id in missing[each]])
-
-    def _load_all(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> None:
-        assert self._catalog is not None
-        for some in batches(rows, kind):
-            if len(some) > 1 and self._load_short(kind, txn, some):
-                self._held[kind].update(row.id for row in some)
-                continue
-            for row in some:
-                self._load(kind, txn, _ready(self._catalog, txn, row.id))
-                self._held[kind].add(row.id)
-
-    def _load_short(self, kind: Kind, txn: Transaction, rows: Sequence[Document]) -> bool:
-        """Do as `_load` for documents of `batches`; False where one of them is damaged."""
-        index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
-        run = read_whole(txn, self.table, self.table.part(kind), rows)
-        documents = [(row.id, row.blocks) for row in rows]
-        for document, _ in documents:
-            if index.span(document)[1]:
-                index.remove(document)
-        if isinstance(run, TokenRun):
-            self._tokens.add_new(documents, torch.from_numpy(run.landmarks), run.lengths)
-        elif isinstance(run, WordRun):
-            self._words.add_new(documents, run.words)
-        return run is not None
+                    for each, row in product(kinds, some):
+                        if row.id in missing[each]:
+                            self._load(each, txn, _ready(catalog, txn, row.id))
+                            self._held[each].add(row.id)
 
     def _load(self, kind: Kind, txn: Transaction, row: Document) -> None:
         index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words

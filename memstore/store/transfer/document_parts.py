@@ -49,13 +49,13 @@ class Head(NamedTuple):
     selector: IndexSpec | None
 
 
-def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[int, int]:
+def check_parts(head: Head, parts: Iterable[Part]) -> tuple[int, int]:
     """Are these the parts of a whole document, in order? Return its records and their bytes. Raises
     CorruptMemory.
     """
     records = size = 0
     try:
-        order = PartOrder(head, blocks)
+        order = PartOrder(head)
         for part in parts:
             order.add(part)
             if isinstance(part, Record):
@@ -69,12 +69,12 @@ def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[
 class PartOrder:
     """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
 
-    def __init__(self, head: Head, blocks: BlockTable, *, unfinished: bool = False) -> None:
+    def __init__(self, head: Head, *, unfinished: bool = False) -> None:
         """unfinished: a document that is still being read in may be whole as far as it goes."""
         signature, document, spec = head
         self._signature, self._runs = signature, RunTable(signature.geometry, spec)
-        self._document, self._blocks, self._size = document, blocks, signature.block_size
-        layers = {*document.layers_of(signature)}
+        self._document, self._size = document, signature.block_size
+        self.blocks = BlockTable(signature, "raw")  # reads records of every codec
         ready = document.state == "ready" or unfinished
         _expect(ready and document.id > 0, "it is not ready")
         self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
@@ -91,10 +91,6 @@ class PartOrder:
         _expect(
             all(write.first <= document.blocks for write in document.writes),
             "it has a write behind its end",
-        )
-        _expect(
-            {*signature.memory_layers} <= layers <= {*range(signature.num_layers)},
-            "it has other layers than its model",
         )
         self._tokens = self._characters = 0
         self._first = document.first_blocks(signature)
@@ -127,7 +123,7 @@ class PartOrder:
                 self._next_record(block) == (block, layer),
                 f"a record before block {block}, layer {layer} is missing, or it is one too many",
             )
-            length = self._blocks.check(data, *self.known_as(block, layer))
+            length = self.blocks.check(data, *self.known_as(block, layer))
             right = lengths[block]
             _expect(length == right, f"block {block} has {length} tokens instead of {right}")
 
@@ -161,7 +157,7 @@ class PartOrder:
         if self._passages is not None:
             found = decode_part(part.first, part.value, self._size)
             self._passages.add(found)
-            signature, codec = self._blocks.form.signature, self._document.codec
+            signature, codec = self.blocks.form.signature, self._document.codec
             self._digests += [digest_of(signature, codec, one.ids) for one in found.passages]
             return
         tokens = decode_tokens(part.first, part.value)

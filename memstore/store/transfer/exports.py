@@ -2,8 +2,7 @@
 
 The file is a stream of msgpack frames [kind, payload, XXH3-64 over frame number, kind and payload]:
 "head" (format, signature, the document's row), its parts "tokens", "run" and "record" as they are
-in the memory, and "end" with the number of frames. Import reads the whole file once before it
-writes anything.
+in the memory, and "end" with the number of frames.
 """
 
 import os
@@ -27,7 +26,6 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import decode_part, decode_tokens
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptBlock,
@@ -40,10 +38,9 @@ from memstore.errors import (
 )
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
 
-FORMAT = 6
+FORMAT = 8
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
-_SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
 _LARGEST_FRAME = 1 << 30
 
 
@@ -83,13 +80,12 @@ def _begins_like_one(file: Path) -> bool:
     """Was it written as an export, whole or not, of whatever format?"""
     try:
         with open(file, "rb") as source:
-            begins = source.read(len(_FIRST) + 64)
+            return source.read(len(_FIRST)) == _FIRST
     except OSError:
         return False
-    return begins.startswith(_FIRST) and _SAID in begins
 
 
-def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Path) -> int:
+def write_export(head: Head, parts: Iterable[Part], file: Path) -> int:
     """Write the parts of a document, in order, to a new file; return its bytes. All or nothing: a
     file that exists is replaced at the end.
 
@@ -100,7 +96,7 @@ def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Pa
         with replacement(file) as out:
             if file.is_file():  # as private as the file whose place it takes
                 os.fchmod(out.fileno(), file.stat().st_mode & 0o777)
-            order = PartOrder(head, blocks)
+            order = PartOrder(head)
             row = replace(document.portable(), id=1)  # the number is its memory's own
             told = {
                 "magic": MAGIC,
@@ -158,36 +154,44 @@ def read_head(file: Path) -> Head:
 def check_export(file: Path) -> Head:
     """Read all of an exported file; what it says of itself. Raises InvalidInput, NewerFormat."""
     head = read_head(file)
-    for _ in read_parts(file, head, BlockTable(head.signature, "raw")):
+    for _ in read_parts(file, head):
         pass
     return head
 
 
-def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
+def read_parts(file: Path, head: Head) -> Iterator[Part]:
     """What a file holds of its document, each part checked. Raises InvalidInput, at the latest at
     the end, where a memory could not use it all.
     """
-    signature = head.signature
-    vocabulary = signature.architecture.get("vocab_size")
-    most = vocabulary if isinstance(vocabulary, int) else 1 << 32
-    try:
-        order = PartOrder(head, blocks)
-        for number, (kind, payload) in enumerate(_frames(file)):
-            if number == 0:
-                continue  # the head
+
+    def parts() -> Iterator[Part]:
+        frames = _frames(file)
+        next(frames)  # the head
+        for kind, payload in frames:
             if kind not in _FORMS:
                 raise ValueError("a frame has another form")
-            part = unpack(payload, _FORMS[kind])
-            order.add(part)
-            if isinstance(part, Tokens):
-                if _largest(part, head) >= most:
-                    raise ValueError(f"it has tokens beyond the vocabulary of {most}")
-            elif isinstance(part, Record):
-                blocks.check_numbers(part.data, *order.known_as(part.block, part.layer))
-            yield part
-        order.end()
+            yield unpack(payload, _FORMS[kind])
+
+    try:
+        yield from usable_parts(head, parts())
     except (ValueError, CorruptBlock) as error:
         raise _damaged(file, str(error)) from error
+
+
+def usable_parts(head: Head, parts: Iterable[Part]) -> Iterator[Part]:
+    """These parts, each checked: a memory can use them all. Raises ValueError, CorruptBlock."""
+    vocabulary = head.signature.architecture.get("vocab_size")
+    most = vocabulary if isinstance(vocabulary, int) else 1 << 32
+    order = PartOrder(head)
+    for part in parts:
+        order.add(part)
+        if isinstance(part, Tokens):
+            if _largest(part, head) >= most:
+                raise ValueError(f"it has tokens beyond the vocabulary of {most}")
+        elif isinstance(part, Record):
+            order.blocks.check_numbers(part.data, *order.known_as(part.block, part.layer))
+        yield part
+    order.end()
 
 
 def _largest(part: Tokens, head: Head) -> int:
@@ -216,10 +220,7 @@ def _frames(file: Path) -> Iterator[tuple[str, bytes]]:
             unpacker = msgpack.Unpacker(
                 source, max_buffer_size=_LARGEST_FRAME, max_array_len=3, max_map_len=0
             )
-            ended = False
             for number, frame in enumerate(unpacker):
-                if ended:
-                    raise ValueError("something follows its end")
                 if not (
                     isinstance(frame, list) and [type(part) for part in frame] == [str, bytes, int]
                 ):
@@ -230,15 +231,14 @@ def _frames(file: Path) -> Iterator[tuple[str, bytes]]:
                 if (kind == "head") != (number == 0):
                     raise ValueError("it does not begin like one")
                 if kind == "end":
-                    ended = unpack(payload, int) == number + 1
-                    if not ended:
+                    if unpack(payload, int) != number + 1:
                         raise ValueError("its end counts other frames")
-                    continue
+                    # here: an unpacker counts the bytes of a frame that is begun and not whole
+                    if unpacker.tell() != os.fstat(source.fileno()).st_size:
+                        raise ValueError("something follows its end")
+                    return
                 yield kind, payload
-            if not ended:
-                raise ValueError("it is truncated")
-            if unpacker.tell() != os.fstat(source.fileno()).st_size:
-                raise ValueError("something follows its end")
+            raise ValueError("it is truncated")
     except OSError as error:
         raise InvalidInput(
             f"{file} cannot be read ({error.strerror}); name a file that `memstore export` wrote"
@@ -267,7 +267,7 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
     head = Head(catalog.signature.public, document, catalog.index_spec)
-    return write_export(head, catalog.blocks, _stored(catalog, document), file)
+    return write_export(head, _stored(catalog, document), file)
 
 
 def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
@@ -285,35 +285,34 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
             yield Record(key.block, key.layer, bytes(data))
 
 
-def _check_importable(catalog: Catalog, file: Path, head: Head) -> None:
-    """Is it of this memory's model and selector, and all of it right? Raises as import_document."""
-    signature, _, spec = head
+def check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
+    """Raises WrongModel for a document of another model or selector than the memory's; source:
+    where it comes from.
+    """
     path = catalog.database.path
     catalog.signature.check_same(
-        signature, str(file), f"only a memory of that model can import it, and {path} is not"
+        head.signature, str(source), f"only a memory of that model can import it, and {path} is not"
     )
-    if spec != catalog.index_spec:
-        here, there = (s.name if s is not None else "none" for s in (catalog.index_spec, spec))
+    if head.selector != catalog.index_spec:
+        specs = catalog.index_spec, head.selector
+        here, there = (spec.name if spec is not None else "none" for spec in specs)
         raise WrongModel(
-            f"{file} was written for selector {there}, {path} has {here}, or another state of it; "
-            "import it into a memory with the same one"
+            f"{source} was written for selector {there}, {path} has {here}, or another state of "
+            "it; import it into a memory with the same one"
         )
-    for _ in read_parts(file, head, catalog.blocks):
-        pass
 
 
-def import_document(catalog: Catalog, file: Path, name: str) -> Document:
-    """Read an exported document into a memory under `name`, which must be free; the caller holds
-    the writer lock.
+def import_document(
+    catalog: Catalog, original: Document, parts: Iterable[Part], name: str
+) -> Document:
+    """Store the parts of a document under `name`, which must be free; the caller holds the writer
+    lock.
 
-    Raises InvalidInput (no exported document, damaged, truncated), WrongModel, NewerFormat,
-    StorageFull; the memory is as it was.
+    Raises StorageFull, and what reading the parts raises; the memory is as it was.
     """
     database = catalog.database
-    head = read_head(file)
-    _check_importable(catalog, file, head)
     # Which file it was read from there is of no folder here.
-    imported = replace(head[1].portable(), name=name)
+    imported = replace(original.portable(), name=name)
 
     def begin(txn: Transaction) -> Document:
         row = replace(
@@ -333,7 +332,7 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     try:
         batch: list[Part] = []
         size, last = 0, -1
-        for part in read_parts(file, head, catalog.blocks):
+        for part in parts:
             block = part.block if isinstance(part, Record) else -1
             if size >= BATCH_BYTES and block != last:  # a passage is stored whole
                 database.write(lambda txn: _store(txn, catalog, imported, batch))  # noqa: B023 (runs now)

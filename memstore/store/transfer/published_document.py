@@ -1,23 +1,19 @@
 """Documents of published memories: sent from a memory of this machine, and pulled into one."""
 
-import fcntl
-import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
-from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import DocumentNotFound
+from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import read_values, records
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import PublishOptions, Report, publish
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
-from memstore.store.transfer.exports import write_export
+from memstore.store.transfer.exports import usable_parts, write_export
 
 
 def publish_from(
@@ -47,12 +43,9 @@ def write_published(published: Published, name: str, file: Path) -> Head:
 
     Raises DocumentNotFound, CorruptMemory, StoreUnavailable, InvalidInput (the file), StorageFull.
     """
-    manifest = published.manifest
-    entry = published.entry(name)
-    if entry is None:
-        raise no_published(published, name)
+    manifest, entry = published.manifest, entry_of(published, name)
     head = Head(manifest.signature, entry.row, manifest.selector)
-    write_export(head, blocks_of(published), parts(published, entry), file)
+    write_export(head, parts(published, entry), file)
     return head
 
 
@@ -64,6 +57,14 @@ def export_published(url: str, name: str, file: Path) -> int:
     return file.stat().st_size
 
 
+def entry_of(published: Published, name: str) -> Entry:
+    """What is published of a document. Raises DocumentNotFound."""
+    entry = published.entry(name)
+    if entry is None:
+        raise no_published(published, name)
+    return entry
+
+
 def no_published(published: Published, name: str) -> DocumentNotFound:
     """The error for a name that no published document has."""
     url = published.objects.url
@@ -72,20 +73,16 @@ def no_published(published: Published, name: str) -> DocumentNotFound:
     )
 
 
-@contextmanager
-def pulled(url: str, name: str, path: Path) -> Iterator[Path]:
-    """A file in a memory's directory that holds a published document as an export does, as long as
-    the block lasts. Raises as write_published does, and MemoryNotFound.
-    """
-    published = Published.open(open_object_store(url))
-    file = path / f"memstore-{secrets.token_hex(8)}.partial"  # which is swept if this is killed
+def usable(published: Published, entry: Entry) -> Iterator[Part]:
+    """The parts of a published document, each checked. Raises CorruptMemory, StoreUnavailable."""
+    head = Head(published.manifest.signature, entry.row, published.manifest.selector)
     try:
-        write_published(published, name, file)
-        with open(file, "rb") as held:
-            fcntl.flock(held, fcntl.LOCK_SH)  # not as long as it is in use
-            yield file
-    finally:
-        file.unlink(missing_ok=True)
+        yield from usable_parts(head, parts(published, entry))
+    except (ValueError, CorruptBlock) as error:
+        raise CorruptMemory(
+            f"document {entry.row.name!r} at {published.objects.url} is damaged ({error}); publish "
+            "it again with --check"
+        ) from error
 
 
 def parts(published: Published, entry: Entry) -> Iterator[Part]:
@@ -103,8 +100,3 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
                 yield IndexRun(piece.part, value.first, value.value)
     for record, data in records(place, entry, manifest.signature):
         yield Record(record.block, record.layer, bytes(data))
-
-
-def blocks_of(published: Published) -> BlockTable:
-    """What reads the records of a published memory."""
-    return BlockTable(published.manifest.signature, published.manifest.codec)

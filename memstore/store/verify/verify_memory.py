@@ -38,7 +38,7 @@ from memstore.share.objects.object_errors import without_credentials
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, is_url
 from memstore.store.transfer.document_parts import Head, check_parts
-from memstore.store.transfer.published_document import blocks_of, parts
+from memstore.store.transfer.published_document import parts
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def verify_published(url: str) -> Report:
             try:
                 _check_sizes(entry, sizes)
                 head = Head(manifest.signature, entry.row, manifest.selector)
-                counted = check_parts(head, blocks_of(published), parts(published, entry))
+                counted = check_parts(head, parts(published, entry))
                 documents, found, size = documents + 1, found + counted[0], size + counted[1]
             except MemstoreError as error:
                 problems.append(_problem(entry, error))

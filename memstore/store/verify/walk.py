@@ -17,11 +17,9 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import (
-    document_key,
     document_range,
-    passage_key,
-    read_document_key,
-    read_passage_key,
+    number_key,
+    read_number_key,
     record_key,
     tokens_key,
 )
@@ -120,14 +118,14 @@ def recount(txn: Transaction, catalog: Catalog) -> None:
     passages = catalog.passages
     there: set[Digest] = set()
     for key, _ in list(txn.scan("passages")):
-        number = read_passage_key(key)
+        number = read_number_key(key)
         try:
             row = passages.row(txn, number)
         except CorruptMemory:
             row = None
         if row is None or not wanted[row.digest] or row.digest in there:
             catalog.blocks.delete(txn, number)
-            txn.delete("passages", passage_key(number))
+            txn.delete("passages", number_key(number))
             continue
         there.add(row.digest)
         passages.correct(txn, row, wanted[row.digest])
@@ -216,9 +214,9 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
         catalog.database.last_commit()
         with catalog.database.read() as txn:
             catalog.next_number(txn)
-            rows = [read_document_key(key) for key, _ in txn.scan("documents")]
+            rows = [read_number_key(key) for key, _ in txn.scan("documents")]
             documents = set(rows).union(*(_owners(txn, table) for table in ("tokens", "landmarks")))
-            passages = {read_passage_key(key) for key, _ in txn.scan("passages")}
+            passages = {read_number_key(key) for key, _ in txn.scan("passages")}
             nobodys = _owners(txn, "blocks") - documents - passages
         for number in sorted(nobodys):
             what = f"records of number {number}, of which nothing else is told"
@@ -262,7 +260,7 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
 def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
     """A document's row; None if there is nothing of it any more. Raises CorruptMemory."""
     with catalog.database.read() as txn:
-        if txn.view("documents", document_key(number)) is not None:
+        if txn.view("documents", number_key(number)) is not None:
             return catalog.row(txn, number) if known else None
         if all(
             next(txn.scan(table, *document_range(number)), None) is None
@@ -277,9 +275,9 @@ def _owners(txn: Transaction, table: str) -> set[int]:
     owners = set()
     start = b""
     while (entry := next(txn.scan(table, start), None)) is not None:
-        number = read_document_key(entry[0][:8])
+        number = read_number_key(entry[0][:8])
         owners.add(number)
-        start = document_key(number + 1)
+        start = number_key(number + 1)
     return owners
 
 
@@ -303,7 +301,7 @@ def _read_all(
     """
     number, runs, blocks = document.id, catalog.runs, catalog.blocks
     head = Head(catalog.signature, document, catalog.index_spec)
-    order = PartOrder(head, blocks, unfinished=True)
+    order = PartOrder(head, unfinished=True)
     for first, value in catalog.texts.parts(txn, number):
         _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
         order.add(Tokens(first, bytes(value)))

@@ -88,7 +88,6 @@ def wanted(
     metadata: dict[str, Any] | None = None,
 ) -> Document:
     """The row of a new document of this memory, without content and number."""
-    of_passages = settings.passage_tokens is not None
     return Document(
         0,
         name,
@@ -96,8 +95,7 @@ def wanted(
         source_hash=source_hash,
         metadata=metadata or {},
         settings=settings,
-        layers=tuple(sorted(catalog.signature.memory_layers)) if of_passages else None,
-        codec=catalog.codec if of_passages else "",
+        codec=catalog.codec if settings.passage_tokens is not None else "",
     )
 
 

@@ -37,14 +37,9 @@ class Encoder:
         self._other_layers = document.other_layers(catalog.signature)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
 
-    def ahead(self, chunk: Chunk, wanted: Callable[[], bool]) -> None:
-        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done.
-
-        wanted: asked when its turn comes; if not, nothing is done.
-        """
-        chunk.encoding = self._thread.submit(
-            lambda: self.memory_layers(chunk) if wanted() else None
-        )
+    def ahead(self, chunk: Chunk) -> None:
+        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done."""
+        chunk.encoding = self._thread.submit(self.memory_layers, chunk)
 
     def memory_layers(self, chunk: Chunk) -> None:
         """Have the chunk hold records in the place of its memory layers' blocks, or passages."""
@@ -277,6 +272,8 @@ class Commits:
         def work(txn: Transaction) -> Document:
             row, catalog = self.row, self._catalog
             number, size = row.id, row.bytes
+            # before the old end is cut off: a passage of both keeps its records
+            referred = sum(self._refer(txn, chunk) for chunk in chunks)
             if cut:
                 kept = {"blocks": self.base, "tokens": self.base_tokens}
                 # of passages it may be more than they took: others store their records, too
@@ -284,8 +281,7 @@ class Commits:
             size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
             for block, layer, record in records:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
-            for chunk in chunks:
-                size += self._refer(txn, chunk)
+            size += referred
             for layer in self._other_layers:
                 begin, end = (run_of("landmark", block) for block in (self._keep, keep))
                 for first in range(begin, end, RUN_BLOCKS["landmark"]):

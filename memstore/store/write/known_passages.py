@@ -10,23 +10,22 @@ from memstore.disk.format.runs import TokenRun, run_of
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest, Holding
+from memstore.disk.tables.passage_table import Digest
 from memstore.errors import CorruptMemory
 
 
 class Known(NamedTuple):
     """A passage that the memory has."""
 
-    landmarks: np.ndarray | None  # [tokens, heads, width], where the selector keeps some
+    landmarks: np.ndarray | None  # int8 [tokens, width], where the selector keeps some
     stored: bool  # are its keys and values, too, or left to the questions that need them
 
 
 class KnownPassages:
     """Looks passages of one document up among those of all documents. Of one thread."""
 
-    def __init__(self, catalog: Catalog, document: Document, holding: Holding) -> None:
-        """holding: so that what was found stays until it is referred to."""
-        self._catalog, self._document, self._holding = catalog, document, holding
+    def __init__(self, catalog: Catalog, document: Document) -> None:
+        self._catalog, self._document = catalog, document
         # that were read last, by one call: of a document and block, and of a document from a block
         self._run: tuple[tuple[int, int], TokenRun] | None = None
         self._part: tuple[int, int, list[Digest]] | None = None
@@ -36,7 +35,6 @@ class KnownPassages:
         CorruptMemory.
         """
         digests = self._catalog.digests(self._document, passages)
-        self._holding.add(digests)
         self._part = self._run = None  # which others may have written anew since
         with self._catalog.database.read() as txn:
             return [self._known(txn, digest) for digest in digests]
@@ -47,7 +45,7 @@ class KnownPassages:
             return None
         stored = row.bytes > 0
         spec = self._catalog.runs.spec
-        if spec is None or not spec.heads:
+        if spec is None or not spec.width:
             return Known(None, stored)
         try:
             landmarks = self._landmarks(txn, *row.home, digest)

@@ -94,10 +94,9 @@ class DocumentWriter:
             replaces=admitted.replaces,
             on_commit=self._committed,
         )
-        self._holding = catalog.passages.holding()
         self._known: KnownPassages | None = None
         if document.of_passages:
-            self._known = KnownPassages(catalog, document, self._holding)
+            self._known = KnownPassages(catalog, document)
         self._staged = Staged(
             self._commits,
             COMMIT_BYTES if commit_bytes is None else commit_bytes,
@@ -207,7 +206,7 @@ class DocumentWriter:
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
-            self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+            self._commits.encoder.ahead(chunk)
         else:
             size = 0
         self._stage(chunk, size)
@@ -220,8 +219,9 @@ class DocumentWriter:
         self._staged.submit_if_enough()
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is stored of passages that come, whatever document they are of: the keys and values
-        of these need not be given, and stay until this writer ends; None of the others.
+        """What is stored of passages that come, whatever document they are of; None of the others.
+        Keys and values of a stored passage need not be given: if its documents are forgotten before
+        this one is committed, they are computed when a question needs them.
 
         Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
         """
@@ -243,7 +243,7 @@ class DocumentWriter:
         kv: of m of them K, V [memory layers, Hkv, tokens, D] in the KV dtype (K rotated by the
         offset in the block), the writer's own from here on. given: which m of the n these are of,
         in order (None: all of them); of the others none are stored, but those that are already
-        (`known`). landmarks: [tokens of all n, heads, width] in the dtype of the index spec; words:
+        (`known`). landmarks: int8 [tokens of all n, width]; words:
         of each passage its distinct words (hash, count). They are found and read once the document
         is ready.
 
@@ -259,7 +259,7 @@ class DocumentWriter:
         done = self.document.blocks
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         size = sum(k.nbytes + v.nbytes for k, v in kv)
-        self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+        self._commits.encoder.ahead(chunk)
         self._stage(chunk, size)
         self._characters = chunk.end
         self._staged.submit_if_enough()
@@ -323,10 +323,7 @@ class DocumentWriter:
             try:
                 self._in_store.on_close(self)
                 self._commits.leave_nothing()
-                self._holding.close()
-                self._catalog.sweep()
             finally:
-                self._holding.close()
                 self._in_store.locks.close()
         self._commits.check()
 

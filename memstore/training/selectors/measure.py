@@ -14,7 +14,7 @@ from torch import Tensor
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.block_rows import Scope
-from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
+from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import WordIndex
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_choice import Candidates
@@ -29,9 +29,7 @@ class Haystack:
     """Passages of many windows, as a memory would hold them for a selector, but in memory alone."""
 
     def __init__(self, form: IndexSpec) -> None:
-        self._tokens = (
-            TokenIndex(form.heads, form.width, LANDMARK_DTYPES[form.dtype]) if form.heads else None
-        )
+        self._tokens = TokenIndex(form.width) if form.width else None
         self._words = WordIndex() if form.words else None
         self.scope: list[tuple[int, int, int]] = []
 
@@ -63,9 +61,9 @@ class Haystack:
         lengths = [len(one.ids) for one in passages]
         self.add(lengths, torch.cat(kept) if kept else None, words)
 
-    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+    def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         assert self._tokens is not None
-        return self._tokens.maxima(q, head, scope)
+        return self._tokens.maxima(q, scope)
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         assert self._words is not None
