@@ -29,13 +29,13 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import publish
-from memstore.share.read.open_published import PublishedCatalog
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.local_cache import LocalCache
+from memstore.share.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import publish
+from memstore.share.open_published import PublishedCatalog
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
 
 QUESTION = 16  # tokens
 WAYS = ("cold", "local", "here")

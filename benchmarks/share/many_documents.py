@@ -9,8 +9,6 @@ listed       To list all documents.
 opened       To open the memory and to list them (MemoryStore.open, which reads every row).
 one asked    Opened, and one document searched.
 all asked    Opened, and all documents searched: every landmark key is read.
-merged       Of --singly documents that were published one by one, each into a segment of its own:
-             all asked, then all merged into few segments, then all asked again.
 
 Requests are those of the object store's client, each with its bytes; what they would wait for at a
 distance follows from `rounds`, the requests that had to wait for another's answer, told for what
@@ -44,12 +42,11 @@ from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.merge import merge
-from memstore.share.publish.publish import unpublish
+from memstore.share.published import Published
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.garbage_collection import prune
+from memstore.share.publish import unpublish
 
 BLOCK, DIM, A_TIME = 4, 8, 50
 SIGNATURE = Signature("ab" * 20, "cd" * 20, {}, "float16", 1, (0,), 1, DIM, BLOCK)
@@ -184,35 +181,17 @@ def measure(work: Path, documents: int, options: argparse.Namespace) -> dict[str
     return step.found
 
 
-def measure_merging(work: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """The steps of documents that are published one by one."""
-    memory, url, count = work / "memory-singly", f"file://{work}/published-singly", options.singly
-    fill(memory, count, options.blocks)
-    step = Steps(f"{count:,} one by one")
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        names = [document.name for document in store.ready()]
-        step("published", lambda: [store.publish(url, [name]) for name in names])
-    step("all asked", lambda: ask(url, None, count), options.repeats)
-    step("merged", lambda: merge(open_object_store(url)))
-    step("all asked, merged", lambda: ask(url, None, count), options.repeats)
-    return step.found
-
-
 def main() -> None:
     arguments = reading_parser(__doc__)
     arguments.add_argument("--few", type=int, default=100)
     arguments.add_argument("--documents", type=int, default=10_000)
-    arguments.add_argument("--singly", type=int, default=300)
     arguments.add_argument("--blocks", type=int, default=100)
     options = arguments.parse_args()
     begin(options)
     with workplace(options) as directory:
-        merging = measure_merging(directory, options)
         found = {f"{n:,}": measure(directory, n, options) for n in (options.few, options.documents)}
-    print(table_of({f"{options.singly:,}, one by one": merging}))
-    print()
     print(table_of(found))
-    write_part(options, "share_many_documents", found | {"singly": merging})
+    write_part(options, "share_many_documents", found)
 
 
 def table_of(found: dict[str, dict[str, list[float]]]) -> str:

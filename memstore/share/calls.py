@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
-from memstore.share.objects.daemon_threads import begin, wait_for
+from memstore.share.daemon_threads import begin, wait_for
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")

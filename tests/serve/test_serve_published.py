@@ -26,8 +26,8 @@ from memstore.errors import StoreUnavailable
 from memstore.integrations.opened import Opened
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import publish, unpublish
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary

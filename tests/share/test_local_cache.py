@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("obstore")
 
 from memstore.errors import InvalidInput
-from memstore.share.caches.local_cache import LocalCache
+from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.object_store import ObjectStore
 from support.published import open_at, units_of
 
 MOST = 1 << 20

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import CorruptMemory, MemoryNotFound, ObjectNotFound, StoreUnavailable
-from memstore.share.format.published import Published
-from memstore.share.format.segments import is_whole
-from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.publish import unpublish
+from memstore.share.published import Published
+from memstore.share.segments import is_whole
+from memstore.share.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.garbage_collection import prune
+from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.services import (

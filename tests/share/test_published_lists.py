@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from memstore.errors import CorruptMemory, StoreUnavailable
-from memstore.share.format.manifest import ListsRef
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.manifest import ListsRef
+from memstore.share.published import Published
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import send_lists
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.publish import unpublish
+from memstore.share.garbage_collection import prune
+from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory
@@ -32,7 +32,7 @@ pytest.importorskip("faiss")
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     search_by_lists(patch)
-    patch.setattr("memstore.share.publish.send_lists.SEGMENT_BYTES", 1 << 14)
+    patch.setattr("memstore.share.send_lists.SEGMENT_BYTES", 1 << 14)
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from memstore.share.caches.valkey import Valkey
+from memstore.share.valkey import Valkey
 from memstore.share.calls import Calls, CircuitBreaker, Failure
-from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.share.daemon_threads import at_once, begin
 from memstore.tiers.stats import TierCounter
 from support.services import S3_ENVIRONMENT, free_port
 
@@ -172,8 +172,8 @@ def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
 )
 def test_an_interrupt_leaves_a_store_that_does_not_answer(how: str) -> None:
     code = f"""
-from memstore.share.format.published import Published
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.published import Published
+from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"
 {how}

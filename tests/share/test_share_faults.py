@@ -24,9 +24,9 @@ from memstore.errors import (
     MemstoreError,
     StoreUnavailable,
 )
-from memstore.share.caches.local_cache import LocalCache
+from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Reason
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
 from support.published import (
     TEXTS,

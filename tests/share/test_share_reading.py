@@ -12,9 +12,9 @@ pytest.importorskip("obstore")
 from memstore.errors import ReadOnlyMemory, StoreUnavailable, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.texts.source_text import Text
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import PublishOptions, publish
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, open_at
 from support.rounding import TINY_MODEL, assert_same_to_rounding

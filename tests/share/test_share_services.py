@@ -23,8 +23,8 @@ pytest.importorskip("redis")
 
 from memstore.block import BlockKey
 from memstore.errors import StoreUnavailable
-from memstore.share.caches.valkey import Valkey
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.valkey import Valkey
+from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
 from support.hostile_proxy import KINDS, S3_ANSWERS, VALKEY_ANSWERS, proxy
 from support.paths import ROOT, TESTS

@@ -21,9 +21,9 @@ from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.publish import unpublish
+from memstore.share.open_object_store import open_object_store
+from memstore.share.garbage_collection import prune
+from memstore.share.publish import unpublish
 from memstore.share.read import published_states, published_tables
 from memstore.store.memory_store import MemoryStore
 from support.places import WatchedPlace

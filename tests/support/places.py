@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.object_store import OBJECT_BYTES, Found, ObjectStore
+from memstore.share.open_object_store import open_object_store
 
 _numbers = itertools.count()
 

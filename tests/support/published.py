@@ -10,15 +10,15 @@ from typing import Any
 
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
-from memstore.share.caches.local_cache import LocalCache
+from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure, Reason
-from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.object_store import OBJECT_BYTES, Found, ObjectStore
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import REFRESH
-from memstore.share.publish.publish import PublishOptions, publish
-from memstore.share.read.open_published import PublishedCatalog
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.publish import PublishOptions, publish
+from memstore.share.open_published import PublishedCatalog
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
 from support import synthetic_documents as synthetic

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from memstore.share.format.manifest import newest_number
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.publish import PublishOptions, Report, publish
+from memstore.share.manifest import newest_number
+from memstore.share.published import Published
+from memstore.share.object_store import ObjectStore
+from memstore.share.publish import PublishOptions, Report, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.places import WatchedPlace, in_memory

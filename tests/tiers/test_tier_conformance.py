@@ -14,8 +14,8 @@ pytest.importorskip("obstore")
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.local_cache import LocalCache
+from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from support.published import TEXTS, Wild, WildServer, open_at, publish_all, truth, units_of, write
 from support.rounding import assert_same_to_rounding

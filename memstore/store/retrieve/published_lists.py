@@ -13,13 +13,13 @@ from memstore.errors import CorruptMemory, ObjectNotFound, StoreUnavailable, Wro
 from memstore.index.index_file import FilePart, Unusable
 from memstore.index.passage_files import Digested, ListsHead, Made, PassageDirectory
 from memstore.share.calls import Failure
-from memstore.share.format.manifest import ListsRef, PartsRef
-from memstore.share.format.read_pieces import Checked
-from memstore.share.objects.object_store import Extent, ObjectStore
+from memstore.share.manifest import ListsRef, PartsRef
+from memstore.share.read_pieces import Checked
+from memstore.share.object_store import Extent, ObjectStore
 from memstore.share.publication_options import DEADLINE
-from memstore.share.publish.send_lists import send_lists
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.send_lists import send_lists
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
 from memstore.store.retrieve.listed_passages import state_of, tokens_covered
 
 

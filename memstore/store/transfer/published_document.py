@@ -11,11 +11,11 @@ from memstore.disk.format.document import Document
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentNotFound
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import read_values, records
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import PublishOptions, Report, publish
+from memstore.share.document_pages import Entry
+from memstore.share.published import Published
+from memstore.share.read_pieces import read_values, records
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import PublishOptions, Report, publish
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
 from memstore.store.transfer.exports import write_export
 

@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from memstore.disk.files import DATA
 from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
-from memstore.share.objects.object_errors import CREDENTIALS, first_line, without_credentials
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.object_errors import CREDENTIALS, first_line, without_credentials
+from memstore.share.object_store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 _ENDPOINTS = {

@@ -27,18 +27,18 @@ from memstore.errors import (
     StoreUnavailable,
     WrongModel,
 )
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Manifest
-from memstore.share.format.pieces import Piece
-from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import read_values
-from memstore.share.format.segments import SEGMENT_BYTES, is_whole
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.manifest_commit import Change, commit
-from memstore.share.publish.segment_writer import SegmentWriter
-from memstore.share.publish.send_document import DocumentPublisher
+from memstore.share.document_pages import Entry
+from memstore.share.manifest import Manifest
+from memstore.share.pieces import Piece
+from memstore.share.published import Published
+from memstore.share.read_pieces import read_values
+from memstore.share.segments import SEGMENT_BYTES, is_whole
+from memstore.share.daemon_threads import at_once
+from memstore.share.object_store import ObjectStore
+from memstore.share.garbage_collection import GRACE
+from memstore.share.manifest_commit import Change, commit
+from memstore.share.segment_writer import SegmentWriter
+from memstore.share.send_document import DocumentPublisher
 
 T = TypeVar("T")
 
@@ -196,7 +196,7 @@ class _Publishing:
             catalog.index_spec, (),
         )  # fmt: skip
         self._sending = SegmentWriter(
-            objects, catalog.signature.digest, limit=options.segment_bytes, grace=options.grace
+            objects, limit=options.segment_bytes, grace=options.grace
         )
 
     def run(self, progress: Progress) -> Report:

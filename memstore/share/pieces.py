@@ -31,7 +31,7 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.disk.format.record import WriteId
-from memstore.share.format.packed_objects import decompressed
+from memstore.share.packed_objects import decompressed
 
 Kind = Literal["records", "landmarks", "tokens"]
 Digest = Annotated[int, Meta(ge=0)]

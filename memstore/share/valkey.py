@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from memstore.errors import InvalidInput, install_extra
 from memstore.share.calls import Calls, Failure, Reason
-from memstore.share.objects.object_errors import without_credentials
+from memstore.share.object_errors import without_credentials
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")

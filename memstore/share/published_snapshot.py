@@ -2,20 +2,15 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TypeVar
 
 from memstore.disk.format.keys import document_key, read_passage_key, read_tokens_key
 from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.changes import Changes
-from memstore.errors import ObjectNotFound
-from memstore.share.format.pieces import Piece, Value, piece_of
-from memstore.share.format.read_pieces import Checked
-from memstore.share.objects.object_store import Extent
-from memstore.share.read.held_pieces import HeldPieces
-from memstore.share.read.published_states import PassagePlaces, State
-
-T = TypeVar("T")
+from memstore.share.pieces import Piece, Value, piece_of
+from memstore.share.read_pieces import Checked
+from memstore.share.object_store import Extent
+from memstore.share.held_pieces import HeldPieces
+from memstore.share.published_states import PassagePlaces, State
 
 _BLOCK = 8  # bytes of a document's number in a key
 
@@ -29,11 +24,8 @@ class Snapshot:
 
     writable = False
 
-    def __init__(
-        self, state: State, pieces: HeldPieces, places: PassagePlaces, newest: Callable[[], State]
-    ) -> None:
-        """newest: reads the newest state."""
-        self._state, self._pieces, self._places, self._newest = state, pieces, places, newest
+    def __init__(self, state: State, pieces: HeldPieces, places: PassagePlaces) -> None:
+        self._state, self._pieces, self._places = state, pieces, places
         self._parts: dict[tuple[str, int], Parts] = {}  # that were read by `bring`
 
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -66,10 +58,6 @@ class Snapshot:
         """Parts of landmarks, all read at the same time; None where one has another size. Raises
         CorruptMemory, StoreUnavailable.
         """
-        numbers = [*dict.fromkeys(int.from_bytes(part.key[:_BLOCK], "big") for part in wanted)]
-        return self._again(numbers, lambda: self._landmarks(wanted))
-
-    def _landmarks(self, wanted: Sequence[ValuePart]) -> list[bytes | memoryview] | None:
         pieces = [self._piece(part.key) for part in wanted]
         there = [piece for piece in pieces if piece is not None]
         if len(there) < len(wanted):
@@ -175,41 +163,9 @@ class Snapshot:
         """The values of some of the pieces of each of these documents. Raises CorruptMemory,
         StoreUnavailable.
         """
-
-        def read() -> list[list[Value]]:
-            chosen = [choose(self._state.entries[number].pieces) for number in numbers]
-            values = iter(self._pieces.values([piece for some in chosen for piece in some]))
-            return [[v for _ in some for v in next(values)] for some in chosen]
-
-        return self._again(numbers, read)
-
-    def _again(self, numbers: Sequence[int], read: Callable[[], T]) -> T:
-        """The result of reading documents, repeated once where their pieces moved."""
-        try:
-            return read()
-        except ObjectNotFound:
-            if not self._found_elsewhere(numbers):
-                raise
-        return read()
-
-    def _found_elsewhere(self, numbers: Sequence[int]) -> bool:
-        """Objects are gone, by merging and pruning: use the pieces of the newest manifest for
-        unchanged documents. Return whether these are unchanged and moved. Raises CorruptMemory,
-        StoreUnavailable.
-        """
-        state, newest = self._state, self._newest()
-        if newest.manifest.selector != state.manifest.selector:
-            return False
-        moved = {
-            number: newest.entries[number]
-            for number, entry in state.entries.items()
-            if number in newest.entries and newest.entries[number].row == entry.row
-        }
-        before = [state.entries[number] for number in numbers]
-        self._state = replace(state, entries={**state.entries, **moved})
-        return all(n in moved for n in numbers) and any(
-            entry != moved[number] for number, entry in zip(numbers, before)
-        )
+        chosen = [choose(self._state.entries[number].pieces) for number in numbers]
+        values = iter(self._pieces.values([piece for some in chosen for piece in some]))
+        return [[v for _ in some for v in next(values)] for some in chosen]
 
 
 def _first(key: bytes) -> int:

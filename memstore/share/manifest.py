@@ -5,7 +5,7 @@ Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits
 is first in a listing. It holds the memory's signature, codec and selector, the objects of lists of
 the selector's token landmarks, if there are any, and the pages of the table of documents; a page
 (`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by name,
-and their pieces. memstore.share.publish.manifest_commit writes the next manifest so that readers
+and their pieces. memstore.share.manifest_commit writes the next manifest so that readers
 see a change whole or not at all.
 """
 
@@ -21,10 +21,10 @@ from memstore.decode import Amount, Positive
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
-from memstore.share.format.document_pages import Name, PageRef
-from memstore.share.format.packed_objects import PACKED_BYTES, open_packed, pack
-from memstore.share.format.pieces import Digest
-from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.document_pages import Name, PageRef
+from memstore.share.packed_objects import PACKED_BYTES, open_packed, pack
+from memstore.share.pieces import Digest
+from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 
 FORMAT = 4
 MANIFESTS = "manifests"

@@ -14,10 +14,10 @@ from msgspec import Meta
 from memstore.decode import Block, Count, Positive
 from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory
-from memstore.share.format.packed_objects import PACKED_BYTES, digest_of, open_packed, pack
-from memstore.share.format.pieces import PIECE_BYTES, Digest, Kind, Layer, Piece
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.packed_objects import PACKED_BYTES, digest_of, open_packed, pack
+from memstore.share.pieces import PIECE_BYTES, Digest, Kind, Layer, Piece
+from memstore.share.daemon_threads import at_once
+from memstore.share.object_store import ObjectStore
 
 FORMAT = 4
 PAGES = "pages"

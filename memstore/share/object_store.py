@@ -17,8 +17,8 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.objects.daemon_threads import at_once, begin, wait_for
-from memstore.share.objects.object_errors import object_error
+from memstore.share.daemon_threads import at_once, begin, wait_for
+from memstore.share.object_errors import object_error
 
 T = TypeVar("T")
 

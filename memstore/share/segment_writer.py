@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 
 from memstore.disk.format.record import WriteId
-from memstore.share.format.passage_runs import PassageRuns, Run
-from memstore.share.format.pieces import Kind, Piece, Value
-from memstore.share.format.segments import Segment, is_there, send
-from memstore.share.objects.daemon_threads import at_once, begin
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.passage_runs import PassageRuns, Run
+from memstore.share.pieces import Kind, Piece, Value
+from memstore.share.segments import Segment, is_there, send
+from memstore.share.daemon_threads import at_once, begin
+from memstore.share.object_store import ObjectStore
 
 _SENDS = 4  # segments that are uploaded at once
 _PIECE_BYTES = 8 << 20  # values in a piece, about
@@ -26,14 +26,12 @@ _TAKEN, _NAMED = 0.5, 0.75
 class SegmentWriter:
     """Fills and uploads segments. Used by one thread."""
 
-    def __init__(self, objects: ObjectStore, signature: bytes, *, limit: int, grace: float) -> None:
-        """signature: its digest (Signature.digest). limit: bytes of a segment, about. grace:
-        seconds, that of `prune`.
-        """
-        self._objects, self._signature, self._limit, self._grace = objects, signature, limit, grace
+    def __init__(self, objects: ObjectStore, *, limit: int, grace: float) -> None:
+        """limit: bytes of a segment, about. grace: seconds, that of `prune`."""
+        self._objects, self._limit, self._grace = objects, limit, grace
         self._young = time.time() - _TAKEN * grace
         # Data that is read together is stored together.
-        self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
+        self._records, self._keys, self._tokens = (Segment() for _ in range(3))
         self._futures: list[Future[None]] = []
         self.runs = PassageRuns(objects)
         self._pieces: dict[str, list[Piece]] = {}  # by document, without records of passages
@@ -72,7 +70,7 @@ class SegmentWriter:
         self._records.add_records(owner, writes, first, layers, sizes, records)
         if self._records.size >= self._limit:
             self._send(self._records)
-            self._records = self._segment()
+            self._records = Segment()
 
     def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
         """Add values of one kind and part, in order. Raises StoreUnavailable."""
@@ -82,9 +80,9 @@ class SegmentWriter:
             if segment.size >= self._limit:
                 self._send(segment)
                 if kind == "tokens":
-                    self._tokens = self._segment()
+                    self._tokens = Segment()
                 else:
-                    self._keys = self._segment()
+                    self._keys = Segment()
 
     def flush(self) -> None:
         """Upload the rest, as one segment if it is small, and wait for all uploads. Raises
@@ -108,9 +106,6 @@ class SegmentWriter:
         if any(since is not None and since < oldest for since in self._since.values()):
             return False
         return all(at_once(partial(is_there, self._objects), list(self._since)))
-
-    def _segment(self) -> Segment:
-        return Segment(self._signature)
 
     def _wait(self, most: int) -> None:
         while len(self._futures) > most:

@@ -9,8 +9,8 @@ from memstore.block import RecordKey
 from memstore.disk.format.record import RecordForm
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.pieces import (
+from memstore.share.document_pages import Entry
+from memstore.share.pieces import (
     Piece,
     RecordIndex,
     Value,
@@ -21,7 +21,7 @@ from memstore.share.format.pieces import (
     record_pieces,
     row_of,
 )
-from memstore.share.objects.object_store import Extent, ObjectStore
+from memstore.share.object_store import Extent, ObjectStore
 
 _HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
 _BATCH_BYTES = 8 << 20  # of records that are read at once

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from memstore.errors import MemstoreError, ObjectNotFound, StoreUnavailable
 from memstore.share.calls import Calls, Failure, Reason
-from memstore.share.objects.object_store import GAP, Extent, ObjectStore, Span, coalesce
+from memstore.share.object_store import GAP, Extent, ObjectStore, Span, coalesce
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")

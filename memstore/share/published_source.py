@@ -24,13 +24,13 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import Found, WriteBehind, record_names
+from memstore.share.local_cache import LocalCache
+from memstore.share.valkey import Valkey
+from memstore.share.write_behind import Found, WriteBehind, record_names
 from memstore.share.calls import Failure, Reason
-from memstore.share.format.pieces import most_record_bytes
-from memstore.share.objects.object_store import Extent
-from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.pieces import most_record_bytes
+from memstore.share.object_store import Extent
+from memstore.share.published_tables import PublishedDatabase
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 

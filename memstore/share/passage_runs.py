@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from memstore.disk.tables.passage_table import Digest
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.pieces import Piece, RecordIndex
-from memstore.share.format.read_pieces import passages_index
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.document_pages import Entry
+from memstore.share.pieces import Piece, RecordIndex
+from memstore.share.read_pieces import passages_index
+from memstore.share.daemon_threads import at_once
+from memstore.share.object_store import ObjectStore
 
 
 class Run:

@@ -12,10 +12,10 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
 from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
-from memstore.share.caches.local_cache import LocalCache
+from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.pieces import (
+from memstore.share.document_pages import Entry
+from memstore.share.pieces import (
     Piece,
     RecordIndex,
     Value,
@@ -25,7 +25,7 @@ from memstore.share.format.pieces import (
     table_bytes,
     values_in,
 )
-from memstore.share.format.read_pieces import (
+from memstore.share.read_pieces import (
     Checked,
     Extent,
     check_piece,
@@ -33,7 +33,7 @@ from memstore.share.format.read_pieces import (
     index_of,
     values_of,
 )
-from memstore.share.read.remote import Remote, as_failure
+from memstore.share.remote import Remote, as_failure
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,6 +1,6 @@
 """A publication as a database of tables, which a Catalog reads as it reads those of a directory.
 
-Records are not among them: memstore.share.read.published_source reads those.
+Records are not among them: memstore.share.published_source reads those.
 """
 
 import logging
@@ -20,17 +20,17 @@ from memstore.errors import (
     MemoryNotFound,
     StoreUnavailable,
 )
-from memstore.share.caches.local_cache import LocalCache
+from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import newest_number
-from memstore.share.format.published import Published, note_newest
-from memstore.share.objects.object_store import Extent
+from memstore.share.document_pages import Entry
+from memstore.share.manifest import newest_number
+from memstore.share.published import Published, note_newest
+from memstore.share.object_store import Extent
 from memstore.share.publication_options import REFRESH
-from memstore.share.read.held_pieces import HeldPieces
-from memstore.share.read.published_snapshot import Snapshot
-from memstore.share.read.published_states import PassagePlaces, State, States
-from memstore.share.read.remote import Remote
+from memstore.share.held_pieces import HeldPieces
+from memstore.share.published_snapshot import Snapshot
+from memstore.share.published_states import PassagePlaces, State, States
+from memstore.share.remote import Remote
 
 _log = logging.getLogger("memstore")
 _PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
@@ -149,7 +149,7 @@ class PublishedDatabase:
     def read(self) -> "Iterator[Snapshot]":
         """The tables of the current state, until the block ends."""
         self._check()
-        yield Snapshot(self.state, self.pieces, self.places, self.look_again)
+        yield Snapshot(self.state, self.pieces, self.places)
 
     @property
     def file_bytes(self) -> int:
