@@ -42,11 +42,11 @@ from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.share.published import Published
+from memstore.share.garbage_collection import prune
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.garbage_collection import prune
 from memstore.share.publish import unpublish
+from memstore.share.published import Published
 
 BLOCK, DIM, A_TIME = 4, 8, 50
 SIGNATURE = Signature("ab" * 20, "cd" * 20, {}, "float16", 1, (0,), 1, DIM, BLOCK)

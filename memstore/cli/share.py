@@ -102,8 +102,8 @@ def pull(
 
     The memory is made if need be.
     """
-    from memstore.share.published import Published
     from memstore.share.open_object_store import open_object_store
+    from memstore.share.published import Published
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer.published_document import no_published
     from memstore.store.write.admission import check_name
@@ -156,8 +156,8 @@ def rm(
 @command("prune", "memstore share prune s3://team/library")
 def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     """Remove what no longer belongs to a published memory."""
-    from memstore.share.open_object_store import open_object_store
     from memstore.share.garbage_collection import prune as remove
+    from memstore.share.open_object_store import open_object_store
 
     pruned = remove(open_object_store(url), grace=3600 * grace)
     if as_json:

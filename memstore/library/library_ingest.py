@@ -14,11 +14,11 @@ from memstore.documents.folder import File
 from memstore.errors import InvalidInput
 from memstore.library.batch import Batch, Given, Job, Outcome, Progress
 from memstore.library.ray_engine import RayEngine
-from memstore.share.document_pages import Entry
-from memstore.share.published import Published
+from memstore.share.manifest import Entry
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import check_form
+from memstore.share.published import Published
 from memstore.share.staging import find_staged, publish_staged, read_all, remove_staged
 from memstore.store.memory_store import MemoryStore
 

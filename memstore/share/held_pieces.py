@@ -11,26 +11,25 @@ from typing import Generic, NamedTuple, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
+from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
-from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure
-from memstore.share.document_pages import Entry
+from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import Entry
 from memstore.share.pieces import (
+    Checked,
+    Extent,
     Piece,
     RecordIndex,
     Value,
+    check_piece,
+    damaged,
     decode_heads,
+    index_of,
     piece_of,
     row_of,
     table_bytes,
     values_in,
-)
-from memstore.share.read_pieces import (
-    Checked,
-    Extent,
-    check_piece,
-    damaged,
-    index_of,
     values_of,
 )
 from memstore.share.remote import Remote, as_failure
@@ -231,7 +230,7 @@ class HeldPieces:
         """
         pieces = [self._piece(entries, document, key.block) for document, key in wanted]
         needed = {
-            (piece.segment, piece.offset): (entries[document], piece)
+            (piece.segment, piece.offset): (entries[document].row, piece)
             for (document, _), piece in zip(wanted, pieces)
             if piece is not None
         }
@@ -258,7 +257,7 @@ class HeldPieces:
         return piece_of(entries[document].pieces, block)
 
     def _indexes_of(
-        self, wanted: Mapping[tuple[str, int], tuple[Entry, Piece]], until: float
+        self, wanted: Mapping[tuple[str, int], tuple[Document, Piece]], until: float
     ) -> dict[tuple[str, int], RecordIndex | Failure]:
         """Indexes of records by segment and offset; wanted: each as a piece of a document."""
         indexes: dict[tuple[str, int], RecordIndex | Failure] = {**self._indexes.find(wanted)}

@@ -10,12 +10,12 @@ from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.share.local_cache import LocalCache
-from memstore.share.valkey import Valkey
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
 from memstore.share.published_source import SharedSource
 from memstore.share.published_tables import PublishedDatabase
 from memstore.share.remote import Remote
+from memstore.share.valkey import Valkey
 
 
 class PublishedCatalog(Catalog):
@@ -99,7 +99,7 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     shared = None
     if server is not None:
         shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 10))
-    remote = Remote(open_object_store(url, timeout=deadline, retries=0), deadline=deadline)
+    remote = Remote(open_object_store(url, timeout=deadline), deadline=deadline)
     try:
         return PublishedCatalog(
             PublishedDatabase(

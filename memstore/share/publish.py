@@ -27,17 +27,14 @@ from memstore.errors import (
     StoreUnavailable,
     WrongModel,
 )
-from memstore.share.document_pages import Entry
-from memstore.share.manifest import Manifest
-from memstore.share.pieces import Piece
-from memstore.share.published import Published
-from memstore.share.read_pieces import read_values
-from memstore.share.segments import SEGMENT_BYTES, is_whole
-from memstore.share.daemon_threads import at_once
-from memstore.share.object_store import ObjectStore
+from memstore.share.calls import at_once
 from memstore.share.garbage_collection import GRACE
+from memstore.share.manifest import Entry, Manifest
 from memstore.share.manifest_commit import Change, commit
-from memstore.share.segment_writer import SegmentWriter
+from memstore.share.object_store import ObjectStore
+from memstore.share.pieces import Piece, read_values
+from memstore.share.published import Published
+from memstore.share.segments import SEGMENT_BYTES, SegmentWriter, is_whole
 from memstore.share.send_document import DocumentPublisher
 
 T = TypeVar("T")
@@ -195,9 +192,7 @@ class _Publishing:
             0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(),
             catalog.index_spec, (),
         )  # fmt: skip
-        self._sending = SegmentWriter(
-            objects, limit=options.segment_bytes, grace=options.grace
-        )
+        self._sending = SegmentWriter(objects, limit=options.segment_bytes, grace=options.grace)
 
     def run(self, progress: Progress) -> Report:
         sending = self._sending

@@ -14,9 +14,16 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memstore.errors import CorruptMemory, MemoryNotFound, StaleMemory
-from memstore.share.document_pages import Entry, PageRef, read_page
-from memstore.share.manifest import Manifest, manifest_name, newest_number, read_manifest
-from memstore.share.daemon_threads import at_once
+from memstore.share.calls import at_once
+from memstore.share.manifest import (
+    Entry,
+    Manifest,
+    PageRef,
+    manifest_name,
+    newest_number,
+    read_manifest,
+    read_page,
+)
 from memstore.share.object_store import ObjectStore
 
 Seen = tuple[int, bytes]

@@ -24,13 +24,13 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
+from memstore.share.calls import Failure
 from memstore.share.local_cache import LocalCache
+from memstore.share.object_store import Extent
+from memstore.share.pieces import most_record_bytes
+from memstore.share.published_tables import PublishedDatabase
 from memstore.share.valkey import Valkey
 from memstore.share.write_behind import Found, WriteBehind, record_names
-from memstore.share.calls import Failure, Reason
-from memstore.share.pieces import most_record_bytes
-from memstore.share.object_store import Extent
-from memstore.share.published_tables import PublishedDatabase
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 
@@ -223,7 +223,7 @@ class SharedSource:
             try:
                 self._catalog.blocks.check(data, key, write)
             except CorruptBlock as error:
-                raise _as_failure(error) from error
+                raise Failure("damaged", str(error)) from error
 
         found: list[Found] = []
         answers = self.remote.read([extent for _, extent in there], check, until)
@@ -238,8 +238,8 @@ class SharedSource:
         self._writes.keep(good, shared=True)
         if not failed:
             return
-        # An append may have written a record again ("other"), or pruning removed its segment.
-        changed = any(failure.reason in ("missing", "other") for _, failure in failed)
+        # An append may have written a record again, or pruning removed its segment.
+        changed = any(failure.reason in ("missing", "damaged") for _, failure in failed)
         if changed and used is not None and self._look_again(used):
             self._from_store(batch, [record for record, _ in failed], until, None, tiers)
             return
@@ -247,12 +247,12 @@ class SharedSource:
 
     def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
         (_, key, _, _), failure = failed[0]
-        if all(found.reason in ("damaged", "other") for _, found in failed):
+        if all(found.reason == "damaged" for _, found in failed):
             return CorruptBlock(
                 f"{self.remote.objects.url}: {failure}; publish the document again with --check"
             )
         units = [batch.units[at] for record, _ in failed for at in record[3]]
-        worst = next(f for _, f in failed if f.reason not in ("damaged", "other"))
+        worst = next(f for _, f in failed if f.reason != "damaged")
         return BlocksUnavailable(
             f"{len(units)} blocks of {self.remote.objects.url} could not be read, {key} among "
             f"them ({worst.reason}: {worst}); what is cached still answers",
@@ -309,13 +309,5 @@ def _fill(batch: Batch, found: Sequence[Found]) -> tuple[list[Found], list[tuple
             batch.fill(record, data)
             good.append((record, data))
         except CorruptBlock as error:
-            bad.append((record, _as_failure(error)))
+            bad.append((record, Failure("damaged", str(error))))
     return good, bad
-
-
-def _as_failure(error: CorruptBlock) -> Failure:
-    """Why a record is not the one that was asked for."""
-    text = str(error)
-    foreign = "it is the record of" in text or "another model" in text
-    reason: Reason = "other" if foreign else "damaged"
-    return Failure(reason, text)

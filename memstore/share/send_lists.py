@@ -8,12 +8,12 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
+from memstore.share.calls import begin
 from memstore.share.manifest import ListsRef, Manifest, PartsRef, new_lists_name
+from memstore.share.manifest_commit import Change, commit
+from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.published import Published
 from memstore.share.segments import SEGMENT_BYTES
-from memstore.share.daemon_threads import begin
-from memstore.share.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.manifest_commit import Change, commit
 
 _SENDS = 4  # objects that are uploaded at once
 

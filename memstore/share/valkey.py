@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from memstore.errors import InvalidInput, install_extra
 from memstore.share.calls import Calls, Failure, Reason
-from memstore.share.object_errors import without_credentials
+from memstore.share.object_store import without_credentials
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Valkey:
         self._url, self._cluster = self._parse(url)
         self._ttl = None if ttl is None else max(1, round(1000 * ttl))
         self._timeout = timeout
-        self._calls = Calls(self.counter, retry=False, name="memstore-valkey")
+        self._calls = Calls(self.counter, name="memstore-valkey")
         self._lock = threading.Lock()
         self._client: Any = None
         _redis()
@@ -109,7 +109,7 @@ class Valkey:
             client.close()
 
     def _call(self, work: Callable[[Any], T], until: float = float("inf")) -> T:
-        def tried(left: float) -> T:
+        def tried() -> T:
             try:
                 return work(self._connected())
             except Exception as error:  # redis-py also raises errors of its parser
@@ -157,6 +157,4 @@ def _reason(error: Exception) -> Reason:
         return "late"
     if isinstance(error, exceptions.OutOfMemoryError):
         return "full"
-    if isinstance(error, exceptions.ResponseError | exceptions.SlotNotCoveredError):
-        return "refused"
     return "unreachable"

@@ -15,14 +15,14 @@ from memstore.disk.format.document import Document
 from memstore.errors import MemoryNotFound, StoreUnavailable, WrongModel
 from memstore.library import library_ingest, reading
 from memstore.library.library_ingest import index_library
-from memstore.share.document_pages import PAGES
+from memstore.share import staging
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import PAGES
+from memstore.share.manifest_commit import STAGED
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import unpublish
 from memstore.share.published import Published
 from memstore.share.segments import FOLDER
-from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import staging
-from memstore.share.garbage_collection import prune
-from memstore.share.manifest_commit import STAGED
-from memstore.share.publish import unpublish
 from memstore.store.retrieve import first_stage
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
 from support.many_passages import add, create

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("obstore")
 
 from memstore.errors import InvalidInput
-from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure
+from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import ObjectStore
 from support.published import open_at, units_of
 

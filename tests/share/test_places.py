@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import CorruptMemory, MemoryNotFound, ObjectNotFound, StoreUnavailable
-from memstore.share.published import Published
-from memstore.share.segments import is_whole
+from memstore.share.garbage_collection import prune
 from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.garbage_collection import prune
 from memstore.share.publish import unpublish
+from memstore.share.published import Published
+from memstore.share.segments import is_whole
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.services import (
@@ -311,7 +311,7 @@ def test_a_store_that_refuses_or_is_unavailable_is_one_line(
         Published.open(open_object_store(f"{scheme}://bucket/empty"))
     monkeypatch.setenv(endpoint, "http://127.0.0.1:9/devstoreaccount1")
     with pytest.raises(StoreUnavailable) as caught:
-        Published.open(open_object_store(f"{scheme}://bucket/x", retries=1, timeout=2))
+        Published.open(open_object_store(f"{scheme}://bucket/x", timeout=2))
     assert "\n" not in str(caught.value)
     keys = [value for name, value in environment.items() if "KEY" in name]
     assert keys and not any(key in str(caught.value) for key in keys)

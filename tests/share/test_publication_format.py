@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
-from memstore.share.format import document_pages as pages
-from memstore.share.format import manifest
-from memstore.share.format import packed_objects as packed
+from memstore.share import manifest
+from memstore.share import packed_objects as packed
 from memstore.share.pieces import RecordIndex, Value, decode_values, encode_values
-from memstore.share.published import Published
 from memstore.share.publish import PublishOptions, publish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
 from memstore.store.verify.verify_memory import verify_published
@@ -158,7 +157,7 @@ def unpacked(place: WatchedPlace, name: str) -> Any:
 def put_page(place: WatchedPlace, values: dict[str, Any], table: Any) -> None:
     """Write the only page, and have the manifest's values name it."""
     (page,) = values["pages"]
-    data = packed.pack(PAGE, pages.FORMAT, table)
+    data = packed.pack(PAGE, manifest.FORMAT, table)
     place.inner.put(page[2], data)
     values["pages"] = [[*page[:3], len(data), packed.digest_of(data)]]
 
@@ -223,7 +222,7 @@ def test_sizes_that_a_page_or_a_manifest_invents_are_refused(invented: str, tmp_
 
 def test_a_table_that_readers_would_refuse_is_not_written() -> None:
     with pytest.raises(InvalidInput, match="another prefix"):
-        packed.pack(PAGE, pages.FORMAT, os.urandom(packed.PACKED_BYTES))
+        packed.pack(PAGE, manifest.FORMAT, os.urandom(packed.PACKED_BYTES))
 
 
 @pytest.mark.parametrize(

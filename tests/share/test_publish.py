@@ -18,13 +18,12 @@ from memstore.errors import (
     StoreUnavailable,
     WrongModel,
 )
-from memstore.share.document_pages import PAGE_ENTRIES, Entry
-from memstore.share.manifest import newest_number
-from memstore.share.published import Published
-from memstore.share.open_object_store import open_object_store
 from memstore.share.garbage_collection import prune
+from memstore.share.manifest import PAGE_ENTRIES, Entry, newest_number
 from memstore.share.manifest_commit import Change, commit
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import Report, unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.places import Killed, WatchedPlace
@@ -253,8 +252,7 @@ def test_what_became_too_old_during_a_push_is_sent_again(
     interrupt(memory, place)
     past = [0.0]
     monkeypatch.setattr(
-        "memstore.share.segment_writer.time",
-        SimpleNamespace(time=lambda: time.time() + past[0]),
+        "memstore.share.segments.time", SimpleNamespace(time=lambda: time.time() + past[0])
     )
     before_the_manifest(place, lambda: past.append(past.pop() + aged * 1e6))
     assert send(memory, place, grace=1e6).segments == sent

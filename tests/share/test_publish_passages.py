@@ -17,11 +17,11 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import CorruptBlock, DocumentNotFound, InvalidInput, MissingBlock
+from memstore.share.garbage_collection import prune
 from memstore.share.manifest import manifest_number
 from memstore.share.pieces import RecordIndex, record_pieces
-from memstore.share.published import Published
-from memstore.share.garbage_collection import prune
 from memstore.share.publish import unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.passage_documents import LAYERS, SETTINGS, content, ingest, landmarks, passage

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from memstore.errors import CorruptMemory, StoreUnavailable
+from memstore.share import send_lists
+from memstore.share.garbage_collection import prune
 from memstore.share.manifest import ListsRef
-from memstore.share.published import Published
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import send_lists
-from memstore.share.garbage_collection import prune
 from memstore.share.publish import unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory

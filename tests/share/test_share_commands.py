@@ -7,7 +7,7 @@ import pytest
 
 from memstore.cli.options import Published
 from memstore.errors import InvalidConfig
-from memstore.share.object_errors import first_line
+from memstore.share.object_store import first_line
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.passage_documents import ingest as ingest_passages

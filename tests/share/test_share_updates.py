@@ -21,10 +21,10 @@ from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share.open_object_store import open_object_store
+from memstore.share import published_states, published_tables
 from memstore.share.garbage_collection import prune
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
-from memstore.share.read import published_states, published_tables
 from memstore.store.memory_store import MemoryStore
 from support.places import WatchedPlace
 from support.published import open_at

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memstore.share.manifest import manifest_number
-from memstore.share.published import Published
 from memstore.share.garbage_collection import prune
+from memstore.share.manifest import manifest_number
 from memstore.share.publish import unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
 from memstore.store.verify.verify_memory import verify_published

@@ -10,13 +10,13 @@ from typing import Any
 
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
-from memstore.share.local_cache import LocalCache
 from memstore.share.calls import Failure, Reason
+from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import OBJECT_BYTES, Found, ObjectStore
 from memstore.share.open_object_store import open_object_store
+from memstore.share.open_published import PublishedCatalog
 from memstore.share.publication_options import REFRESH
 from memstore.share.publish import PublishOptions, publish
-from memstore.share.open_published import PublishedCatalog
 from memstore.share.published_tables import PublishedDatabase
 from memstore.share.remote import Remote
 from memstore.store.memory_store import MemoryStore
@@ -126,7 +126,10 @@ class WildPlace:
         self.requests += 1
         if self.slower:
             time.sleep(self.slower)
-        kind = self.wild.fault(self.KINDS)
+        for _ in range(4):  # obstore repeats a request that fails
+            kind = self.wild.fault(self.KINDS)
+            if kind not in ("unreachable", "5xx"):
+                break
         if kind == "late":
             time.sleep(self.wild.late)
         elif kind == "unreachable":
@@ -181,7 +184,7 @@ class WildServer:
         if kind == "unreachable":
             raise self._fail("unreachable", "connection reset")
         if kind == "refused":
-            raise self._fail("refused", "LOADING")
+            raise self._fail("unreachable", "LOADING")
         if kind == "late":
             time.sleep(self.wild.late)
         if kind == "emptied":

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memstore.share.manifest import newest_number
-from memstore.share.published import Published
 from memstore.share.object_store import ObjectStore
 from memstore.share.publish import PublishOptions, Report, publish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.places import WatchedPlace, in_memory

@@ -11,11 +11,11 @@ from memstore.disk.format.document import Document
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentNotFound
-from memstore.share.document_pages import Entry
-from memstore.share.published import Published
-from memstore.share.read_pieces import read_values, records
+from memstore.share.manifest import Entry
 from memstore.share.open_object_store import open_object_store
+from memstore.share.pieces import read_values, records
 from memstore.share.publish import PublishOptions, Report, publish
+from memstore.share.published import Published
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
 from memstore.store.transfer.exports import write_export
 
@@ -101,7 +101,7 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
         if piece.kind == "landmarks":
             for value in read_values(place, piece):
                 yield IndexRun(piece.part, value.first, value.value)
-    for record, data in records(place, entry, manifest.signature):
+    for record, data in records(place, entry.row, entry.pieces, manifest.signature):
         yield Record(record.block, record.layer, bytes(data))
 
 

@@ -29,13 +29,12 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.paths import expanded
-from memstore.share.document_pages import Entry
-from memstore.share.manifest import LISTS, ListsRef
-from memstore.share.published import Published
-from memstore.share.segments import FOLDER
-from memstore.share.object_errors import without_credentials
+from memstore.share.manifest import LISTS, Entry, ListsRef
+from memstore.share.object_store import without_credentials
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, is_url
+from memstore.share.published import Published
+from memstore.share.segments import FOLDER
 from memstore.store.transfer.document_parts import Head, check_parts
 from memstore.store.transfer.published_document import blocks_of, parts
 
