@@ -4,7 +4,6 @@ without credentials.
 
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,8 +80,7 @@ class ObjectStore:
 
     url: without credentials. identity: the URL and its endpoint; one store has one identity. Every
     call raises StoreUnavailable where the store is unavailable or refuses, and MemoryClosed in a
-    fork of a process that has called one; reading a missing object raises ObjectNotFound, and
-    reading a directory's pipe or device CorruptMemory.
+    fork of a process that has called one; reading a missing object raises ObjectNotFound.
     """
 
     def __init__(
@@ -119,7 +117,6 @@ class ObjectStore:
     def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
         """An object. One of more than `most` bytes raises CorruptMemory, and is not read."""
         self._check_process()
-        self._check_regular(name)
 
         def read() -> memoryview:
             found = self._obstore.get(self.store, name)  # its head alone
@@ -146,22 +143,9 @@ class ObjectStore:
         except Exception as error:
             raise object_error(error, self.url, name) from error
 
-    def _check_regular(self, name: str) -> None:
-        """Refuse a pipe or device in a directory, which a read would wait for: CorruptMemory."""
-        if self._directory is None:
-            return
-        with suppress(OSError, ValueError):  # reading reports what else is wrong
-            mode = os.stat(self._directory / name).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise CorruptMemory(
-                    f"{self.url}: {name} is damaged (it is not a regular file); restore it from a "
-                    "copy, or publish to another prefix"
-                )
-
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Parts of an object, each (first byte, length), of exactly that length."""
         self._check_process()
-        self._check_regular(name)
         # Not by obstore's get_ranges, which panics where an object has become shorter.
         spans = coalesce([Extent(name, start, length) for start, length in ranges])
         parts: dict[int, memoryview] = {}

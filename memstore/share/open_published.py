@@ -98,7 +98,7 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     local = None if path is None else LocalCache(path, budget)
     shared = None
     if server is not None:
-        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 10))
+        shared = Valkey(server, timeout=min(2.0, deadline / 10))
     remote = Remote(open_object_store(url, timeout=deadline), deadline=deadline)
     try:
         return PublishedCatalog(

@@ -26,17 +26,16 @@ _SENT_BYTES = 4 << 20  # of values that are sent in one request, about
 class Valkey:
     """Values by key. May be used by several threads."""
 
-    def __init__(self, url: str, *, ttl: float | None = None, timeout: float = 2.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 2.0) -> None:
         """Check the URL; nothing is connected yet.
 
         url: redis://host:port/0 or rediss://; with ?cluster=true any server of a cluster. User and
-        password may come from VALKEY_USERNAME and VALKEY_PASSWORD. ttl: seconds after which the
-        server may forget a value. timeout: seconds that one call may take. Raises InvalidInput.
+        password may come from VALKEY_USERNAME and VALKEY_PASSWORD. timeout: seconds that one call
+        may take. Raises InvalidInput.
         """
         self.shown = without_credentials(url)
         self.counter = TierCounter()  # counts every failed call
         self._url, self._cluster = self._parse(url)
-        self._ttl = None if ttl is None else max(1, round(1000 * ttl))
         self._timeout = timeout
         self._calls = Calls(self.counter, name="memstore-valkey")
         self._lock = threading.Lock()
@@ -83,7 +82,7 @@ class Valkey:
         def send(client: Any, some: Sequence[tuple[str, bytes]]) -> None:
             pipeline = client.pipeline(transaction=False)
             for key, value in some:
-                pipeline.set(key, value, px=self._ttl)
+                pipeline.set(key, value)
             pipeline.execute()
 
         some, size = list[tuple[str, bytes]](), 0

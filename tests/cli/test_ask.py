@@ -193,6 +193,7 @@ def test_every_command_that_reads_blocks_records_a_trace(
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
         assert Recorded.load(trace).requests
+        trace.unlink()
 
 
 # Terminals

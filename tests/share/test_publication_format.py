@@ -202,24 +202,6 @@ def test_an_older_page_is_refused(tmp_path: Path) -> None:
         Published.at(place, 2).documents()
 
 
-@pytest.mark.parametrize("invented", ["piece", "page"])
-def test_sizes_that_a_page_or_a_manifest_invents_are_refused(invented: str, tmp_path: Path) -> None:
-    place = WatchedPlace(in_memory())
-    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
-        ingest(store, "a", 40)
-        send(store, place)
-    values = unpacked(place, manifest.manifest_name(1))
-    segments, [(row, pieces)] = unpacked(place, values["pages"][0][2])
-    if invented == "piece":
-        pieces[0][7] = packed.PACKED_BYTES + 1
-    put_page(place, values, (segments, [(row, pieces)]))
-    if invented == "page":
-        values["pages"][0][3] = packed.PACKED_BYTES + 1
-    place.put(manifest.manifest_name(1), packed.pack(MANIFEST, manifest.FORMAT, values))
-    with pytest.raises(CorruptMemory, match="Expected `int` <="):
-        Published.at(place, 1).documents()
-
-
 def test_a_table_that_readers_would_refuse_is_not_written() -> None:
     with pytest.raises(InvalidInput, match="another prefix"):
         packed.pack(PAGE, manifest.FORMAT, os.urandom(packed.PACKED_BYTES))

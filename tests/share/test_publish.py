@@ -14,7 +14,6 @@ from memstore.errors import (
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
-    MemoryNotFound,
     StoreUnavailable,
     WrongModel,
 )
@@ -360,14 +359,6 @@ def test_a_bad_url_is_one_line(
     with pytest.raises(error, match=line) as caught:
         open_object_store(url.format(path=tmp_path), make=True)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
-
-
-def test_nothing_is_published_there(tmp_path: Path) -> None:
-    with pytest.raises(MemoryNotFound, match="no such directory"):
-        Published.open(open_object_store(f"file://{tmp_path}/nowhere"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(MemoryNotFound, match="holds no published memory"):
-        Published.open(open_object_store(f"file://{tmp_path}/empty"))
 
 
 def test_another_model_or_selector_is_refused(

@@ -24,7 +24,7 @@ from memstore.share.publish import unpublish
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
-from support.passage_documents import LAYERS, SETTINGS, content, ingest, landmarks, passage
+from support.passage_documents import LAYERS, SETTINGS, content, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace
 from support.published import open_at
@@ -187,18 +187,6 @@ def test_a_passage_is_sent_once(
     with open_at(place, host_budget=1 << 20) as reader:
         for name, made_of in there.items():
             assert read(reader, name, made_of) == 0
-
-
-def test_an_append_sends_what_it_added(
-    store: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    ingest(store, "a", 40)
-    send(store, place)
-    before = records_of(place)
-    ingest(store, "a", 43, mode="append")
-    send(store, place)
-    assert records_of(place) - before <= bytes_of(store, book(1, 39, 43))
-    same_as(store, place, tmp_path, "a")
 
 
 def test_checking_sends_damaged_passages_again_for_all_documents(

@@ -164,23 +164,6 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         torch.testing.assert_close(found[1], expected[1])
 
 
-def test_lists_of_an_appended_document_are_read_from_its_pieces(
-    memory: MemoryStore, url: str
-) -> None:
-    add(memory, "1", 1, EACH + 9, mode="append")
-    memory.publish(url)
-    memory.build_index()
-    with open_(url) as there:
-        there.build_index()
-        entry = Published.open(objects_of(url)).entry("1")
-        assert entry is not None
-        assert len([p for p in entry.pieces if (p.kind, p.part) == ("landmarks", 0)]) == 2
-        for seed in range(4):
-            here, found = by_name(memory, seed), by_name(there, seed)
-            assert here is not None and found is not None and here[0] == found[0]
-            torch.testing.assert_close(found[1], here[1])
-
-
 def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
     objects = objects_of(url)
     lists = Published.open(objects).manifest.lists

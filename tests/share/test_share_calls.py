@@ -33,32 +33,6 @@ def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
     cache.close()
 
 
-@pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
-def test_whatever_ends_a_call_the_server_is_called_again(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = Calls(TierCounter(), name="test")
-    until = time.monotonic() + 60
-
-    def fail(*_: object) -> None:
-        raise {"an interrupt": KeyboardInterrupt}.get(what, ValueError)
-
-    def no_threads(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        if what == "no threads":
-            patch.setattr("threading.Thread.start", no_threads)
-            (found,) = calls.gather([lambda: 1], until)
-            assert isinstance(found, Failure)
-        else:
-            if what == "an interrupt":  # while it waits for the answer
-                patch.setattr("memstore.share.calls.wait_for", fail)
-            with pytest.raises((KeyboardInterrupt, ValueError)):
-                calls.gather([fail], until)
-    assert calls.call(lambda: 7, until) == 7
-
-
 # Deadlines
 
 
@@ -84,27 +58,6 @@ def test_calls_end_by_the_deadline_and_then_the_server_is_skipped_for_a_while(
     calls.skips_until = 0.0
     assert calls.call(lambda: 7, time.monotonic() + 60) == 7
     assert calls.counter.failures() == {"late": 2, "denied": 1, "closed": 1}
-
-
-def test_calls_that_wait_for_a_thread_end_when_the_memory_is_closed() -> None:
-    calls = Calls(TierCounter(), threads=1, name="test")
-    began, go = threading.Event(), threading.Event()
-
-    def work() -> bool:
-        began.set()
-        return go.wait(60)
-
-    def close() -> None:
-        assert began.wait(60)
-        time.sleep(0.1)  # until the second waits
-        calls.close()
-        go.set()
-
-    closing = threading.Thread(target=close)
-    closing.start()
-    first, second = calls.gather([work, lambda: True], time.monotonic() + 60)
-    closing.join()
-    assert first is True and isinstance(second, Failure) and second.reason == "closed"
 
 
 # Threads and interrupts

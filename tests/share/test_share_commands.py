@@ -67,18 +67,6 @@ def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: 
     refused(run("share", "push", other, "--keep", "x", "--store", memory), "'x'", status=2)
 
 
-def test_a_push_uses_segments_again_within_the_grace_period(
-    memory: Path, url: str, tmp_path: Path
-) -> None:
-    run("share", "push", url, "--store", memory)
-    (segment,) = (tmp_path / "library" / "segments").glob("*/*")
-    os.utime(segment, (segment.stat().st_mtime - 7200,) * 2)
-    for hours, sent in ((5, 0), (1, 1)):
-        run("share", "rm", url, "a", "b")
-        said = run("share", "push", url, "--store", memory, "--grace", hours, "--json").json
-        assert said["segments"] == sent
-
-
 def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path) -> None:
     run("share", "push", url, "--store", memory)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")

@@ -91,15 +91,6 @@ def test_a_landmark_model_answers_the_same(
     assert stats["remote"]["hits"] == 0 and stats["local"]["hits"] > 0
 
 
-def test_a_small_budget_and_reading_ahead_change_nothing(model: LandmarkModel, path: Path) -> None:
-    with MemoryStore.open(path / "m", model.signature) as directory:
-        expected = told(model, directory)
-        budget = 40 * directory.tiers.host.unit_bytes
-    for options in ({"host_budget": budget}, {"prefetch": "speculative"}, {"device": "cpu"}):
-        with MemoryStore.open(f"file://{path}/there", model.signature, **options) as store:
-            same(told(model, store), expected)
-
-
 def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
     model: LandmarkModel, path: Path
 ) -> None:
@@ -134,22 +125,6 @@ def test_a_publication_is_read_only_and_of_its_model(
             with pytest.raises(ReadOnlyMemory, match="published"):
                 write()
         assert store.stats()["documents"] == 3
-
-
-def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/there"
-    with MemoryStore.create(tmp_path / "m", model.signature) as directory:
-        model.ingest(Text(text(100, 1), "river"), directory)
-        published(directory, url)
-        with MemoryStore.open(url, model.signature, refresh=3600.0) as store:
-            before = told(model, store)
-            model.ingest(Text(text(100, 1) + text(90, 2), "river"), directory, mode="append")
-            model.ingest(Text(text(50, 3), "other"), directory)
-            published(directory, url)
-            same(told(model, store)[3:5], before[3:5])
-            store._on_disk().catalog.database.refresh()
-            same(told(model, store), told(model, directory))
-            assert store.document("river").id == 1
 
 
 def test_a_passage_model_answers_the_same(tmp_path: Path) -> None:

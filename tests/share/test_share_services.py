@@ -22,23 +22,12 @@ pytest.importorskip("obstore")
 pytest.importorskip("redis")
 
 from memstore.block import BlockKey
-from memstore.errors import StoreUnavailable
 from memstore.share.object_store import ObjectStore
 from memstore.share.valkey import Valkey
 from memstore.store.memory_store import MemoryStore
 from support.hostile_proxy import KINDS, S3_ANSWERS, VALKEY_ANSWERS, proxy
 from support.paths import ROOT, TESTS
-from support.published import (
-    TEXTS,
-    Wild,
-    WildPlace,
-    impatient,
-    open_at,
-    publish_all,
-    truth,
-    units_of,
-    write,
-)
+from support.published import TEXTS, Wild, WildPlace, open_at, publish_all, truth, units_of, write
 from support.services import S3_ENVIRONMENT, free_port, make_bucket, s3_server
 from support.valkey_server import Server, valkey_cluster, valkey_server
 
@@ -103,15 +92,6 @@ def test_readers_share_what_one_has_read(
     else:
         keys = server.tell("KEYS *")
         assert "memstore:3:" in keys and "{" not in keys
-
-
-def test_records_expire(texts: ObjectStore, server: Server) -> None:
-    server.tell("FLUSHALL")
-    with open_at(texts, shared=Valkey(server.url, ttl=500.0, timeout=60.0)) as store:
-        check(store, units_of(store, "third")[:2])
-        settled(store)
-    key = server.tell("RANDOMKEY").split("\r\n")[1]
-    assert 0 < int(server.tell(f"PTTL {key}")[1:]) <= 500_000
 
 
 def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
@@ -249,28 +229,6 @@ def test_a_value_larger_than_a_record_is_refused_and_replaced(
         assert max(int(server.tell(f"STRLEN {key}")[1:]) for key in keys) < 8_000_000
         failed = store._on_disk().catalog.source.counters["valkey"].failures()
         assert failed == {"damaged": len(keys[::7])}
-
-
-def test_without_store_and_server_reads_fail_with_a_named_error(
-    texts: ObjectStore, tmp_path: Path
-) -> None:
-    class Away(WildPlace):
-        def get_ranges(self, name, ranges):
-            raise StoreUnavailable(f"{self.url}: connection refused; try again")
-
-    with valkey_server(tmp_path) as server:
-        away = Away(texts, Wild(0, 0.0))
-        with open_at(texts, shared=Valkey(server.url, timeout=60.0)) as store:
-            check(store, every(store)[:16])
-            settled(store)
-        with open_at(away, shared=Valkey(server.url, timeout=60.0), host_budget=4096) as store:
-            check(store, every(store)[:16])  # the server has them
-            server.kill()
-            with (
-                impatient(store),
-                pytest.raises(StoreUnavailable, match="what is cached still answers"),
-            ):
-                check(store, every(store)[16:32])
 
 
 def test_hostile_answers_under_load_give_no_wrong_block(

@@ -256,29 +256,3 @@ def test_a_pruned_document_is_not_found(library: Library) -> None:
         with pytest.raises(DocumentNotFound):
             store.lease([BlockKey(number, layer, block, 1)])
         assert [row.name for row in store.documents()] == ["mare", "other"]
-
-
-def test_a_document_that_is_published_again_has_its_number(library: Library) -> None:
-    with reader(library, refresh=3600.0) as memory:
-        number = memory.store.document("mare").id
-        library.remove()
-        look(memory)
-        assert not memory.store.has("mare")
-        library.memory.publish(library.url)
-        look(memory)
-        assert memory.store.document("mare").id == number
-        assert OLD in texts(memory.ask(QUESTION))
-
-
-def test_a_new_manifest_costs_a_reader_only_the_changed_rows(library: Library) -> None:
-    with reader(library, refresh=3600.0) as memory:
-        store = memory.store
-        store.documents()
-        catalog, read = store._on_disk().catalog, []
-        row = catalog.row
-        catalog.row = lambda txn, number: read.append(number) or row(txn, number)  # type: ignore[method-assign]
-        catalog.documents = None  # type: ignore[method-assign,assignment]
-        library.replace()
-        look(memory)
-        assert store.document("mare").tokens < store.document("other").tokens
-        assert len(read) == 1

@@ -92,24 +92,6 @@ def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     ahead.close()
 
 
-def test_cancelled_requests_are_not_read(below: CountingSource) -> None:
-    tier = host_tier(below, 64)
-    ahead = Prefetcher(tier, workers=2, batch=1)
-    below.stand_still()
-    ahead.request(units(0, 10))
-    below.reading.acquire(), below.reading.acquire()
-    ahead.cancel()
-    drained = Aside(ahead.drain)
-    assert drained.is_waiting()
-    below.go()
-    drained.end()
-    assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
-    ahead.request([unit(20)])
-    ahead.drain()
-    assert tier.holds(unit(20))
-    ahead.close()
-
-
 def test_close_waits_only_for_the_current_read(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)

@@ -328,31 +328,6 @@ def test_lookup_waits_for_room_taken_for_a_moment(below: CountingSource) -> None
     assert outcomes[1] == "done"  # the lookup came before it, or found everything pinned
 
 
-def test_leasing_thread_does_not_wait_for_others(make: Make) -> None:
-    tier = make(units=3)
-    other = Leasing(tier, [unit(0)])
-    assert other.leases()
-    with tier.lease([unit(1)]), pytest.raises(BudgetExceeded) as refused:
-        tier.lease([unit(2), unit(3)])
-    assert refused.value.fits == 1
-    other.end()
-    check_lease(tier, [unit(2), unit(3), unit(1)])
-    check_slots(tier)
-
-
-def test_waiting_for_room_times_out(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlabTier, "patience", 0.05)
-    tier = host_tier(below, units=3)
-    endless = Leasing(tier, [unit(0)])
-    assert endless.leases()
-    with pytest.raises(BudgetExceeded, match="raise the host budget"):
-        tier.lease([unit(1), unit(2), unit(3)])
-    with pytest.raises(BudgetExceeded):
-        tier.pin(-1, 0, 0, *(torch.zeros(3, 1, BLOCK, DIM) for _ in range(2)))
-    endless.end()
-    check_slots(tier)
-
-
 # Drops at awkward moments
 
 
@@ -374,22 +349,6 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
     assert tier.bytes == 3 * UNIT_BYTES and tier.stats().unused == 1
     lease.release()
     assert tier.bytes == UNIT_BYTES
-    check_slots(tier)
-
-
-def test_unit_dropped_during_its_read_is_read_again(below: CountingSource) -> None:
-    tier = host_tier(below, units=4)
-    below.stand_still()
-    first = Aside(tier.prefetch, [unit(0)])
-    below.reading.acquire()
-    joined = Aside(check_lease, tier, [unit(0)])
-    assert joined.is_waiting()
-    tier.drop([unit(0)])
-    below.reading.acquire()  # the joined lookup does not wait for what was dropped
-    below.go()
-    joined.end(), first.end()
-    assert tier.holds(unit(0)) and below.reads == [[unit(0)], [unit(0)]]
-    assert (tier.stats().misses, tier.stats().unused, tier.stats().late) == (1, 1, 0)
     check_slots(tier)
 
 
