@@ -18,8 +18,6 @@ class OpenOptions(TierOptions, ShareOptions, total=False):
     """Settings of a store's index and tiers; each has a default."""
 
     index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
-    # share of the true top blocks that an approximate index shall find; default 0.95, or as built
-    index_recall: float
 
 
 def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> Catalog:
@@ -55,15 +53,10 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
 
         usable_device(device)
         _check_budget("device", options.get("device_budget", HOST_BUDGET), signature)
-    if "index" in options or "index_recall" in options:
+    if "index" in options:
         from memstore.index import make_index
 
-        make_index(
-            options.get("index", "auto"),
-            signature.num_kv_heads,
-            signature.head_dim,
-            recall=options.get("index_recall"),
-        )
+        make_index(options["index"], signature.num_kv_heads, signature.head_dim)
     trace = options.get("trace")
     if trace is not None:
         from memstore.tiers.lookup_trace import check_trace

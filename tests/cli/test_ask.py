@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay import Recorded
 from memstore.cli import console
-from memstore.tiers.replay import Recorded
 from support.commands import OTHER, STORY, refused, run, run_apart, start
 
 pytestmark = pytest.mark.usefixtures("the_model")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.replay import ReplayResult, belady, replay
 from memstore.tiers.policy import POLICIES, Policy, make_policy
-from memstore.tiers.replay import ReplayResult, belady, replay
 
 LENGTH = 4000
 NAMES = list(POLICIES)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks import tiers as tiers_benchmark
+from benchmarks.replay import Recorded, belady, replay
 from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.replay import Recorded, belady, replay
 from support import tiny_model
 
 TRACE = tiers_benchmark.TRACE

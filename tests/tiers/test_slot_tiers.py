@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.replay import replay
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
@@ -24,7 +25,6 @@ from memstore.tiers.host_tier import HostTier
 from memstore.tiers.lease import Lease
 from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.replay import replay
 from memstore.tiers.slab import SlabTier
 from support.counting_source import (
     BLOCK,

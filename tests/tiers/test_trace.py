@@ -14,12 +14,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.replay import Recorded
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lookup_trace import TraceEntry, TraceWriter, read_trace
-from memstore.tiers.replay import Recorded
 from support.counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slots, unit
 from support.crafted import WRONG, changed, fuzzed, places
 from support.damaged_bytes import damaged

@@ -44,7 +44,6 @@ def write_engines(directory: Path, index: FaissIndex, layer: int) -> None:
         for document, run in built.rows.all()
     ]
     header = {
-        "recall": index.recall,
         "trained": built.trained,
         "end": built.rows.end,
         "runs": runs,
@@ -55,14 +54,11 @@ def write_engines(directory: Path, index: FaissIndex, layer: int) -> None:
 
 
 def read_engines(directory: Path, index: FaissIndex, layer: int) -> Built:
-    """A layer's engines, for those of the keys they hold that the memory still has.
-
-    An index of which no recall was asked takes what there is. Raises Unusable, FileNotFoundError.
+    """A layer's engines, for those of the keys they hold that the memory still has. Raises
+    Unusable, FileNotFoundError.
     """
     path = file_of(directory, layer)
     header, parts = read_file(path, _Header)
-    if index.wanted_recall not in (None, header.recall):
-        raise Unusable(f"{path.name} is calibrated for a recall of {header.recall}")
     with understood(path.name):
         built = _built(header, parts, index, layer)
     if built.stale:
@@ -120,7 +116,6 @@ def read_samples(directory: Path) -> dict[tuple[int, int], np.ndarray]:
 
 
 class _Header(Parts):
-    recall: float
     trained: Positive
     end: Positive
     runs: list[tuple[int, Block, Count, Positive, bytes]]

@@ -82,7 +82,7 @@ class QuerySamples:
                     self._kept[lookup.layer, head] = [*kept, some.clone()]
 
 
-RECALL = 0.95
+RECALL = 0.95  # share of the true top blocks that an engine is calibrated to find
 LEAST = 256  # keys that are worth building anything over
 _JOIN = 1 / 4  # of an engine's size: so many new keys join it
 _LEAST_JOIN = 4096
@@ -92,9 +92,8 @@ class FaissIndex(PackedIndex):
     """Candidates by FAISS a (layer, KV head), exact scores from the packed keys.
 
     An engine is built by `build`; until then, for small scopes, and where every candidate counts
-    (return_lse), the search is exact. recall: the share of the true top blocks that an engine's
-    effort is calibrated to find (None: 0.95). auto: ask the engine only where that is cheaper than
-    the exact search, by a model of both.
+    (return_lse), the search is exact. auto: ask the engine only where that is cheaper than the
+    exact search, by a model of both.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class FaissIndex(PackedIndex):
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         *,
-        recall: float | None = None,
         auto: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -114,8 +112,7 @@ class FaissIndex(PackedIndex):
             faiss()
         super().__init__(num_kv_heads, head_dim, dtype, device=device)
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
-        self.wanted_recall, self.auto = recall, auto
-        self.recall = RECALL if recall is None else recall
+        self.auto = auto
         self.kind = "auto" if auto else f"faiss-{FAMILY}"
         self.built: dict[int, Built] = {}
         # for adding, dropping and building; taken before the lock of a search
@@ -223,9 +220,7 @@ class FaissIndex(PackedIndex):
             keys, samples = self._numbers(layer, scope), self.queries.kept
             none = np.zeros((0, keys.shape[2]), np.float32)
             heads = [
-                HeadIndex.calibrated(
-                    of_head, samples.get((layer, number), none), top_k, self.recall
-                )
+                HeadIndex.calibrated(of_head, samples.get((layer, number), none), top_k, RECALL)
                 for number, of_head in enumerate(keys)
             ]
             with self._lock:

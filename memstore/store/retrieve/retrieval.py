@@ -56,7 +56,7 @@ class Retrieval:
         InvalidInput, OSError.
         """
         options = options.copy()
-        kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
+        kind = options.pop("index", "auto")
         self.selected = None if selector is None else SelectorIndex(selector, catalog)
         self._first_stage = _first_stage(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
@@ -68,7 +68,6 @@ class Retrieval:
             # Searched in float32, or in float64 where keys are stored so (to check the
             # mathematics).
             torch.promote_types(dtype, torch.float32),
-            recall=recall if selector is None else None,
             device=usable_device(options.get("device") or "cpu"),
         )
         self._engines: FaissFiles | None = None
