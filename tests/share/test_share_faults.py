@@ -236,7 +236,7 @@ def test_ten_reads_of_an_unavailable_store_cost_one_deadline(
     ("options", "text"),
     [
         ({"valkey": "http://localhost"}, "unknown scheme"),
-        ({"valkey": "redis://user:secret@localhost?ttl=4"}, "unknown setting"),
+        ({"valkey": "redis://user:secret@localhost?ttl=4"}, "takes no settings"),
         ({"valkey": "http://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "redis://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "redis://[::1/0"}, "not the URL of a Valkey"),

@@ -1,4 +1,4 @@
-"""Readers with a real Valkey or Redis server, or a cluster of three, before the object store:
+"""Readers with a real Valkey or Redis server before the object store:
 whatever the server loses, and however it ends, reads are slower and never wrong.
 """
 
@@ -29,7 +29,7 @@ from support.hostile_proxy import KINDS, S3_ANSWERS, VALKEY_ANSWERS, proxy
 from support.paths import ROOT, TESTS
 from support.published import TEXTS, Wild, WildPlace, open_at, publish_all, truth, units_of, write
 from support.services import S3_ENVIRONMENT, free_port, make_bucket, s3_server
-from support.valkey_server import Server, valkey_cluster, valkey_server
+from support.valkey_server import Server, valkey_server
 
 pytestmark = pytest.mark.services
 
@@ -41,12 +41,6 @@ READS = 60  # of each thread
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with valkey_server(tmp_path_factory.mktemp("valkey")) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    with valkey_cluster(tmp_path_factory.mktemp("cluster")) as servers:
-        yield servers
 
 
 def check(store: MemoryStore, units: list[BlockKey]) -> None:
@@ -70,11 +64,8 @@ def ask_again(store: MemoryStore) -> None:
     store._on_disk().catalog.source.shared._calls.skips_until = 0.0
 
 
-@pytest.mark.parametrize("kind", ["one", "cluster"])
-def test_readers_share_what_one_has_read(
-    texts: ObjectStore, server: Server, cluster: list[Server], kind: str
-) -> None:
-    url = server.url if kind == "one" else f"redis://127.0.0.1:{cluster[0].port}?cluster=true"
+def test_readers_share_what_one_has_read(texts: ObjectStore, server: Server) -> None:
+    url = server.url
     with open_at(texts, shared=Valkey(url, timeout=60.0)) as store:
         check(store, every(store))
         assert store.tier_stats()["valkey"]["misses"] == len(every(store))
@@ -85,13 +76,8 @@ def test_readers_share_what_one_has_read(
         stats = store.tier_stats()
         assert stats["valkey"]["hits"] == len(every(store)) and stats["remote"]["hits"] == 0
         assert counting.requests == 0 and "failed" not in stats["valkey"]
-        records = len(every(store)) // 2
-    if kind == "cluster":
-        sizes = [int(one.tell("DBSIZE")[1:]) for one in cluster]
-        assert min(sizes) > 0 and sum(sizes) == records
-    else:
-        keys = server.tell("KEYS *")
-        assert "memstore:3:" in keys and "{" not in keys
+    keys = server.tell("KEYS *")
+    assert "memstore:3:" in keys and "{" not in keys
 
 
 def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
@@ -134,17 +120,6 @@ def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
             hits = store.tier_stats()["valkey"]["hits"]
             check(store, units[:16])
             assert store.tier_stats()["valkey"]["hits"] > hits  # by itself
-
-
-def test_reads_survive_the_loss_of_a_node_of_a_cluster(texts: ObjectStore, tmp_path: Path) -> None:
-    with valkey_cluster(tmp_path) as servers:
-        url = f"redis://127.0.0.1:{servers[0].port}?cluster=true"
-        with open_at(texts, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
-            check(store, every(store)[:16])
-            settled(store)
-            servers[2].kill()
-            for at in range(0, 160, 16):
-                check(store, every(store)[at : at + 16])
 
 
 def test_a_server_that_hangs_costs_its_timeout_once(texts: ObjectStore, tmp_path: Path) -> None:
