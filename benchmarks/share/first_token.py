@@ -18,7 +18,6 @@ counted separately from those of blocks. Medians of the repeats, in turns.
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,10 +57,10 @@ class Distant(ObjectStore):
         self.read += len(found)
         return found
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self._wait()
-        found = super().get_ranges(name, ranges)
-        self.read += sum(map(len, found))
+        found = super().get_range(name, offset, length)
+        self.read += len(found)
         return found
 
     def first(self, prefix: str) -> str | None:

@@ -19,12 +19,11 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.calls import at_once, begin, wait_for
+from memstore.share.calls import begin, wait_for
 
 T = TypeVar("T")
 
 OBJECT_BYTES = 256 << 20  # of any object that is read whole; segments of 32 MB are the largest
-GAP = 128 << 10  # bytes between two ranges that are read rather than asked for apart
 _DELETED_AT_ONCE = 500
 _asked_by: int | None = None  # the first process that called an object store
 _LOCAL_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
@@ -44,34 +43,6 @@ class Extent(NamedTuple):
     name: str
     offset: int
     length: int
-
-
-class Span(NamedTuple):
-    """One request: bytes of an object, and the numbers of the extents that lie in them."""
-
-    name: str
-    offset: int
-    length: int
-    extents: list[int]
-
-
-def coalesce(extents: Sequence[Extent], gap: int = GAP, most: int | None = None) -> list[Span]:
-    """The requests that read some extents: one for extents of an object that lie up to `gap` bytes
-    apart, of `most` bytes together (None: any number).
-    """
-    spans: list[Span] = []
-    for number in sorted(range(len(extents)), key=lambda number: extents[number]):
-        name, offset, length = extents[number]
-        if spans and spans[-1].name == name:
-            last = spans[-1]
-            end = max(last.offset + last.length, offset + length)
-            near = offset - last.offset - last.length <= gap
-            if near and (most is None or end - last.offset <= most):
-                spans[-1] = last._replace(length=end - last.offset)
-                last.extents.append(number)
-                continue
-        spans.append(Span(name, offset, length, [number]))
-    return spans
 
 
 class ObjectStore:
@@ -143,22 +114,11 @@ class ObjectStore:
         except Exception as error:
             raise object_error(error, self.url, name) from error
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Parts of an object, each (first byte, length), of exactly that length."""
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
+        """Part of an object, of exactly this length."""
         self._check_process()
-        # Not by obstore's get_ranges, which panics where an object has become shorter.
-        spans = coalesce([Extent(name, start, length) for start, length in ranges])
-        parts: dict[int, memoryview] = {}
-        for span, data in zip(spans, at_once(self._range, spans)):
-            for number in span.extents:
-                start, length = ranges[number]
-                parts[number] = data[start - span.offset : start - span.offset + length]
-        return [parts[number] for number in range(len(ranges))]
-
-    def _range(self, span: Span) -> memoryview:
-        name, start, length, _ = span
         found = self._asked(
-            lambda: self._obstore.get_range(self.store, name, start=start, length=length), name
+            lambda: self._obstore.get_range(self.store, name, start=offset, length=length), name
         )
         if len(found) != length:
             raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")

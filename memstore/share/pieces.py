@@ -261,7 +261,7 @@ def check_piece(objects: ObjectStore, piece: Piece, data: bytes | memoryview) ->
 
 def read_values(objects: ObjectStore, piece: Piece) -> list[Value]:
     """The values that a document uses of a piece. Raises CorruptMemory, StoreUnavailable."""
-    (data,) = objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
+    data = objects.get_range(piece.segment, piece.offset, piece.length)
     check_piece(objects, piece, data)
     return values_of(objects, piece, data)
 
@@ -279,7 +279,7 @@ def read_heads(objects: ObjectStore, piece: Piece) -> list[ValueHead]:
     StoreUnavailable.
     """
     for length in (min(piece.length, _HEADS_BYTES), piece.length):
-        (data,) = objects.get_ranges(piece.segment, [(piece.offset, length)])
+        data = objects.get_range(piece.segment, piece.offset, length)
         try:
             return decode_heads(data)[0][: piece.take]
         except ValueError as error:
@@ -342,7 +342,7 @@ def records(
     for piece in record_pieces(pieces):
         which = piece.segment, piece.offset
         if which not in indexes:
-            (data,) = objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
+            data = objects.get_range(piece.segment, piece.offset, piece.length)
             indexes[which] = index_of(objects, row, piece, data)
         index = indexes[which]
         block, end = piece.first, piece.first + piece.take
@@ -363,7 +363,7 @@ def records(
             if extents:
                 start = extents[0][0]
                 length = extents[-1][0] + extents[-1][1] - start
-                (data,) = objects.get_ranges(piece.segment, [(start, length)])
+                data = objects.get_range(piece.segment, start, length)
                 for key, (at, size) in zip(keys, extents):
                     yield PublishedRecord(key, data[at - start : at - start + size])
 

@@ -5,21 +5,49 @@ what arrives wrong is asked for again here.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memstore.errors import MemstoreError, ObjectNotFound, StoreUnavailable
 from memstore.share.calls import Calls, Failure, Reason
-from memstore.share.object_store import Extent, ObjectStore, Span, coalesce
+from memstore.share.object_store import Extent, ObjectStore
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
 
+_GAP = 128 << 10  # bytes between two ranges that are read rather than asked for apart
 _MOST = 4 << 20  # bytes of one request: two smaller ones in parallel are faster than a larger one
 # Requests of one read in parallel, and where they have _SMALL bytes in the mean: those only wait.
 _AT_ONCE, _SMALL_AT_ONCE, _SMALL = 32, 128, 64 << 10
 # Bytes of one read within the deadline; more of them have longer, up to so many times.
 _IN_TIME, _LONGEST = 32 << 20, 100.0
 _TRIES = 3  # of extents that are missing or have wrong bytes: a store may answer late or wrongly
+
+
+class Span(NamedTuple):
+    """One request: bytes of an object, and the numbers of the extents that lie in them."""
+
+    name: str
+    offset: int
+    length: int
+    extents: list[int]
+
+
+def coalesce(extents: Sequence[Extent]) -> list[Span]:
+    """The requests that read some extents: one for extents of an object that lie up to _GAP bytes
+    apart, of _MOST bytes together.
+    """
+    spans: list[Span] = []
+    for number in sorted(range(len(extents)), key=lambda number: extents[number]):
+        name, offset, length = extents[number]
+        if spans and spans[-1].name == name:
+            last = spans[-1]
+            end = max(last.offset + last.length, offset + length)
+            if offset - last.offset - last.length <= _GAP and end - last.offset <= _MOST:
+                spans[-1] = last._replace(length=end - last.offset)
+                last.extents.append(number)
+                continue
+        spans.append(Span(name, offset, length, [number]))
+    return spans
 
 
 class Remote:
@@ -44,7 +72,7 @@ class Remote:
         found: dict[int, memoryview | Failure] = {}
         left = list(range(len(extents)))
         for _ in range(_TRIES):
-            spans = coalesce([extents[number] for number in left], most=_MOST)
+            spans = coalesce([extents[number] for number in left])
             small = sum(span.length for span in spans) <= _SMALL * len(spans)
             threads = _SMALL_AT_ONCE if small else _AT_ONCE
             answers = self.calls.gather([self._reading(span) for span in spans], until, threads)
@@ -69,10 +97,9 @@ class Remote:
     def _reading(self, span: Span) -> Callable[[], memoryview]:
         def read() -> memoryview:
             try:
-                (part,) = self.objects.get_ranges(span.name, [(span.offset, span.length)])
+                return self.objects.get_range(span.name, span.offset, span.length)
             except StoreUnavailable as error:
                 raise as_failure(error) from error
-            return part
 
         return read
 

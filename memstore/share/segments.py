@@ -80,20 +80,17 @@ class PassageRuns:
 
     def learn(self, entries: Iterable[Entry]) -> None:
         """Add the passages of published documents. Raises CorruptMemory, StoreUnavailable."""
-        new: dict[str, dict[int, Piece]] = {}
+        new: list[Piece] = []
         for entry in entries:
             for piece in entry.pieces if entry.row.of_passages else ():
                 where = piece.segment, piece.offset
                 if piece.kind == "records" and where not in self._learned:
                     self._learned.add(where)
-                    new.setdefault(piece.segment, {})[piece.offset] = piece
-        for pieces, indexes in zip(
-            new.values(), at_once(partial(_indexes, self._objects), [*new.values()])
-        ):
-            for piece, index in zip(pieces.values(), indexes):
-                run = Run(piece)
-                for row, digest in enumerate(index.writes):
-                    self._held.setdefault(digest, (run, row))
+                    new.append(piece)
+        for piece, index in zip(new, at_once(partial(_index, self._objects), new)):
+            run = Run(piece)
+            for row, digest in enumerate(index.writes):
+                self._held.setdefault(digest, (run, row))
 
     def knows(self, digest: Digest) -> bool:
         """Is a passage uploaded, or about to be?"""
@@ -115,11 +112,10 @@ class PassageRuns:
         return [rows.piece for rows in self._rows.get(document, ())]
 
 
-def _indexes(objects: ObjectStore, pieces: dict[int, Piece]) -> list[RecordIndex]:
-    """The indexes of runs of one segment, by offset."""
-    (segment,) = {piece.segment for piece in pieces.values()}
-    data = objects.get_ranges(segment, [(p.offset, p.length) for p in pieces.values()])
-    return [passages_index(objects, piece, part) for piece, part in zip(pieces.values(), data)]
+def _index(objects: ObjectStore, piece: Piece) -> RecordIndex:
+    """The index of a run."""
+    data = objects.get_range(piece.segment, piece.offset, piece.length)
+    return passages_index(objects, piece, data)
 
 
 SEGMENT_BYTES = 32 << 20

@@ -89,7 +89,7 @@ def records_of(place: WatchedPlace) -> int:
     }
     size = 0
     for segment, offset, length in indexes:
-        (data,) = place.get_ranges(segment, [(offset, length)])
+        data = place.get_range(segment, offset, length)
         index = RecordIndex.decode(data)
         size += index.end - index.start
     return size

@@ -147,9 +147,9 @@ def test_another_keys_value_is_refused_and_replaced(texts: ObjectStore) -> None:
 
 def test_a_record_that_is_damaged_in_the_store_is_named(texts: ObjectStore) -> None:
     class Damaged(WildPlace):
-        def get_ranges(self, name, ranges):
-            parts = super().get_ranges(name, ranges)
-            return [memoryview(bytes(part[:-1]) + bytes([part[-1] ^ 1])) for part in parts]
+        def get_range(self, name, offset, length):
+            part = super().get_range(name, offset, length)
+            return memoryview(bytes(part[:-1]) + bytes([part[-1] ^ 1]))
 
     damaged = Damaged(texts, Wild(0, 0.0))
     with open_at(damaged) as store, pytest.raises(CorruptMemory, match=r"damaged .*publish"):
@@ -169,13 +169,13 @@ class Away(WildPlace):
 
     away, hangs, asked = False, False, 0
 
-    def get_ranges(self, name, ranges):
+    def get_range(self, name, offset, length):
         if self.away:
             self.asked += 1
             if self.hangs:
                 time.sleep(0.4)
             raise StoreUnavailable(f"{self.url}: connection refused; try again")
-        return super().get_ranges(name, ranges)
+        return super().get_range(name, offset, length)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

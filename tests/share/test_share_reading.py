@@ -157,10 +157,10 @@ class Gone(WildPlace):
 
     gone: frozenset[str] = frozenset()
 
-    def get_ranges(self, name: str, ranges: Any) -> Any:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         if name in self.gone:
             raise StoreUnavailable(f"{self.url}: these credentials are refused")
-        return super().get_ranges(name, ranges)
+        return super().get_range(name, offset, length)
 
 
 def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:

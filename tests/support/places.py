@@ -44,9 +44,9 @@ class WatchedPlace:
         self.read += len(data)
         return data
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = self._call("get_ranges", name, ranges)
-        self.read += sum(map(len, found))
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
+        found = self._call("get_range", name, offset, length)
+        self.read += len(found)
         return found
 
     def create(self, name: str, data: bytes) -> bool:

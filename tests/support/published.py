@@ -122,7 +122,7 @@ class WildPlace:
     def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
         return self.place.get(name, most)
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self.requests += 1
         if self.slower:
             time.sleep(self.slower)
@@ -139,13 +139,13 @@ class WildPlace:
         elif kind == "missing":
             raise ObjectNotFound(f"{self.url}: there is no {name}")
         if kind == "other":  # bytes of another place in the object
-            ranges = [(max(0, start - 64), length) for start, length in ranges]
-        parts = self.place.get_ranges(name, ranges)
+            offset = max(0, offset - 64)
+        part = self.place.get_range(name, offset, length)
         if kind == "flipped":
-            return [memoryview(self.wild.spoilt(bytes(part))) for part in parts]
+            return memoryview(self.wild.spoilt(bytes(part)))
         if kind == "short":
-            return [part[: len(part) // 2] for part in parts]
-        return parts
+            return part[: len(part) // 2]
+        return part
 
     def create(self, name: str, data: bytes) -> bool:
         return self.place.create(name, data)
