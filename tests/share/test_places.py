@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -300,24 +299,3 @@ def test_a_store_that_refuses_or_is_unavailable_is_one_line(
     assert "\n" not in str(caught.value)
     keys = [value for name, value in environment.items() if "KEY" in name]
     assert keys and not any(key in str(caught.value) for key in keys)
-
-
-@pytest.mark.services
-def test_a_killed_publisher_does_not_harm_what_is_published(s3: str, tmp_path: Path) -> None:
-    url = "s3://bucket/killed"
-    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
-        ingest(store, "a", 60)
-        store.publish(url)
-        ingest(store, "b", 1500, text=2)
-    command = [sys.executable, "-m", "memstore", "share", "push", url]
-    command += ["--store", str(tmp_path / "memory")]
-    for wait in (0.3, 0.5, 0.7, 1.0):
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            try:
-                process.wait(wait)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-        names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
-        assert names in (["a"], ["a", "b"]) and verify_memory(url).clean
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    assert verify_memory(url).documents == 2

@@ -258,25 +258,6 @@ def test_a_record_that_damage_hides_is_damaged_and_not_missing(
         assert not isinstance(caught.value, MissingBlock)
 
 
-@pytest.mark.parametrize("wrong", [{"row": 5}, {"row": 3, "take": 4}, {"first": 2, "take": 7}])
-def test_rows_of_other_passages_are_refused(
-    wrong: dict[str, int], store: MemoryStore, place: WatchedPlace
-) -> None:
-    write(store, "a", book(1, 0, 9))
-    send(store, place)
-    (entry,) = Published.open(place).documents()
-    (piece,) = record_pieces(entry.pieces)
-    with open_at(place) as reader:
-        others = [other for other in entry.pieces if other.kind != "records"]
-        state = reader._on_disk().catalog.database.state
-        pieces = sorted([*others, piece._replace(**wrong)])
-        state.entries[1] = entry._replace(pieces=tuple(pieces))
-        with pytest.raises(CorruptBlock) as caught:
-            (at,) = reader.retrieval.stored_at([(1, 3)])
-            reader.lease([BlockKey(at[0], LAYERS[0], at[1], 0)])
-        assert "\n" not in str(caught.value)
-
-
 def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
     store: MemoryStore, place: WatchedPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,20 +281,3 @@ def test_lists_that_change_while_they_are_sent_are_not_published(
     monkeypatch.setattr(first_stage, "PAYING", 1)
     with open_(url) as there:
         assert by_name(there, 0) is not None
-
-
-def test_a_memory_is_published_where_its_lists_are_damaged(
-    memory: MemoryStore, tmp_path: Path
-) -> None:
-    memory.build_index()
-    path = tmp_path / "m" / "index" / "passages.lists"
-    kept = path.read_bytes()
-    for number, content in enumerate((None, kept[:-1], bytes(len(kept)))):
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-        url = f"file://{tmp_path}/{number}"
-        assert len(memory.publish(url).documents) == DOCUMENTS
-        assert Published.open(objects_of(url)).manifest.lists is None
-        path.unlink(missing_ok=True)
-        path.write_bytes(kept)

@@ -126,25 +126,6 @@ def test_failures_are_counted_by_reason_and_are_no_misses(texts: ObjectStore) ->
         assert valkey["hits"] == valkey["misses"] == 0 and remote["hits"] == 8
 
 
-def test_another_keys_value_is_refused_and_replaced(texts: ObjectStore) -> None:
-    server = WildServer(Wild(0, 0.0))
-    with open_at(texts, shared=server, host_budget=4096) as store:
-        units = units_of(store, "first")[:8]
-        holds_what_was_written(store, units)
-        store._on_disk().catalog.source.settle()
-        keys = list(server.held)
-        assert len(keys) == 4 and all(key.startswith("memstore:3:") for key in keys)
-        server.held = dict(zip(keys, [server.held[key] for key in keys[1:] + keys[:1]]))
-        store.lease(units_of(store, "third")[:32]).release()  # the host tier forgets
-        holds_what_was_written(store, units)
-        assert store.tier_stats()["valkey"]["failed_damaged"] == 4
-        store._on_disk().catalog.source.settle()
-        store.lease(units_of(store, "third")[:32]).release()
-        hits = store.tier_stats()["valkey"]["hits"]
-        holds_what_was_written(store, units)
-        assert store.tier_stats()["valkey"]["hits"] == hits + 8
-
-
 def test_a_record_that_is_damaged_in_the_store_is_named(texts: ObjectStore) -> None:
     class Damaged(WildPlace):
         def get_range(self, name, offset, length):

@@ -4,7 +4,6 @@ threads live on.
 
 import random
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,28 +89,6 @@ def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
     assert (ahead.stats.requested, ahead.stats.dropped, ahead.stats.read) == (41, 35, 6)
     ahead.close()
-
-
-def test_close_waits_only_for_the_current_read(below: CountingSource) -> None:
-    tier = host_tier(below, 64)
-    ahead = Prefetcher(tier, workers=2, batch=1)
-    others = set(threading.enumerate())
-    below.stand_still()
-    ahead.request(units(0, 10))
-    below.reading.acquire(), below.reading.acquire()
-    workers = set(threading.enumerate()) - others
-    closings = [Aside(ahead.close) for _ in range(2)]
-    assert all(closing.is_waiting() for closing in closings)
-    ahead.request(units(10, 20))  # after close: nothing
-    below.go()
-    for closing in closings:
-        closing.end()
-    ahead.close()
-    ahead.request(units(20, 30))
-    ahead.cancel(), ahead.drain()
-    assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
-    assert workers and not any(worker.is_alive() for worker in workers)
-    check_slots(tier)
 
 
 @pytest.mark.parametrize(
