@@ -1,6 +1,4 @@
-"""Which rows of a table hold which blocks of which documents, and the keys of one layer in such
-rows.
-"""
+"""Rows of a table by document and block, and the keys of one layer in such rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -90,7 +88,7 @@ class Rows:
 
     def append_new(self, documents: Sequence[tuple[int, int]]) -> None:
         """Give the next rows to the blocks of documents (document, how many) that have none here,
-        one document's behind the other's. Raises InvalidInput, with nothing appended.
+        document by document. Raises InvalidInput, with nothing appended.
         """
         some = [(document, n) for document, n in documents if n]
         numbers = {document for document, _ in some}

@@ -1,8 +1,7 @@
 """Late interaction: how near the nearest token of every block comes to each row of a question.
 
-A token landmark is a vector a token and head. Whatever a selector makes of it, it asks for the
-maxima of products over the tokens of blocks, exactly, by one product after the other over pieces
-that stay in a processor's cache.
+A token landmark is a vector a token and head. A selector asks for the exact maxima of products
+over the tokens of blocks, which are computed over pieces that fit in a processor's cache.
 """
 
 import threading
@@ -89,7 +88,7 @@ class TokenIndex:
         self, documents: Sequence[tuple[int, int]], landmarks: Tensor, lengths: np.ndarray
     ) -> None:
         """Append landmarks [tokens, heads, width] of all blocks of documents (document, blocks: at
-        least one) that have none, one document's behind the other's: `add` for many. lengths:
+        least one) that have none, document by document: `add` for many. lengths:
         int64, tokens of each block. Raises InvalidInput.
         """
         ends = np.cumsum([blocks for _, blocks in documents])

@@ -65,7 +65,7 @@ class PackedIndex:
 
     def add_new(self, layer: int, documents: Sequence[tuple[int, int]], keys: Tensor) -> None:
         """Append keys [n, Hkv, D] of all blocks of documents (document, blocks) that have none in
-        the layer, one document's behind the other's: `add` for many. Raises InvalidInput.
+        the layer, document by document: `add` for many. Raises InvalidInput.
         """
         self._add(layer, lambda packed: packed.add_new(documents, keys))
 

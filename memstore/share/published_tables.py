@@ -85,11 +85,11 @@ class Snapshot:
         if len(there) < len(wanted):
             return None
         places = []
-        for part, table in zip(wanted, self._pieces.tables(there, len(wanted[0].key) - _BLOCK)):
-            offset, size = table.places.get(_first(part.key), (0, 0))
+        for part, held in zip(wanted, self._pieces.tables(there, len(wanted[0].key) - _BLOCK)):
+            offset, size = held.places.get(_first(part.key), (0, 0))
             if size != part.size:
                 return None
-            extent = Extent(table.segment, offset + part.start, part.length)
+            extent = Extent(held.segment, offset + part.start, part.length)
             places.append(Checked(extent, part.digest))
         return self._pieces.landmarks(places)
 

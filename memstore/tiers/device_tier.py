@@ -10,12 +10,11 @@ from memstore.tiers.slots import UnitShape
 
 
 class DeviceTier(SlabTier):
-    """Slots on a torch device such as "cuda" ("cpu" is taken too: the same tier without the other
-    memory).
+    """Slots on a torch device such as "cuda", or "cpu" in tests.
 
-    A slot may be filled anew as soon as its lease is released, by any thread. The copy then waits
-    for what the filling thread's current stream was given before, so every thread must read slots
-    on the same: the device's default stream.
+    Any thread may refill a slot as soon as its lease is released. The copy waits for earlier work
+    on the filling thread's current stream, so every thread must read slots on the device's default
+    stream.
     """
 
     name = "device"

@@ -16,7 +16,7 @@ from memstore.tiers.slots import UnitShape
 
 
 class NoSource:
-    """Below a memory without a directory: nothing was ever stored."""
+    """The source of a memory without a directory: it has nothing."""
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         raise DocumentNotFound(

@@ -6,7 +6,7 @@ says; leased units stay until the lease ends; pinned units stay until they are u
 
 A forked child has none of its parent's other threads: a lock that one of them held could never be
 released there, and what one was reading never arrives. So a fork waits for the locks of all tiers,
-which nobody holds for long, and the child's tiers are told.
+which are held briefly, and the child forgets what was under way.
 """
 
 import os
@@ -227,7 +227,7 @@ class SlabTier:
         return units
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
-        """The units are in the source below now: from here on they are cached like any other."""
+        """Cache pinned units like any other: the source below has them now."""
         with self._lock:
             for unit in units:
                 if unit in self._table.pinned:
@@ -236,9 +236,8 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop(self, units: Iterable[BlockKey]) -> None:
-        """Hold these units no longer, pinned or not, and not when they arrive either.
-
-        A lease on one keeps its slot as it is until the lease ends.
+        """Drop units, pinned or not, also those that are being read. A lease on one keeps its slot
+        unchanged until the lease ends.
         """
         with self._lock:
             for unit in units:
@@ -310,7 +309,7 @@ class SlabTier:
         cached: units in the policy's care that are needed too.
         """
         later = room + self._ahead
-        # nobody waits for this thread, so it may wait for everybody
+        # no thread waits for this one, so it may wait for all others
         if not self._lessees.get(thread):
             later = self.capacity - len(self._table.pinned) - cached
         patience = until - time.perf_counter()
@@ -377,7 +376,7 @@ class SlabTier:
         each; on failure nothing of this lease remains.
 
         thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit
-        that is dropped meanwhile is not held afterwards, though a lease on it stays good.
+        that is dropped while it is read is not held afterwards, though a lease on it stays valid.
         """
         began = time.perf_counter()
         lengths: list[int] | None = None

@@ -32,7 +32,7 @@ class Slots:
 
     slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
     [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot;
-    lengths_here: the same in main memory, so that leases tell theirs without asking the device.
+    lengths_here: the same in main memory, so that leases need not wait for the device.
     Slots that never held a unit cost no main memory.
     """
 
@@ -65,8 +65,8 @@ class Slots:
         self._lengths = self.lengths_here.numpy()
 
     def note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Write down the lengths of the units that came into slots. All blocks but a document's
-        last are full, so a device is seldom told anything.
+        """Set the lengths of units in slots. All blocks but a document's last are full, so lengths
+        on a device seldom change.
         """
         where, new = np.array(slots, dtype=np.int64), np.array(lengths, dtype=np.int64)
         changed = self._lengths[where] != new
@@ -97,9 +97,7 @@ class SlotTable:
         self.counts = LayerCounts()
 
     def room(self) -> int:
-        """Slots that could be had now: free, never used, or of a cached unit that nobody leases or
-        waits for.
-        """
+        """Slots that are available now: free, never used, or of a cached unit without leases."""
         leased = sum(self.units.get(slot) in self.policy for slot in self.leases)
         return len(self.free) + self.capacity - self.fresh + len(self.policy) - leased
 
@@ -158,7 +156,7 @@ class SlotTable:
                     self.free.append(slot)
 
     def vacate(self, slot: int) -> None:
-        """The unit of a slot is gone: the slot is free, once nobody leases it."""
+        """Free the slot of a dropped unit, once no lease holds it."""
         del self.units[slot]
         if slot in self.leases:
             self.orphans.add(slot)

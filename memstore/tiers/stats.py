@@ -1,4 +1,4 @@
-"""What the tiers count: lookups, reads and prefetches, by tier and layer."""
+"""Counts of lookups, reads and prefetches, by tier and layer."""
 
 import threading
 from collections import Counter
@@ -12,9 +12,8 @@ from memstore.block import BlockKey
 class TierStats:
     """Lookups of one tier, or of one layer in one tier, since it was opened.
 
-    Every unit a lookup asks for is a hit or a miss. `prefetched` and `late` are parts of the hits;
-    a unit that another lookup is reading is a hit too, for it is read once. So what was read from
-    below is the misses, and what was prefetched.
+    Every unit of a lookup is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit
+    that another lookup is reading is a hit too. So misses and prefetches were read from below.
     """
 
     hits: int = 0  # units that were here, or on their way
@@ -33,8 +32,6 @@ class TierStats:
 
 
 COUNTS = tuple(field.name for field in fields(TierStats))
-
-
 HITS, MISSES, BYTES, SECONDS, EVICTIONS, PREFETCHED, LATE, UNUSED = range(len(COUNTS))
 """Places in a layer's counts."""
 
@@ -44,15 +41,10 @@ class LayerCounts:
 
     def __init__(self) -> None:
         self._layers: dict[int, list[float]] = {}
-        self._total: TierStats | None = None  # where nothing was counted since
 
     def of(self, layer: int) -> list[float]:
         """The counts of a layer, to be added to at once, in the order of the fields."""
-        self._total = None
-        counts = self._layers.get(layer)
-        if counts is None:
-            counts = self._layers[layer] = [0.0] * len(COUNTS)
-        return counts
+        return self._layers.setdefault(layer, [0.0] * len(COUNTS))
 
     def lookups(
         self,
@@ -79,10 +71,8 @@ class LayerCounts:
 
     def total(self) -> TierStats:
         """A snapshot over all layers."""
-        if self._total is None:
-            every = [[0.0] * len(COUNTS), *self._layers.values()]
-            self._total = _as_stats([sum(counts) for counts in zip(*every)])
-        return self._total
+        every = [[0.0] * len(COUNTS), *self._layers.values()]
+        return _as_stats([sum(counts) for counts in zip(*every)])
 
 
 def _as_stats(counts: Sequence[float]) -> TierStats:
@@ -99,7 +89,7 @@ class TierCounter:
         self._failures: Counter[str] = Counter()
 
     def failed(self, reason: str, count: int = 1) -> None:
-        """Reads that came to nothing, for a reason: neither hits nor misses."""
+        """Count failed reads, by reason; they are neither hits nor misses."""
         with self._lock:
             self._failures[reason] += count
 

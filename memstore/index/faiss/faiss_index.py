@@ -1,8 +1,8 @@
 """Approximate search: FAISS proposes candidates, the packed keys give their exact scores.
 
 Nothing that FAISS holds is trusted for a number: what it misses is missed, what it finds is scored
-from the packed keys. Keys that were added since an engine was built are searched exactly beside it,
-and join it when there are enough of them.
+from the packed keys. Keys that were added since an engine was built are searched exactly, and join
+the engine when there are enough of them.
 """
 
 import threading
@@ -44,7 +44,7 @@ class QuerySamples:
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Keep the queries of the searches made meanwhile, in place of those from before."""
+        """Sample the queries of the searches in the block, in place of earlier samples."""
         with self._lock:
             self._kept, self._sampling = {}, True
         try:
@@ -166,9 +166,7 @@ class FaissIndex(PackedIndex):
             return sum(end - first for first, end in spans)
 
     def join(self, layer: int) -> bool:
-        """Add to a layer's engines the keys that they lack, if there are enough of them; were
-        there?
-        """
+        """Add missing keys to a layer's engines, if there are enough; return whether there were."""
         with self._changing:
             built = self.built[layer]
             missing = self._missing(layer, built)
@@ -201,8 +199,7 @@ class FaissIndex(PackedIndex):
     # Building
 
     def build(self, layer: int, top_k: int = 4) -> None:
-        """Build a layer's engines anew over the documents it holds; searches go on exactly
-        meanwhile.
+        """Rebuild a layer's engines over the documents it holds; searches are exact until then.
 
         top_k: the blocks wanted of a search, for which the effort is calibrated.
         """

@@ -11,7 +11,7 @@ import numpy as np
 
 from memstore.errors import CorruptMemory, ObjectNotFound, WrongModel
 from memstore.index.index_file import FilePart, Unusable
-from memstore.index.passage_files import Digested, ListsHead, Made, PassageDirectory
+from memstore.index.passage_files import Encoding, ListsHead, Made, PassageDirectory
 from memstore.share.manifest import ListsRef, PartsRef
 from memstore.share.object_store import Extent, ObjectStore
 from memstore.share.pieces import Checked
@@ -60,7 +60,7 @@ class PublishedLists:
 
     def write(self, made: Made) -> int:
         """See Place."""
-        parts = Digested(made)
+        parts = Encoding(made)
         size = send_lists(self._database.remote.objects, made.digest, parts, parts.head)
         self._database.refresh()
         return size
