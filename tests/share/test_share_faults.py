@@ -221,7 +221,7 @@ def test_ten_reads_of_an_unavailable_store_cost_one_deadline(
         ({"valkey": "http://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "redis://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "redis://[::1/0"}, "not the URL of a Valkey"),
-        ({"deadline": float("inf")}, "at most 1,000,000,000 seconds"),
+        ({"deadline": float("inf")}, "must be above 0, is inf"),
         ({"deadline": float("nan")}, "must be above 0"),
         ({"deadline": -1}, "must be above 0"),
         ({"local_budget": 0}, "must be above 0"),

@@ -3,7 +3,6 @@ being reopened, an answer ends with the documents it began with, and publishers 
 """
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,13 +20,11 @@ from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share import published_states, published_tables
+from memstore.share import published_states
 from memstore.share.garbage_collection import prune
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from support.places import WatchedPlace
-from support.published import open_at
 
 QUESTION = "What is the price of the brown mare?"
 OLD, NEW = "The price of the brown mare is 310.", "The price of the brown mare is 777."
@@ -139,30 +136,6 @@ def test_an_idle_reader_looks_before_it_answers(library: Library) -> None:
         assert OLD in texts(memory.ask(QUESTION))  # it has looked a moment ago
         memory.store._on_disk().catalog.database._looked -= 3600
         assert NEW in texts(memory.ask(QUESTION))
-
-
-def test_one_reader_waits_for_a_slow_store_and_not_for_long(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published_tables, "_PATIENCE", 0.2)
-    place, go = WatchedPlace(open_object_store(library.url)), threading.Event()
-    with open_at(place, refresh=60.0) as store:
-        database = store._on_disk().catalog.database
-        began: list[str] = []
-
-        def hang(number: int, call: str, what: str) -> None:
-            if call == "first":
-                began.append(call)
-                go.wait(60)
-
-        place.before = hang
-        library.remove()
-        database._looked -= 3600
-        for _ in range(3):
-            assert store.has("mare")  # of the state before
-        assert began == ["first"]  # by one of them
-        go.set()
-        assert within_a_minute(lambda: not store.has("mare"))
 
 
 # Answers under way
