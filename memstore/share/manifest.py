@@ -33,7 +33,15 @@ FORMAT = 4
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"
+MANIFESTS = "manifests"
+LISTS = "lists"  # objects of the lists that passages are found by in two stages
+_MANIFEST = b"mRmanife"
+_LAST = (1 << 64) - 1
+_DIGITS = re.compile("[0-9a-f]{16}")
 Name = Annotated[str, Meta(max_length=4096)]
+
+
+# Pages of the table of documents
 
 
 class Entry(NamedTuple):
@@ -134,11 +142,7 @@ def entries_of(held: Entries) -> list[Entry]:
     return entries
 
 
-MANIFESTS = "manifests"
-LISTS = "lists"  # objects of the lists that passages are found by in two stages
-_MANIFEST = b"mRmanife"
-_LAST = (1 << 64) - 1
-_DIGITS = re.compile("[0-9a-f]{16}")
+# Manifests
 
 
 class PartsRef(NamedTuple):

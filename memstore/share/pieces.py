@@ -323,16 +323,9 @@ def _index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> Reco
     return index
 
 
-class PublishedRecord(NamedTuple):
-    """A record as it is stored."""
-
-    key: RecordKey
-    data: memoryview
-
-
 def records(
     objects: ObjectStore, row: Document, pieces: Sequence[Piece], signature: Signature
-) -> Iterator[PublishedRecord]:
+) -> Iterator[tuple[RecordKey, memoryview]]:
     """A document's records in order of block and layer, as its row asks for them. They are not
     checked. Raises CorruptMemory, StoreUnavailable.
     """
@@ -365,7 +358,7 @@ def records(
                 length = extents[-1][0] + extents[-1][1] - start
                 data = objects.get_range(piece.segment, start, length)
                 for key, (at, size) in zip(keys, extents):
-                    yield PublishedRecord(key, data[at - start : at - start + size])
+                    yield key, data[at - start : at - start + size]
 
 
 def damaged(objects: ObjectStore, piece: Piece, error: object) -> CorruptMemory:

@@ -25,6 +25,17 @@ from memstore.share.manifest import Entry
 from memstore.share.object_store import ObjectStore
 from memstore.share.pieces import Kind, Piece, RecordIndex, Value, encode_values, passages_index
 
+SEGMENT_BYTES = 32 << 20
+FOLDER = "segments"
+
+_SENDS = 4  # segments that are uploaded at once
+_PIECE_BYTES = 8 << 20  # values in a piece, about
+# Parts of the grace period: the greatest age of an unnamed segment that is used again, and the
+# greatest when the manifest names it. The rest is for clocks that differ.
+_TAKEN, _NAMED = 0.5, 0.75
+
+# Runs of passages
+
 
 class Run:
     """Consecutive records of passages, with their index."""
@@ -118,8 +129,7 @@ def _index(objects: ObjectStore, piece: Piece) -> RecordIndex:
     return passages_index(objects, piece, data)
 
 
-SEGMENT_BYTES = 32 << 20
-FOLDER = "segments"
+# One segment
 
 
 class Segment:
@@ -209,11 +219,7 @@ def is_there(objects: ObjectStore, name: str) -> bool:
     return any(found.name == name for found in objects.names(name.rpartition("/")[0]))
 
 
-_SENDS = 4  # segments that are uploaded at once
-_PIECE_BYTES = 8 << 20  # values in a piece, about
-# Parts of the grace period: the greatest age of an unnamed segment that is used again, and the
-# greatest when the manifest names it. The rest is for clocks that differ.
-_TAKEN, _NAMED = 0.5, 0.75
+# All segments of a publisher
 
 
 class SegmentWriter:
