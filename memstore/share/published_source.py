@@ -3,7 +3,6 @@ or the object store, in that order, many at a time. A record is used only once i
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -149,22 +148,15 @@ class SharedSource:
         tiers: list[str],
         seconds: float,
     ) -> None:
-        hits, misses = Counter[int](), Counter[int]()
-        for (_, key, _, places), _ in good:
-            hits[key[2]] += len(places)
-            for place in places:
-                tiers[place] = name
-        for _, key, _, places in missing:
-            misses[key[2]] += len(places)
-        layers = {*hits, *misses}
-        for layer in layers:
-            self.counters[name].count(
-                layer,
-                hits=hits[layer],
-                misses=misses[layer],
-                bytes=hits[layer] * batch.unit_bytes,
-                seconds=seconds / len(layers),
-            )
+        hits = [place for (_, _, _, places), _ in good for place in places]
+        for place in hits:
+            tiers[place] = name
+        self.counters[name].count(
+            hits=len(hits),
+            misses=sum(len(places) for _, _, _, places in missing),
+            bytes=len(hits) * batch.unit_bytes,
+            seconds=seconds,
+        )
 
     def keep_computed(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
         """Store a passage that a reader computed in the caches, in the background, as the records

@@ -21,7 +21,7 @@ from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import UnitShape
-from memstore.tiers.stats import TierCounter, TierStats
+from memstore.tiers.stats import TierCounter
 from memstore.tiers.tier_options import (
     DEFAULT_POLICY,
     HOST_BUDGET,
@@ -138,9 +138,8 @@ class Cascade:
         """Count a passage that a session computed in so many seconds, as a hit of a lowest tier;
         the layers of its units.
         """
-        for layer in self._computes:
-            size, share = heads * self.host.unit_bytes, seconds / len(self._computes)
-            self._computed.count(layer, hits=heads, bytes=size, seconds=share)
+        units = heads * len(self._computes)
+        self._computed.count(hits=units, bytes=units * self.host.unit_bytes, seconds=seconds)
         return self._computes
 
     def pin(
@@ -194,15 +193,6 @@ class Cascade:
         if self._computes:
             tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers
-
-    def layers(self) -> dict[str, dict[int, TierStats]]:
-        """The counts of each tier by layer, top first."""
-        layers = {tier.name: tier.layers() for tier in self.caches}
-        if self.disk is not None:
-            layers |= {name: counter.layers() for name, counter in self.disk.counters.items()}
-        if self._computes:
-            layers["computed"] = self._computed.layers()
-        return layers
 
 
 def _source(disk: LowestTier | None) -> UnitSource:

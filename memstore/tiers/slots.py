@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.tiers.policy import make_policy
-from memstore.tiers.stats import EVICTIONS, PREFETCHED, UNUSED, LayerCounts
+from memstore.tiers.stats import TierStats
 
 
 class UnitShape(NamedTuple):
@@ -94,7 +94,7 @@ class SlotTable:
         self.orphans: set[int] = set()
         self.free: list[int] = []
         self.fresh = 0  # slots from here on were never used
-        self.counts = LayerCounts()
+        self.counts = TierStats()
 
     def room(self) -> int:
         """Slots that are available now: free, never used, or of a cached unit without leases."""
@@ -115,11 +115,10 @@ class SlotTable:
                 policy.drop(unit)
             if victim is not None:
                 slot = self.slots.pop(victim)
-                counts = self.counts.of(victim.layer)
-                counts[EVICTIONS] += 1
+                self.counts.evictions += 1
                 if victim in self.untouched:
                     self.untouched.remove(victim)
-                    counts[UNUSED] += 1
+                    self.counts.unused += 1
             elif self.free:
                 slot = self.free.pop()
             else:
@@ -170,6 +169,6 @@ class SlotTable:
             # the use for which it was cached is no second use, as policies take a hit to be
             if unit in untouched:
                 untouched.remove(unit)
-                self.counts.of(unit.layer)[PREFETCHED] += 1
+                self.counts.prefetched += 1
             else:
                 hit(unit)

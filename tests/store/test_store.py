@@ -918,4 +918,3 @@ def test_stats_count_lookups_and_held_bytes(store: MemoryStore) -> None:
         (1, 2), 25
     )
     assert stats["codec"] == store.codec == "zstd"
-    assert store.tiers.layers()["host"][1].misses == 2

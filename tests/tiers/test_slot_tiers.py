@@ -91,7 +91,7 @@ def test_hits_are_not_read_again_and_are_counted(make: Make, below: CountingSour
     assert (stats.hits, stats.misses, stats.evictions) == (4, 4, 0)
     assert stats.bytes == 8 * UNIT_BYTES and stats.seconds > 0
     check_lease(tier, [unit(0, layer=3)])
-    assert tier.layers()[3].misses == 1 and tier.layers()[0].misses == 4
+    assert tier.stats().misses == 5
     assert tier.bytes == 5 * UNIT_BYTES
 
 
@@ -232,7 +232,6 @@ def test_prefetched_unit_is_a_hit_counted_once(make: Make, below: CountingSource
     check_lease(tier, [unit(0), unit(2, layer=4)])
     stats = tier.stats()
     assert (stats.hits, stats.misses, stats.prefetched, stats.late, stats.unused) == (3, 1, 2, 0, 0)
-    assert tier.layers()[4].prefetched == 1
     assert sum(map(len, below.reads)) == 4
     check_slots(tier)
 
