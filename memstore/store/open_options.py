@@ -49,7 +49,7 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
     _check_budget("host", options.get("host_budget", HOST_BUDGET), signature)
     device = options.get("device")
     if device is not None:
-        from memstore.tiers.device_tier import usable_device
+        from memstore.devices import usable_device
 
         usable_device(device)
         _check_budget("device", options.get("device_budget", HOST_BUDGET), signature)

@@ -14,12 +14,11 @@ from typing import Unpack
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.tiers.device_tier import DeviceTier
-from memstore.tiers.host_tier import HostTier, NoSource
 from memstore.tiers.lease import Lease, LowestTier, UnitSource
 from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slot_tiers import DeviceTier, HostTier, NoSource
 from memstore.tiers.slots import UnitShape
 from memstore.tiers.stats import TierCounter
 from memstore.tiers.tier_options import (
@@ -49,9 +48,6 @@ class Cascade:
         Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot be
         written.
         """
-        unknown = options.keys() - TierOptions.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"the tiers have no option {min(unknown)!r}")
         check_options(options)
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk

@@ -86,11 +86,6 @@ class Lease:
         return self.slot_lengths[self.slots]
 
     @property
-    def missed(self) -> Tensor:
-        """bool [n], the units that this lease read from a tier below."""
-        return torch.tensor([slot in self.fetched for slot in self.held], dtype=torch.bool)
-
-    @property
     def tiers(self) -> list[str]:
         """Of each requested unit the tier that had it."""
         return [self.fetched.get(slot, self.tier) for slot in self.held]

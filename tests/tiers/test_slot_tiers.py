@@ -20,12 +20,11 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.device_tier import DeviceTier
-from memstore.tiers.host_tier import HostTier
 from memstore.tiers.lease import Lease
 from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slot_tiers import DeviceTier, HostTier
 from support.counting_source import (
     BLOCK,
     DIM,
@@ -443,7 +442,7 @@ def test_host_slot_is_leased_until_its_copy_is_done(
             assert set(self._arguments[2]) <= host._table.leases.keys()
             load_units(*self._arguments).finish()
 
-    monkeypatch.setattr("memstore.tiers.host_tier.load_units", Late)
+    monkeypatch.setattr("memstore.tiers.slot_tiers.load_units", Late)
     device, host = make_pair(below, 8, 3)
     for first in range(0, 30, 5):
         check_lease(device, [unit(n) for n in range(first, first + 8)])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.devices import usable_device
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
@@ -32,7 +33,6 @@ from memstore.store.retrieve.loading import load_landmarks
 from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.lease import LowestTier, UnitSource
 from memstore.tiers.raw_bits import torch_dtype
