@@ -1,5 +1,5 @@
-"""The tiers with slots: the host tier in main memory, which attention on the CPU reads, and a device
-tier that is filled from it.
+"""The tiers with slots: the host tier in main memory, which attention on the CPU reads, and a
+device tier that is filled from it.
 """
 
 from collections.abc import Sequence
