@@ -91,7 +91,7 @@ class Snapshot:
                 return None
             extent = Extent(held.segment, offset + part.start, part.length)
             places.append(Checked(extent, part.digest))
-        return self._pieces.landmarks(places)
+        return self._pieces.checked(places)
 
     def _piece(self, key: bytes) -> Piece | None:
         """The piece that holds landmarks."""

@@ -12,7 +12,7 @@ from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.calls import Failure, Reason
 from memstore.share.local_cache import LocalCache
-from memstore.share.object_store import OBJECT_BYTES, Found, ObjectStore
+from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.open_published import PublishedCatalog
 from memstore.share.publication_options import REFRESH
@@ -119,8 +119,8 @@ class WildPlace:
         self.requests = 0
         self.slower = 0.0  # seconds that every read takes longer
 
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        return self.place.get(name, most)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.place, name)  # all but reads
 
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self.requests += 1
@@ -146,24 +146,6 @@ class WildPlace:
         if kind == "short":
             return part[: len(part) // 2]
         return part
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self.place.create(name, data)
-
-    def put(self, name: str, data: bytes) -> None:
-        self.place.put(name, data)
-
-    def names(self, prefix: str) -> Iterator[Found]:
-        return self.place.names(prefix)
-
-    def first(self, prefix: str) -> str | None:
-        return self.place.first(prefix)
-
-    def delete(self, names: Sequence[str]) -> None:
-        self.place.delete(names)
-
-    def sweep(self, seconds: float) -> int:
-        return self.place.sweep(seconds)
 
 
 class WildServer:
