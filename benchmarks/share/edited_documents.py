@@ -35,10 +35,10 @@ _CHARACTERS = 4.4  # of a token, about
 
 
 class Requests:
-    """Requests of every object store of this process, and the bytes that they sent."""
+    """Requests of every object store of this process, and their bytes."""
 
     def __init__(self) -> None:
-        self.count = self.sent = 0
+        self.count = self.read = self.sent = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -50,6 +50,8 @@ class Requests:
             def counted(place: ObjectStore, *arguments: Any) -> Any:
                 result = call(place, *arguments)
                 self.count += 1
+                if name in ("get", "get_range"):
+                    self.read += len(result)
                 if name in ("create", "put"):
                     self.sent += len(arguments[1])
                 return result
