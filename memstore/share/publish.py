@@ -34,7 +34,7 @@ from memstore.share.manifest_commit import Change, commit
 from memstore.share.object_store import ObjectStore
 from memstore.share.pieces import Piece, read_values
 from memstore.share.published import Published
-from memstore.share.segments import SEGMENT_BYTES, SegmentWriter, is_whole
+from memstore.share.segments import SegmentWriter, is_whole
 from memstore.share.send_document import DocumentPublisher
 
 T = TypeVar("T")
@@ -71,15 +71,13 @@ class PublishOptions:
     keep: "text" for no keys and values of their passages, which readers compute. replace: also
     replace published documents of these names that hold other content. check: read what is
     published of the documents, and send damaged parts again. grace: seconds, the same as for
-    `prune`: objects that no manifest names are not relied on after half of it. segment_bytes: of a
-    segment, about.
+    `prune`: objects that no manifest names are not relied on after half of it.
     """
 
     keep: Keep = "kv"
     replace: bool = False
     check: bool = False
     grace: float = GRACE
-    segment_bytes: int = SEGMENT_BYTES
 
 
 _USUAL = PublishOptions()
@@ -192,7 +190,7 @@ class _Publishing:
             0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(),
             catalog.index_spec, (),
         )  # fmt: skip
-        self._sending = SegmentWriter(objects, limit=options.segment_bytes, grace=options.grace)
+        self._sending = SegmentWriter(objects, options.grace)
 
     def run(self, progress: Progress) -> Report:
         sending = self._sending

@@ -25,7 +25,7 @@ from memstore.share.manifest import Entry
 from memstore.share.object_store import ObjectStore
 from memstore.share.pieces import Kind, Piece, RecordIndex, Value, encode_values, passages_index
 
-SEGMENT_BYTES = 32 << 20
+SEGMENT_BYTES = 32 << 20  # of a segment, about
 FOLDER = "segments"
 
 _SENDS = 4  # segments that are uploaded at once
@@ -225,9 +225,9 @@ def is_there(objects: ObjectStore, name: str) -> bool:
 class SegmentWriter:
     """Fills and uploads segments. Used by one thread."""
 
-    def __init__(self, objects: ObjectStore, *, limit: int, grace: float) -> None:
-        """limit: bytes of a segment, about. grace: seconds, that of `prune`."""
-        self._objects, self._limit, self._grace = objects, limit, grace
+    def __init__(self, objects: ObjectStore, grace: float) -> None:
+        """grace: seconds, that of `prune`."""
+        self._objects, self._grace = objects, grace
         self._young = time.time() - _TAKEN * grace
         # Data that is read together is stored together.
         self._records, self._keys, self._tokens = (Segment() for _ in range(3))
@@ -240,7 +240,7 @@ class SegmentWriter:
     @property
     def room(self) -> int:
         """Bytes of records until a segment is full."""
-        return self._limit - self._records.size
+        return SEGMENT_BYTES - self._records.size
 
     def pieces(self, document: str) -> list[Piece]:
         """The pieces of a document, once `flush` has returned."""
@@ -267,7 +267,7 @@ class SegmentWriter:
     ) -> None:
         """As Segment.add_records. Raises StoreUnavailable."""
         self._records.add_records(owner, writes, first, layers, sizes, records)
-        if self._records.size >= self._limit:
+        if self._records.size >= SEGMENT_BYTES:
             self._send(self._records)
             self._records = Segment()
 
@@ -276,7 +276,7 @@ class SegmentWriter:
         for some in _cut(values):
             segment = self._tokens if kind == "tokens" else self._keys
             segment.add_values(document, kind, part, some)
-            if segment.size >= self._limit:
+            if segment.size >= SEGMENT_BYTES:
                 self._send(segment)
                 if kind == "tokens":
                     self._tokens = Segment()
@@ -288,7 +288,7 @@ class SegmentWriter:
         StoreUnavailable.
         """
         left = [self._records, self._keys, self._tokens]
-        if sum(segment.size for segment in left) <= self._limit:
+        if sum(segment.size for segment in left) <= SEGMENT_BYTES:
             for other in left[1:]:
                 left[0].absorb(other)
             left = left[:1]

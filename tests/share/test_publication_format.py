@@ -20,7 +20,6 @@ from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFor
 from memstore.share import manifest
 from memstore.share import packed_objects as packed
 from memstore.share.pieces import RecordIndex, Value, decode_values, encode_values
-from memstore.share.publish import PublishOptions, publish
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
@@ -77,7 +76,7 @@ def publication(
         ingest(store, "a", 70)
         ingest(store, "b", 30, text=2)
         place = WatchedPlace(in_memory())
-        publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=8000))  # type: ignore[arg-type]
+        send(store, place, segment_bytes=8000)
         for name in "ab":
             store.export_document(name, folder / name)
         ingest(store, "a", 75, mode="append")

@@ -14,9 +14,10 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.texts.source_text import Text
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import PublishOptions, publish
+from memstore.share.publish import publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, open_at
+from support.publishing import send
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
 
@@ -25,7 +26,7 @@ PHRASE = "the river lantern captain"
 
 def published(store: MemoryStore, url: str, **options: Any) -> ObjectStore:
     place = open_object_store(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(**options))
+    send(store, place, **options)
     return place
 
 

@@ -16,12 +16,12 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.open_published import PublishedCatalog
 from memstore.share.publication_options import REFRESH
-from memstore.share.publish import PublishOptions, publish
 from memstore.share.published_tables import PublishedDatabase
 from memstore.share.remote import Remote
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
 from support import synthetic_documents as synthetic
+from support.publishing import send
 
 TEXTS = {"first": (1, 203), "second": (2, 118), "third": (3, 64)}  # name: text, tokens
 
@@ -37,7 +37,7 @@ def write(path: Path, **options: Any) -> MemoryStore:
 def publish_all(store: MemoryStore, url: str) -> ObjectStore:
     """All of a memory at a URL, in segments so small that a document lies in several."""
     place = open_object_store(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=16 << 10))
+    send(store, place, segment_bytes=16 << 10)
     return place
 
 
