@@ -23,9 +23,9 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.text import Books
+from benchmarks.replay import Recorded, belady, replay
 from memstore import LandmarkModel, MemoryStore, load_model
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.replay import Recorded, belady, replay
 from memstore.tiers.tier_options import DEFAULT_POLICY
 
 TRACE = Path(__file__).parent.parent / "tests/data/trace-books.zst"

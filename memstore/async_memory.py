@@ -16,7 +16,7 @@ from memstore.model.model_api import ModelAPI
 from memstore.store.open_options import OpenOptions
 
 if TYPE_CHECKING:
-    from memstore.share.publish.publish import Report as Published
+    from memstore.share.publish import Report as Published
 
 P = ParamSpec("P")
 T = TypeVar("T")

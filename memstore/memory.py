@@ -19,14 +19,14 @@ from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.paths import expanded
-from memstore.share.format.manifest import MANIFESTS
+from memstore.share.manifest import MANIFESTS
 from memstore.share.publication_options import is_url
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import OpenOptions, on_device
 from memstore.store.write.admission import Mode
 
 if TYPE_CHECKING:
-    from memstore.share.publish.publish import Report as Published
+    from memstore.share.publish import Report as Published
 
 TOGETHER = 8  # questions that are decoded together
 

@@ -13,6 +13,8 @@ of all documents, and the bytes of the records of passages that are new since th
 import argparse
 import re
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,13 +25,46 @@ from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
 from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.stored_once import CHANGED, part
-from benchmarks.share.many_documents import Requests
 from memstore.disk.format.text_parts import Keep
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
+from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
 
 _CHARACTERS = 4.4  # of a token, about
+
+
+class Requests:
+    """Requests of every object store of this process, and their bytes."""
+
+    def __init__(self) -> None:
+        self.count = self.read = self.sent = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Until the block ends."""
+        names = ("get", "get_range", "names", "create", "put", "_delete")
+        kept = {name: getattr(ObjectStore, name) for name in names}
+
+        def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(place: ObjectStore, *arguments: Any) -> Any:
+                result = call(place, *arguments)
+                self.count += 1
+                if name in ("get", "get_range"):
+                    self.read += len(result)
+                if name in ("create", "put"):
+                    self.sent += len(arguments[1])
+                return result
+
+            return counted
+
+        for name, call in kept.items():
+            setattr(ObjectStore, name, counting(name, call))
+        try:
+            yield
+        finally:
+            for name, call in kept.items():
+                setattr(ObjectStore, name, call)
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ counted separately from those of blocks. Medians of the repeats, in turns.
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,13 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import publish
-from memstore.share.read.open_published import PublishedCatalog
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.local_cache import LocalCache
+from memstore.share.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.open_published import PublishedCatalog
+from memstore.share.publish import publish
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
 
 QUESTION = 16  # tokens
 WAYS = ("cold", "local", "here")
@@ -58,10 +57,10 @@ class Distant(ObjectStore):
         self.read += len(found)
         return found
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self._wait()
-        found = super().get_ranges(name, ranges)
-        self.read += sum(map(len, found))
+        found = super().get_range(name, offset, length)
+        self.read += len(found)
         return found
 
     def first(self, prefix: str) -> str | None:

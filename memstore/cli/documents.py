@@ -21,7 +21,6 @@ from memstore.cli.options import (
     ReadStore,
     Store,
     flag,
-    option,
 )
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
@@ -222,30 +221,21 @@ def compact(store: Store, as_json: Json = False) -> None:
     "index",
     "memstore index",
     "memstore index --store s3://team/library",
-    "memstore index --index faiss-ivf-sq8 --recall 0.99",
+    "memstore index --index faiss-ivf-sq8",
 )
 def index(
-    store: ReadStore,
-    kind: IndexKind = None,
-    recall: Annotated[
-        float | None, option("--recall", "R", "Share of the true top blocks to find; default 0.95.")
-    ] = None,
-    *,
-    model_options: ModelOptions,
-    as_json: Json = False,
+    store: ReadStore, kind: IndexKind = None, *, model_options: ModelOptions, as_json: Json = False
 ) -> None:
     """Build an approximate index over landmarks.
 
     For memories too large to search exactly. It is stored with the memory, or published with it,
     and used by every later command. Documents read later are searched exactly until there are
-    enough of them to join it. Build it again after much has changed. --index and --recall are for
-    models with landmark keys of their own.
+    enough of them to join it. Build it again after much has changed. --index is for models with
+    landmark keys of their own.
     """
     options: OpenOptions = {}
     if kind is not None:
         options["index"] = kind
-    if recall is not None:
-        options["index_recall"] = recall
     with opened(store, model_options, options, read_only=is_url(store)) as (model, memory):
         if model.keeps != memory.selector:
             raise InvalidInput(
@@ -254,9 +244,7 @@ def index(
             )
         with_selector = model.keeps is not None
         if with_selector and options:
-            raise InvalidInput(
-                "--index and --recall are for models with landmark keys; leave them out"
-            )
+            raise InvalidInput("--index is for models with landmark keys; leave it out")
         began = time.monotonic()
         with console.working("index", "tokens" if with_selector else "layers") as show:
             built = model.build_index(memory, show)

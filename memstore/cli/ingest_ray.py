@@ -74,8 +74,8 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
     Raises what `name_of` raises for a published memory's model.
     """
     from memstore.hf.models_by_name import default_name, name_of
-    from memstore.share.format.published import Published
-    from memstore.share.objects.open_object_store import open_object_store
+    from memstore.share.open_object_store import open_object_store
+    from memstore.share.published import Published
 
     newest = Published.newest(open_object_store(url, make=True))
     if newest is None:

@@ -13,7 +13,7 @@ import typer
 
 from memstore.cli import console
 from memstore.compute import Compute
-from memstore.share.objects.object_errors import without_credentials
+from memstore.share.object_store import without_credentials
 from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:

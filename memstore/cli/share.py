@@ -1,4 +1,4 @@
-"""The commands that share a memory through an object store: push, pull, rm, merge, prune."""
+"""The commands that share a memory through an object store: push, pull, rm, prune."""
 
 from dataclasses import asdict
 from typing import Annotated, Literal
@@ -102,8 +102,8 @@ def pull(
 
     The memory is made if need be.
     """
-    from memstore.share.format.published import Published
-    from memstore.share.objects.open_object_store import open_object_store
+    from memstore.share.open_object_store import open_object_store
+    from memstore.share.published import Published
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer.published_document import no_published
     from memstore.store.write.admission import check_name
@@ -142,8 +142,8 @@ def rm(
     Their bytes stay until `memstore share prune` removes them; a process that has the memory open
     may read them until then.
     """
-    from memstore.share.objects.open_object_store import open_object_store
-    from memstore.share.publish.publish import unpublish
+    from memstore.share.open_object_store import open_object_store
+    from memstore.share.publish import unpublish
 
     number = unpublish(open_object_store(url), names)
     if as_json:
@@ -153,27 +153,11 @@ def rm(
         console.say(f"{named}: no longer published; manifest {number}")
 
 
-@command("merge", "memstore share merge s3://team/library")
-def merge(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
-    """Merge many small objects into few, and rewrite half-used ones."""
-    from memstore.share.objects.open_object_store import open_object_store
-    from memstore.share.publish.merge import merge as merge_segments
-
-    merged = merge_segments(open_object_store(url), grace=3600 * grace)
-    if as_json:
-        console.emit(merged._asdict())
-        return
-    console.say(
-        f"{merged.before:,} small segments are now {merged.after:,}, "
-        f"{console.size(merged.bytes)}, of {merged.documents:,} documents"
-    )
-
-
 @command("prune", "memstore share prune s3://team/library")
 def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     """Remove what no longer belongs to a published memory."""
-    from memstore.share.objects.open_object_store import open_object_store
-    from memstore.share.publish.garbage_collection import prune as remove
+    from memstore.share.garbage_collection import prune as remove
+    from memstore.share.open_object_store import open_object_store
 
     pruned = remove(open_object_store(url), grace=3600 * grace)
     if as_json:
@@ -185,4 +169,4 @@ def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     )
 
 
-COMMANDS = (push, pull, rm, merge, prune)
+COMMANDS = (push, pull, rm, prune)

@@ -21,24 +21,17 @@ def make_index(
     head_dim: int,
     dtype: torch.dtype = torch.float32,
     *,
-    recall: float | None = None,
     device: torch.device | str = "cpu",
 ) -> PackedIndex:
     """An empty index for keys [.., num_kv_heads, head_dim], held in `dtype` on `device`.
 
     kind: "packed" (exact), "faiss-ivf-sq8" (needs FAISS), or "auto": exact until an
     engine is built, and after that whichever of the two costs less for a search.
-    recall: the share of the true top blocks that an engine is calibrated to find (None: 0.95, and
-    whatever one that is there already was built for).
 
-    Raises InvalidInput for an unknown kind, a recall outside 0..1, or where FAISS is missing.
+    Raises InvalidInput for an unknown kind, or where FAISS is missing.
     """
     if kind not in INDEX_KINDS:
         raise InvalidInput(f"unknown index {kind!r}: choose one of {', '.join(INDEX_KINDS)}")
-    if recall is not None and not 0 < recall <= 1:
-        raise InvalidInput(f"the recall of an index must lie above 0 and up to 1, is {recall}")
     if kind == "packed":
         return PackedIndex(num_kv_heads, head_dim, dtype, device=device)
-    return FaissIndex(
-        num_kv_heads, head_dim, dtype, recall=recall, auto=kind == "auto", device=device
-    )
+    return FaissIndex(num_kv_heads, head_dim, dtype, auto=kind == "auto", device=device)

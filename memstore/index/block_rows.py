@@ -1,6 +1,4 @@
-"""Which rows of a table hold which blocks of which documents, and the keys of one layer in such
-rows.
-"""
+"""Rows of a table by document and block, and the keys of one layer in such rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -65,10 +63,6 @@ class Rows:
         self.end = 0
         self.live = 0  # rows that some document has
         self._runs: dict[int, list[Run]] = {}
-        # Of documents that came together, until they change: their first rows, and how many they
-        # have. Numbers alone: the collector would look through a hundred thousand objects.
-        self._starts: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}
         self._by_row: np.ndarray | None = None  # int64 [runs, 3]: `places`, while nothing changes
 
     def append(self, document: int, first_block: int, n: int) -> None:
@@ -117,36 +111,29 @@ class Rows:
 
     def of(self, document: int) -> list[Run]:
         """The runs of a document; do not change them."""
-        start = self._starts.get(document)
-        if start is not None:
-            return [Run(0, start, self._sizes[document])]
         return self._runs.get(document, [])
 
     def _put(self, document: int, runs: list[Run]) -> None:
-        self._starts.pop(document, None)
-        self._sizes.pop(document, None)
         self._runs.pop(document, None)
         self._by_row = None
         if runs:
             self._runs[document] = runs
 
     def __contains__(self, document: int) -> bool:
-        return document in self._starts or document in self._runs
+        return document in self._runs
 
     def documents(self) -> set[int]:
         """Those that have rows."""
-        return {*self._starts, *self._runs}
+        return {*self._runs}
 
     def all(self) -> list[tuple[int, Run]]:
         """Every document's runs, in the order of the rows."""
-        runs = [(document, run) for document in self.documents() for run in self.of(document)]
+        runs = [(document, run) for document, of in self._runs.items() for run in of]
         return sorted(runs, key=lambda run: run[1].start)
 
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) of a document; (0, 0) if none."""
-        if document in self._starts:
-            return 0, self._sizes[document]
-        runs = self._runs.get(document)
+        runs = self.of(document)
         return (runs[0].first_block, runs[-1].end_block) if runs else (0, 0)
 
     def ranges(self, scope: Scope) -> Ranges:
@@ -154,10 +141,6 @@ class Rows:
         found: Ranges = []
         for document, first, end in scope:
             if end <= first:
-                continue
-            start = self._starts.get(document)
-            if start is not None and first >= 0 and end <= self._sizes[document]:
-                join(found, start + first, start + end)
                 continue
             runs = self.of(document)
             if not runs or first < runs[0].first_block or end > runs[-1].end_block:
@@ -194,15 +177,8 @@ class Rows:
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The documents and blocks, int64 [n] each, of rows [n] that some document has."""
         if self._by_row is None:
-            whole = np.zeros((len(self._starts), 3), np.int64)
-            whole[:, 0], whole[:, 1] = [*self._starts.values()], [*self._starts]
-            runs = [
-                (run.start, document, run.first_block)
-                for document, of_document in self._runs.items()
-                for run in of_document
-            ]
-            rows_of = np.concatenate([whole, np.array(runs, np.int64).reshape(-1, 3)])
-            self._by_row = rows_of[np.argsort(rows_of[:, 0])]
+            runs = [(run.start, document, run.first_block) for document, run in self.all()]
+            self._by_row = np.array(runs, np.int64).reshape(-1, 3)
         at = np.searchsorted(self._by_row[:, 0], rows, "right") - 1
         starts, documents, firsts = self._by_row[at].T
         return documents, rows - starts + firsts

@@ -1,9 +1,8 @@
-"""Files of an index: a header and some arrays of bytes, under checksums, replaced whole.
+"""Files of an index: a header and arrays of bytes, with checksums, replaced whole. A file is a
+cache: it is read only if it is whole and of this kind, and deleting it loses nothing.
 
-A file is a cache. It is read only if it is whole and of this kind; deleting it loses nothing.
-
-Of something that is large, numbered parts are read as they are asked for, each under a checksum of
-its own: from a file that is mapped here, or from elsewhere.
+Large arrays are in numbered parts, each with its own checksum, that are read when they are needed:
+from a mapped file, or from objects of a publication.
 """
 
 import errno
@@ -33,7 +32,7 @@ class Unusable(Exception):
 
 
 class Parts(msgspec.Struct):
-    """What every header tells; the rest is of its kind."""
+    """Fields of every header; each kind has more."""
 
     lengths: list[Count]
     payload: bytes
@@ -44,8 +43,8 @@ H = TypeVar("H", bound=Parts)
 
 @contextmanager
 def understood(name: str) -> Iterator[None]:
-    """Whatever goes wrong over a file's content, in our code or in FAISS, it is Unusable; but what
-    is InvalidInput (no FAISS here) stays so.
+    """Turn any error about a file's content, in our code or in FAISS, into Unusable; InvalidInput
+    (FAISS is missing) stays.
     """
     try:
         yield
@@ -73,7 +72,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def refusals(directory: Path) -> Iterator[None]:
-    """What the system refuses while an index is written, by name: StorageFull or ReadOnlyMemory."""
+    """Turn the system's errors of writing an index into StorageFull or ReadOnlyMemory."""
     try:
         yield
     except OSError as error:
@@ -147,7 +146,7 @@ class FilePart(NamedTuple):
 
 
 class PartReader(Protocol):
-    """What parts are read from."""
+    """A source of parts."""
 
     def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
         """The bytes of parts, uint8 each, checked; all at the same time where that is faster.
@@ -180,7 +179,7 @@ class MappedFile:
 
 
 class StoredParts:
-    """Numbered parts, one behind the other."""
+    """Numbered parts, one after the other."""
 
     def __init__(
         self, reader: PartReader, lengths: np.ndarray, digests: np.ndarray, start: int = 0

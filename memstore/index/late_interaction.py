@@ -1,8 +1,7 @@
 """Late interaction: how near the nearest token of every block comes to each row of a question.
 
-A token landmark is a vector a token. Whatever a selector makes of it, it asks for the
-maxima of products over the tokens of blocks, exactly, by one product after the other over pieces
-that stay in a processor's cache.
+A token landmark is a vector a token. A selector asks for the exact maxima of products
+over the tokens of blocks, which are computed over pieces that fit in a processor's cache.
 """
 
 import threading

@@ -1,9 +1,9 @@
-"""What passages are found by in two stages, as it is kept: a head, and parts of any number of bytes
-that are read as they are asked for. The parts are the lists of token landmarks, each by itself
-(memstore.index.token_lists), then the words in order, in pieces (memstore.index.word_index).
+"""The stored index of a search in two stages: a head, and parts that are read when they are needed.
+The parts are the lists of token landmarks (memstore.index.token_lists), then the words in order, in
+pieces (memstore.index.word_index).
 
-Where it is kept: in files beside a memory (`passages.idx`, the head, and `passages.lists`, the
-parts, which are mapped), or in objects of a published one.
+They are files in a memory's directory (`passages.idx`, the head, and `passages.lists`, the parts,
+which are mapped), or objects of a publication.
 """
 
 import os
@@ -45,9 +45,9 @@ from memstore.index.token_lists import (
 )
 from memstore.index.word_index import PIECE, HeldPostings, StoredPostings, piece_bytes
 
-HEAD = "passages.idx"  # as the head is called where it is a file
+HEAD = "passages.idx"  # the file of the head
 
-# The arrays of a head, as `encode` has them.
+# The arrays of a head, as Encoding.head has them.
 _KINDS = "<u2", "<u8", "i1", "<f4", "<f4", "<u4", "<u8", "<f4", "<u8"
 _SIZES, _DIGESTS = 5, 6
 
@@ -56,13 +56,11 @@ Pieces = Sequence[bytes | memoryview]
 
 
 class Covered(NamedTuple):
-    """A document in lists: its blocks 0 .. in consecutive passages, as it was when they were
-    made.
-    """
+    """A document in lists, as it was when they were made: its blocks are consecutive passages."""
 
     name: Annotated[str, Meta(max_length=4096)]
     blocks: Block
-    state: bytes  # tells whether it is still the same
+    state: bytes  # changes with the document
 
 
 class _Header(Parts):
@@ -82,23 +80,23 @@ class PassageWords(NamedTuple):
 
 
 class StoredWords(NamedTuple):
-    """The same, where they are kept."""
+    """The same, in parts."""
 
     lengths: np.ndarray
     postings: StoredPostings
 
 
 class Made(NamedTuple):
-    """What was made for a selector."""
+    """A new index for a selector."""
 
-    lists: TokenLists  # that hold everything
+    lists: TokenLists  # all in memory
     words: PassageWords | None  # None: the selector keeps none
     covered: list[Covered]
     digest: str  # of the selector
 
 
 class Kept(NamedTuple):
-    """What is kept for a selector."""
+    """The stored index of a selector."""
 
     lists: TokenLists
     words: StoredWords | None
@@ -106,15 +104,15 @@ class Kept(NamedTuple):
 
 
 class Place(Protocol):
-    """Where it is kept."""
+    """A place that an index is stored in."""
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """The name for people."""
 
     @property
     def stamp(self) -> Hashable:
-        """Tells what is there from what was there before; None for nothing."""
+        """Changes with the index; None where there is none."""
 
     def head(self) -> np.ndarray:
         """The bytes of the head, uint8. Raises FileNotFoundError (there is none), Unusable,
@@ -122,62 +120,57 @@ class Place(Protocol):
         """
 
     def parts(self, size: int) -> PartReader:
-        """What reads the parts, of so many bytes in all. Raises as `head`."""
+        """A reader of the parts, of so many bytes in all. Raises as `head`."""
 
     def write(self, made: Made) -> int:
-        """Keep what was made, in place of what is there; return its bytes. Raises StorageFull,
-        ReadOnlyMemory, StoreUnavailable.
+        """Replace the index; return the bytes of the new one. Raises StorageFull, ReadOnlyMemory,
+        StoreUnavailable.
         """
 
 
-def encode(made: Made, digests: Sequence[int]) -> Pieces:
-    """The head. digests: XXH3-64 of each of encode_parts."""
-    lists, words, _, digest = made
-    header = {
-        "digest": digest,
-        "passages": lists.passages,
-        "covered": [list(one) for one in made.covered],
-        "width": int(lists.index.d),
-        "stride": int(lists.sample.rows[1]) if len(lists.sample.rows) > 1 else 1,
-        "words": 0 if words is None else len(words.postings.keys),
-    }
-    centroids, codebook = trained_of(lists.index)
-    arrays = [
-        lists.lengths.astype("<u2"), lists.digests, lists.sample.landmarks, centroids, codebook,
-        lists.sizes.astype("<u4"), np.array(digests, np.uint64),
-        np.zeros(0, np.float32) if words is None else words.lengths,
-        np.zeros(0, np.uint64) if words is None else words.postings.firsts,
-    ]  # fmt: skip
-    return encode_file(header, [array.view(np.uint8).ravel() for array in arrays])
-
-
-def encode_parts(made: Made) -> Iterator[np.ndarray]:
-    """The parts one after the other, uint8 each."""
-    for number in range(len(made.lists.sizes)):
-        yield list_content(made.lists.index, number)
-    if made.words is not None:
-        yield from made.words.postings.pieces()
-
-
-class Digested:
-    """Parts that go by; their checksums are told behind them."""
+class Encoding:
+    """What was made, as bytes: first its parts, then the head with their checksums."""
 
     def __init__(self, made: Made) -> None:
         self._made = made
         self._digests: list[int] = []
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for part in encode_parts(self._made):
+        """The parts one after the other, uint8 each."""
+        for part in self._parts():
             self._digests.append(xxh3_64_intdigest(part.data))
             yield part
 
+    def _parts(self) -> Iterator[np.ndarray]:
+        lists, words = self._made.lists, self._made.words
+        for number in range(len(lists.sizes)):
+            yield list_content(lists.index, number)
+        if words is not None:
+            yield from words.postings.pieces()
+
     def head(self) -> Pieces:
-        """The head of all that went by."""
-        return encode(self._made, self._digests)
+        """The head, once all parts were taken."""
+        lists, words, covered, digest = self._made
+        header = {
+            "digest": digest,
+            "passages": lists.passages,
+            "covered": [list(one) for one in covered],
+            "width": int(lists.index.d),
+            "stride": int(lists.sample.rows[1]) if len(lists.sample.rows) > 1 else 1,
+            "words": 0 if words is None else len(words.postings.keys),
+        }
+        centroids, codebook = trained_of(lists.index)
+        arrays = [
+            lists.lengths.astype("<u2"), lists.digests, lists.sample.landmarks, centroids,
+            codebook, lists.sizes.astype("<u4"), np.array(self._digests, np.uint64),
+            np.zeros(0, np.float32) if words is None else words.lengths,
+            np.zeros(0, np.uint64) if words is None else words.postings.firsts,
+        ]  # fmt: skip
+        return encode_file(header, [array.view(np.uint8).ravel() for array in arrays])
 
 
 class ListsHead:
-    """What a head says, read once: what is of another head is damaged to it."""
+    """A decoded head. Parts of another head are damaged to it."""
 
     def __init__(self, content: np.ndarray, digest: str) -> None:
         """content: Place.head; digest: of the selector. Raises Unusable."""
@@ -188,7 +181,7 @@ class ListsHead:
 
     @property
     def covered(self) -> list[Covered]:
-        """The documents that lists are of."""
+        """The documents in the lists."""
         return self._header.covered
 
     def parts(self, place: Place) -> StoredParts:
@@ -199,8 +192,8 @@ class ListsHead:
         return StoredParts(place.parts(int(lengths.sum())), lengths, digests)
 
     def kept(self, place: Place, width: int) -> Kept:
-        """What is kept for a selector whose landmarks have this width. Raises InvalidInput (FAISS
-        is missing), and as Place.parts.
+        """The index of a selector whose landmarks have this width. Raises InvalidInput (FAISS is
+        missing), and as Place.parts.
         """
         header = self._header
         with understood(HEAD):
@@ -238,7 +231,7 @@ class ListsHead:
 def _lengths(header: _Header, sizes: np.ndarray, digests: np.ndarray) -> np.ndarray:
     """The bytes of each part, int64. Raises ValueError."""
     if len(digests) != len(sizes) - (-header.words // PIECE):
-        raise ValueError("its parts are not those that it tells")
+        raise ValueError("its parts are not those that it names")
     return np.concatenate([list_bytes(sizes.astype(np.int64)), piece_bytes(header.words)])
 
 
@@ -302,9 +295,9 @@ class PassageDirectory:
         if not self._path.is_symlink():
             sweep(self._path)
         with refusals(self._path):
-            # one takes its place right behind the other: a full disk leaves those that were
+            # one replaces its file right after the other: a full disk leaves the old ones
             with new_file(self._path / _PARTS) as file, new_file(self._path / HEAD) as head:
-                parts = Digested(made)
+                parts = Encoding(made)
                 file.writelines(part.data for part in parts)
                 head.writelines(parts.head())
             return sum((self._path / name).stat().st_size for name in (HEAD, _PARTS))

@@ -4,7 +4,7 @@ landmarks say which passages are worth an exact score.
 A question's score of a passage is a sum over its tokens, weighted, of the greatest product with the
 passage's landmarks, and few of its tokens weigh anything. Each of these looks at the lists nearest
 to it. What it finds above a bound counts; a passage of which it finds nothing counts as much as
-passages below the bound do in the mean, which a sample tells (lists and residuals: PLAID, arXiv
+passages below the bound do in the mean, by a sample (lists and residuals: PLAID, arXiv
 2205.09707; what is not found is imputed: XTR, arXiv 2304.01982; codes of 4 bits that are summed in
 registers: FAISS's FastScan).
 
@@ -115,8 +115,8 @@ def _code_bytes(sizes: Any) -> Any:
     return (sizes + _BLOCK - 1) // _BLOCK * (_BLOCK * CODE)
 
 
-SAMPLED = 2048  # passages by which bounds are told
-LEAST_SAMPLED = 256  # of them in a scope: fewer tell nothing
+SAMPLED = 2048  # passages that bounds are estimated from
+LEAST_SAMPLED = 256  # of them in a scope: fewer are too few
 
 _TRAINED = 64  # landmarks a list that k-means sees
 _ROUNDS = 8  # of k-means
@@ -153,7 +153,7 @@ class Added(NamedTuple):
 
 
 class ListedTokens(NamedTuple):
-    """What is known of the token landmarks of passages 0, 1, .., beside the lists."""
+    """Sizes and checksums of the token landmarks of passages 0, 1, .."""
 
     lengths: np.ndarray  # int64 [passages]: how many each has
     digests: np.ndarray  # uint64 [passages]: XXH3-64 of each passage's, int8 [tokens, width]
@@ -213,8 +213,8 @@ class TokenLists:
         in_scope = slice(None) if inside is None else inside[self.sample.rows]
         heaviest = np.argsort(-weights)
         heavy = heaviest[: 1 + int((np.cumsum(weights[heaviest]) < _HEAVY).sum())]
-        told = len(self.sample.rows[in_scope]) >= LEAST_SAMPLED and np.isfinite(weights).all()
-        if not told or len(heavy) > _MOST_HEAVY:
+        enough = len(self.sample.rows[in_scope]) >= LEAST_SAMPLED and np.isfinite(weights).all()
+        if not enough or len(heavy) > _MOST_HEAVY:
             return None
         q, weights = q[heavy], weights[heavy]
         probed = np.maximum(1, (_PROBED * weights**0.5 * len(self.sizes)).round().astype(int))
@@ -256,7 +256,7 @@ class TokenLists:
                 size = int(self.sizes[number])
                 if size and content[: 4 * size].view("<u4").max() >= self.passages:
                     raise CorruptMemory("lists name passages that there are not")
-                if not self._held[number]:  # by another thread, meanwhile
+                if not self._held[number]:  # else another thread read it
                     put_list(self.index, number, size, content)
                     self._held[number] = True
 
@@ -327,7 +327,7 @@ class Building:
 
 def _best(total: np.ndarray, most: tuple[int, int], within: float) -> np.ndarray:
     """Rows of the greatest of totals [rows], so many at least and at most: those not further than
-    `within` below the eighth. No row of which nothing is told (0) is among them.
+    `within` below the eighth, without rows of total 0.
     """
     rows = np.flatnonzero(total > 0)
     totals = total[rows]

@@ -138,12 +138,12 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
 
 K1, B = 1.2, 0.75
 
-_SAMPLED = 4096  # blocks by which a spread is told; a rarer word may be in none of them
+_SAMPLED = 4096  # blocks that a spread is estimated from; a rarer word may be in none of them
 
 
 class WordsBeside(NamedTuple):
-    """Words of a question that count beside something else: their scores, standardised, times a
-    weight, in standard deviations of the other's.
+    """Words of a question that are added to other scores: their own scores, standardised, times a
+    weight, in standard deviations of the others.
     """
 
     words: Mapping[int, float]  # hash -> weight
@@ -306,8 +306,8 @@ class WordIndex:
         return torch.from_numpy(np.concatenate(pieces))
 
     def rare(self, words: Mapping[int, float], whole: Scope) -> RareBlocks:
-        """The blocks of a scope that hold a rare word, and the spread of the scores of all, told by
-        these and by a sample of the others. Raises as `scores`.
+        """The blocks of a scope that hold a rare word, and the spread of all scores, estimated from
+        these and a sample of the others. Raises as `scores`.
         """
         self._bring(words)
         with self._lock:

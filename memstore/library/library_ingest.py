@@ -14,12 +14,12 @@ from memstore.documents.folder import File
 from memstore.errors import InvalidInput
 from memstore.library.batch import Batch, Given, Job, Outcome, Progress
 from memstore.library.ray_engine import RayEngine
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import check_form
-from memstore.share.publish.staging import find_staged, publish_staged, read_all, remove_staged
+from memstore.share.manifest import Entry
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import check_form
+from memstore.share.published import Published
+from memstore.share.staging import find_staged, publish_staged, read_all, remove_staged
 from memstore.store.memory_store import MemoryStore
 
 _BATCH = 128 << 10  # bytes of files in a batch at most, but for one that is larger

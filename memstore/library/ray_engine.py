@@ -11,7 +11,7 @@ from typing import Any
 from memstore.closing import Closing
 from memstore.errors import InvalidInput, MemstoreError, StoreUnavailable, install_extra
 from memstore.library.batch import Batch, Done, Job, Outcome
-from memstore.share.format.manifest import Manifest
+from memstore.share.manifest import Manifest
 
 _AHEAD = 2  # batches for every worker that are given to Ray: one runs, one waits
 _CONNECT = 10.0  # seconds

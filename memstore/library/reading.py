@@ -18,9 +18,9 @@ from memstore.hf.models_by_name import reader_named
 from memstore.library.batch import Batch, Done, Given, Job, Outcome
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share.format.manifest import Manifest
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import PublishOptions
+from memstore.share.manifest import Manifest
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import PublishOptions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
 

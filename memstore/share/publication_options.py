@@ -1,5 +1,6 @@
 """Options of opening a publication, checked before anything is opened."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any, TypedDict
@@ -10,7 +11,6 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 LOCAL_BUDGET = 8 << 30
 DEADLINE = 20.0
 REFRESH = 5.0
-_LONGEST = 1e9  # seconds that every clock can wait for
 
 
 class ShareOptions(TypedDict, total=False):
@@ -18,8 +18,7 @@ class ShareOptions(TypedDict, total=False):
 
     local_cache: Path | str | None  # a directory that caches what was read, over restarts
     local_budget: int  # bytes of that directory (default 8 GiB)
-    valkey: str | None  # URL of a Valkey or Redis server, or cluster: a cache that readers share
-    valkey_ttl: float | None  # seconds after which it may forget a record
+    valkey: str | None  # URL of a Valkey or Redis server: a cache that readers share
     # seconds after which a read of up to 32 MB that has not arrived is an error (default 20)
     deadline: float
     refresh: float  # seconds after which a newer manifest is looked for (5)
@@ -37,12 +36,8 @@ def take_share_options(options: Any) -> ShareOptions:
     """Take the ShareOptions out of some options. Raises InvalidConfig."""
     names = [name for name in ShareOptions.__annotations__ if name in options]
     taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
-    for name in ("deadline", "valkey_ttl", "local_budget", "refresh", "at_least"):
+    for name in ("deadline", "local_budget", "refresh", "at_least"):
         value = taken.get(name)
-        if value is None:
-            continue
-        if not (isinstance(value, int | float) and value > 0):
+        if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
             raise InvalidConfig(f"{name} must be above 0, is {value}")
-        if name in ("deadline", "valkey_ttl") and value > _LONGEST:
-            raise InvalidConfig(f"{name} must be at most {_LONGEST:,.0f} seconds, is {value}")
     return taken

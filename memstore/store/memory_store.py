@@ -42,9 +42,9 @@ from memstore.store.write.admission import Mode
 from memstore.store.write_locks import names_written, remove_leftovers, written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
-    from memstore.share.objects.object_store import ObjectStore
-    from memstore.share.publish.publish import PublishOptions
-    from memstore.share.publish.publish import Report as Published
+    from memstore.share.object_store import ObjectStore
+    from memstore.share.publish import PublishOptions
+    from memstore.share.publish import Report as Published
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.transfer.document_parts import Head, Part
     from memstore.store.verify.verify_memory import Report
@@ -567,8 +567,8 @@ class MemoryStore(Closing):
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.publish.garbage_collection import GRACE
-        from memstore.share.publish.publish import PublishOptions
+        from memstore.share.garbage_collection import GRACE
+        from memstore.share.publish import PublishOptions
         from memstore.store.transfer.published_document import publish_from
 
         catalog = self._on_disk().catalog
@@ -583,7 +583,7 @@ class MemoryStore(Closing):
         """Send every ready document for a manifest that is written later, from what several
         processes stage; return the staged object. Raises as `publish` does.
         """
-        from memstore.share.publish.staging import stage
+        from memstore.share.staging import stage
 
         return stage(self._on_disk().catalog, self.ready(), objects, key, options)
 

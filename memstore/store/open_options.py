@@ -18,8 +18,6 @@ class OpenOptions(TierOptions, ShareOptions, total=False):
     """Settings of a store's index and tiers; each has a default."""
 
     index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
-    # share of the true top blocks that an approximate index shall find; default 0.95, or as built
-    index_recall: float
 
 
 def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> Catalog:
@@ -28,7 +26,7 @@ def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> 
     """
     share = take_share_options(options)
     if is_url(path):
-        from memstore.share.read.open_published import open_published
+        from memstore.share.open_published import open_published
 
         with paused_collection():
             published: Catalog = open_published(str(path), share)
@@ -51,19 +49,14 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
     _check_budget("host", options.get("host_budget", HOST_BUDGET), signature)
     device = options.get("device")
     if device is not None:
-        from memstore.tiers.device_tier import usable_device
+        from memstore.devices import usable_device
 
         usable_device(device)
         _check_budget("device", options.get("device_budget", HOST_BUDGET), signature)
-    if "index" in options or "index_recall" in options:
+    if "index" in options:
         from memstore.index import make_index
 
-        make_index(
-            options.get("index", "auto"),
-            signature.num_kv_heads,
-            signature.head_dim,
-            recall=options.get("index_recall"),
-        )
+        make_index(options["index"], signature.num_kv_heads, signature.head_dim)
     trace = options.get("trace")
     if trace is not None:
         from memstore.tiers.lookup_trace import check_trace

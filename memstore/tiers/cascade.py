@@ -1,13 +1,11 @@
-"""The tiers of a memory as one: lookups go to the top, misses come up from below, and every tier
+"""The tiers of a memory as one: lookups go to the top, misses are read from below, and every tier
 but the disk is a cache.
 
-    device (where one is asked for)  ->  host  ->  disk, the durable truth
+    device (optional)  ->  host  ->  disk, or memstore.share for a published memory
 
-Of a published memory the tiers of memstore.share stand in the disk's place.
-
-The caches are inclusive: what the device tier holds came through the host tier, which may have
-evicted it since. A session's own blocks are pinned in the host tier until they are committed or the
-session ends.
+The caches are inclusive: units of the device tier came through the host tier, which may have
+evicted them since. A session's own blocks are pinned in the host tier until they are committed or
+the session ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,14 +14,13 @@ from typing import Unpack
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.tiers.device_tier import DeviceTier
-from memstore.tiers.host_tier import HostTier, NoSource
 from memstore.tiers.lease import Lease, LowestTier, UnitSource
 from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slot_tiers import DeviceTier, HostTier, NoSource
 from memstore.tiers.slots import UnitShape
-from memstore.tiers.stats import TierCounter, TierStats
+from memstore.tiers.stats import TierCounter
 from memstore.tiers.tier_options import (
     DEFAULT_POLICY,
     HOST_BUDGET,
@@ -51,9 +48,6 @@ class Cascade:
         Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot be
         written.
         """
-        unknown = options.keys() - TierOptions.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"the tiers have no option {min(unknown)!r}")
         check_options(options)
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
@@ -71,23 +65,20 @@ class Cascade:
         self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.unit_bytes)
 
     def replace_disk(self, disk: LowestTier | None) -> None:
-        """The memory was opened anew below: read misses from there."""
+        """Read misses from another disk tier: the memory was reopened."""
         before = self.disk
         self.disk, self.host.source = disk, _source(disk)
         if before is not None:
             before.close()
 
     def settle(self) -> None:
-        """Read nothing ahead any more of what is expected now: wait for what is under way, forget
-        the rest.
-        """
+        """Wait for the prefetches under way, and forget the others."""
         self.prefetcher.cancel()
         self.prefetcher.drain()
 
     def close(self) -> None:
-        """End all threads and the trace; more than once is the same as once.
-
-        Raises the OSError that ended the trace early, when everything is closed.
+        """End all threads and the trace; idempotent. Raises the OSError that ended the trace early,
+        when everything is closed.
         """
         self.prefetcher.close()
         if self.disk is not None:
@@ -107,9 +98,8 @@ class Cascade:
         return lease
 
     def expect(self, units: Sequence[BlockKey]) -> int:
-        """These units will probably be looked up soon; returns at once, how many are not there.
-
-        Units of sessions' own blocks are never read.
+        """Prefetch units that will probably be looked up soon; return at once how many are not
+        held.
         """
         if self.trace is not None:
             self.trace.prediction(units)
@@ -144,9 +134,8 @@ class Cascade:
         """Count a passage that a session computed in so many seconds, as a hit of a lowest tier;
         the layers of its units.
         """
-        for layer in self._computes:
-            size, share = heads * self.host.unit_bytes, seconds / len(self._computes)
-            self._computed.count(layer, hits=heads, bytes=size, seconds=share)
+        units = heads * len(self._computes)
+        self._computed.count(hits=units, bytes=units * self.host.unit_bytes, seconds=seconds)
         return self._computes
 
     def pin(
@@ -162,17 +151,17 @@ class Cascade:
         return self.host.pin(document, layer, first_block, k, v, lengths)
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
-        """Units that were pinned are cached like any other from now on."""
+        """Cache units that were pinned like any other from now on."""
         self.host.unpin(units)
 
     def drop(self, units: Sequence[BlockKey]) -> None:
-        """Hold these units nowhere any longer."""
+        """Drop units from all caches."""
         self.host.drop(units)  # first: a lookup in between would bring them up from here again
         if self.device is not None:
             self.device.drop(units)
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
-        """Hold nothing of a document from block `first_block` on any longer."""
+        """Drop a document from block `first_block` on from all caches."""
         self.host.drop_document(document, first_block)  # first, as in drop
         if self.device is not None:
             self.device.drop_document(document, first_block)
@@ -200,15 +189,6 @@ class Cascade:
         if self._computes:
             tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers
-
-    def layers(self) -> dict[str, dict[int, TierStats]]:
-        """The counts of each tier by layer, top first."""
-        layers = {tier.name: tier.layers() for tier in self.caches}
-        if self.disk is not None:
-            layers |= {name: counter.layers() for name, counter in self.disk.counters.items()}
-        if self._computes:
-            layers["computed"] = self._computed.layers()
-        return layers
 
 
 def _source(disk: LowestTier | None) -> UnitSource:

@@ -69,11 +69,8 @@ class DiskTier:
             if left:
                 for record, view in zip(left, self._views(txn, left)):
                     batch.fill(record, view)
-        seconds = time.perf_counter() - started
-        for layer in set(batch.layers):
-            count = batch.layers.count(layer)
-            share = seconds * count / len(units)
-            self.stats.count(layer, hits=count, bytes=count * batch.unit_bytes, seconds=share)
+        size, seconds = len(units) * batch.unit_bytes, time.perf_counter() - started
+        self.stats.count(hits=len(units), bytes=size, seconds=seconds)
         return batch.lengths
 
     def _views(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[memoryview]:

@@ -1,4 +1,4 @@
-"""What the tiers share: where misses are read from, and a lease on slots."""
+"""The interface of a source that misses are read from, and a lease on slots."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +14,15 @@ from memstore.tiers.stats import TierCounter
 
 
 class UnitSource(Protocol):
-    """What an upper tier reads its misses from."""
+    """A source that an upper tier reads its misses from."""
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
         tokens.
 
         slab: [S, 2, block_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk
-        below it. Rows of a slot at and after the returned length are zero. Units may come in any
-        order; no two may name one slot. When an error is raised, the named slots hold nothing of
-        use.
+        below it. Rows of a slot at and after the returned length are zero. Units come in any order;
+        no two may have the same slot. After an error the contents of the slots are undefined.
 
         Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (forgotten,
         or never stored).
@@ -46,7 +45,7 @@ class LowestTier(UnitSource, Protocol):
         ...
 
     def close(self) -> None:
-        """End its threads; more than once is the same as once."""
+        """End its threads; idempotent."""
         ...
 
 
@@ -87,17 +86,12 @@ class Lease:
         return self.slot_lengths[self.slots]
 
     @property
-    def missed(self) -> Tensor:
-        """bool [n], the units that this lease read from a tier below."""
-        return torch.tensor([slot in self.fetched for slot in self.held], dtype=torch.bool)
-
-    @property
     def tiers(self) -> list[str]:
         """Of each requested unit the tier that had it."""
         return [self.fetched.get(slot, self.tier) for slot in self.held]
 
     def release(self) -> None:
-        """Give the slots back; more than once is the same as once."""
+        """Give the slots back; idempotent."""
         if not self.released:
             self.released = True
             self.on_release()

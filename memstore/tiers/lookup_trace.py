@@ -9,13 +9,12 @@ lookups without a miss. Units of several layers make several entries.
 
 import errno
 import os
-import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import msgspec
@@ -34,70 +33,38 @@ _FLUSH = 1 << 16  # bytes between frames that a reader can decode
 
 
 def check_trace(path: Path | str) -> None:
-    """Can a trace be written here? Raises InvalidInput and OSError as TraceWriter does."""
-    os.close(_open(path))
-
-
-def _open(path: Path | str) -> int:
-    """Open what a trace may be written to, of which nothing is changed yet; return the
-    descriptor.
+    """Can a new trace be written here? Raises InvalidInput (something lies there, or it is in a
+    memory's directory), OSError.
     """
     path = expanded(path)
-    check_outside_memories(path)  # before: closing lock.mdb would let go of LMDB's locks
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _not_ours(path, "a link") from error
-        raise
-    try:
-        mode = os.fstat(file).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):  # /dev/null holds nothing to be lost
-            raise _not_ours(path, "no regular file")
-        if stat.S_ISREG(mode) and os.fstat(file).st_size:
-            try:
-                with open(file, "rb", closefd=False) as old:
-                    _begin_reading(old)
-                os.lseek(file, 0, os.SEEK_SET)
-            except ValueError:
-                raise _not_ours(path, "no trace") from None
-    except BaseException:
-        os.close(file)
-        raise
-    return file
-
-
-def _not_ours(path: Path | str, what: str) -> InvalidInput:
-    return InvalidInput(
-        f"{path} is {what}, and is left as it is; name a new file for the trace, or an old trace"
-    )
+    check_outside_memories(path)
+    if os.path.lexists(path):
+        raise InvalidInput(f"{path} exists already; name a new file for the trace")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 class TraceWriter:
     """Writes lookups and predictions as they come; may be used from several threads. A forked child
     writes nothing.
 
-    An old trace is written over at the first of them, and no other file ever is.
-
     A lookup is never lost to its trace: the first error of writing ends the trace, and `close`
     raises it, with the name of the file.
     """
 
     def __init__(self, path: Path | str, *, unit_bytes: int) -> None:
-        """unit_bytes: of one unit in a slot. Raises InvalidInput (a link, in a memory's directory,
-        something that is no trace), OSError.
-        """
+        """unit_bytes: of one unit in a slot. Raises as check_trace."""
+        check_trace(path)
         self._pid, self._path = os.getpid(), path
         self._error: OSError | None = None
         # Unbuffered: nothing is left for a forked child to write a second time.
-        self._file = open(_open(path), "wb", buffering=0)  # noqa: SIM115 - open for as long as the trace is
+        self._file = open(expanded(path), "xb", buffering=0)  # noqa: SIM115 - open for as long as the trace is
         self._stream = zstandard.ZstdCompressor(level=9).stream_writer(self._file)
         self._pack = msgpack.Packer().pack
-        self._head = self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes})
         self._lock = threading.Lock()
         self._began = time.perf_counter()
         self._pending = 0
-        self._begun = False
+        self._put(self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes}))
 
     def lookup(self, units: Sequence[BlockKey], missed: list[int]) -> None:
         """One lease: its units, and the places among them of those that were not there."""
@@ -118,12 +85,13 @@ class TraceWriter:
                 self._write(kind, [units[place] for place in places], among)
             return
         micros = int((time.perf_counter() - self._began) * 1e6)
-        data = self._pack([kind, micros, layers[0], documents, blocks, heads, missed])
+        self._put(self._pack([kind, micros, layers[0], documents, blocks, heads, missed]))
+
+    def _put(self, data: bytes) -> None:
         with self._lock:
             if self._file.closed:
                 return
             try:
-                self._begin()
                 self._stream.write(data)
                 self._pending += len(data)
                 if self._pending > _FLUSH:
@@ -133,29 +101,14 @@ class TraceWriter:
                 self._error = error
                 self._file.close()
 
-    def _begin(self) -> None:
-        """The header, in the place of an old trace."""
-        if self._begun:
-            return
-        self._begun = True
-        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-            self._file.truncate(0)
-        self._stream.write(self._head)
-        self._stream.flush(zstandard.FLUSH_BLOCK)  # which tells the file from others from now on
-
     def close(self) -> None:
-        """End the file; more than once is the same as once. Raises the OSError that ended the trace
-        early.
-        """
+        """End the file; idempotent. Raises the OSError that ended the trace early."""
         if self._pid != os.getpid():
             return
         with self._lock:
             if not self._file.closed:
                 try:
-                    if not os.fstat(self._file.fileno()).st_size:  # an old one stays as it is
-                        self._begin()
-                    if self._begun:
-                        self._stream.close()  # closes the file too
+                    self._stream.close()  # closes the file too
                 except OSError as error:
                     self._error = error
                 finally:
@@ -182,12 +135,12 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
     Raises InvalidInput for a file that is no trace, or of a newer format.
     """
     with expanded(path).open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:  # asked for at opening, and nothing was looked up
-            raise InvalidInput(f"{path} is no trace of lookups, or holds no lookup: it is empty")
+        stream = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
+        unpacker: Any = msgpack.Unpacker(stream, max_buffer_size=_MOST_ENTRY)
         try:
-            header, unpacker = _begin_reading(file)
+            header = typed(next(unpacker, None), _Header)
             if header.format != TRACE_FORMAT:
-                raise InvalidInput(f"{path} is no trace of lookups that this version reads")
+                raise ValueError("this version does not read its format")
             for values in unpacker:
                 entry = typed(values, _Entry)
                 units = [
@@ -199,16 +152,6 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
                 yield TraceEntry(entry.kind == _LOOKUP, entry.micros / 1e6, units, entry.missed)
         except (zstandard.ZstdError, ValueError, msgpack.UnpackException) as error:
             raise InvalidInput(f"{path} is no trace of lookups: {error}") from None
-
-
-def _begin_reading(file: BinaryIO) -> tuple["_Header", Any]:
-    """The header of a trace, and what gives its entries. Raises ValueError for other files."""
-    stream = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
-    unpacker: Any = msgpack.Unpacker(stream, max_buffer_size=_MOST_ENTRY)
-    try:
-        return typed(next(unpacker), _Header), unpacker
-    except (StopIteration, zstandard.ZstdError, msgpack.UnpackException) as error:
-        raise ValueError(str(error) or "it is empty") from None
 
 
 class _Header(msgspec.Struct):

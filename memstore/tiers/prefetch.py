@@ -17,9 +17,7 @@ from memstore.tiers.slab import SlabTier
 
 @dataclass
 class PrefetchStats:
-    """Units, since the prefetcher was made. What became of those that were read is counted by the
-    tier (TierStats).
-    """
+    """Units since the prefetcher was made; TierStats counts which of them were used."""
 
     requested: int = 0  # predicted, repeats of what waits already left out
     held: int = 0  # of those, there or on their way when their turn came, or without room
@@ -36,7 +34,7 @@ class Prefetcher:
     """Reads predicted units into a tier on worker threads. Its threads start with the first request
     and end at `close`.
 
-    Safe for several threads; in a forked child it starts anew, with nothing waiting.
+    Safe for several threads; in a forked child it starts again, with nothing waiting.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class Prefetcher:
                 self._wake.wait()
 
     def close(self) -> None:
-        """Cancel, and wait for the reads under way; more than once is the same as once."""
+        """Cancel, and wait for the reads under way; idempotent."""
         if self._pid != os.getpid():
             return
         with self._lock:

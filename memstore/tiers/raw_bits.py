@@ -1,5 +1,5 @@
-"""Tensors and their raw bits: NumPy has no bfloat16, so on disk and on the way there bits travel as
-integers of the same width.
+"""Tensors and their raw bits: NumPy has no bfloat16, so records hold bits as integers of the same
+width.
 """
 
 import numpy as np

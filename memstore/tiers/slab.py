@@ -6,7 +6,7 @@ says; leased units stay until the lease ends; pinned units stay until they are u
 
 A forked child has none of its parent's other threads: a lock that one of them held could never be
 released there, and what one was reading never arrives. So a fork waits for the locks of all tiers,
-which nobody holds for long, and the child's tiers are told.
+which are held briefly, and the child forgets what was under way.
 """
 
 import os
@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import cast
 
@@ -24,7 +25,7 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
 from memstore.tiers.lease import Lease
 from memstore.tiers.slots import Slots, SlotTable, UnitShape
-from memstore.tiers.stats import LATE, SECONDS, UNUSED, TierStats
+from memstore.tiers.stats import TierStats
 
 _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
 _all: "weakref.WeakSet[SlabTier]" = weakref.WeakSet()
@@ -117,7 +118,7 @@ class SlabTier:
                     break
                 waited += time.perf_counter() - began
             self._lessees[thread] = self._lessees.get(thread, 0) + 1
-            self._table.counts.lookups(units, missing, waited, self.unit_bytes)
+            self._table.counts.add_lookup(len(units), len(missing), waited, self.unit_bytes)
         fetched = _NONE
         if missing:
             fetched = dict(zip(missing.values(), self._fetch(missing, held, thread)))
@@ -164,7 +165,7 @@ class SlabTier:
         k, v: [n, block_size, D], zero from `length` on.
         """
         with self._lock:
-            self._table.counts.lookups(units, units, 0.0, self.unit_bytes)
+            self._table.counts.add_lookup(len(units), len(units), 0.0, self.unit_bytes)
             new = [
                 at
                 for at, unit in enumerate(units)
@@ -227,7 +228,7 @@ class SlabTier:
         return units
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
-        """The units are in the source below now: from here on they are cached like any other."""
+        """Cache pinned units like any other: the source below has them now."""
         with self._lock:
             for unit in units:
                 if unit in self._table.pinned:
@@ -236,9 +237,8 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop(self, units: Iterable[BlockKey]) -> None:
-        """Hold these units no longer, pinned or not, and not when they arrive either.
-
-        A lease on one keeps its slot as it is until the lease ends.
+        """Drop units, pinned or not, also those that are being read. A lease on one keeps its slot
+        unchanged until the lease ends.
         """
         with self._lock:
             for unit in units:
@@ -255,7 +255,7 @@ class SlabTier:
                 if unused:
                     self._table.untouched.discard(unit)
                     self._predicted.discard(unit)
-                    self._table.counts.of(unit.layer)[UNUSED] += 1
+                    self._table.counts.unused += 1
                 self._table.vacate(slot)
             self._changed.notify_all()
 
@@ -282,15 +282,10 @@ class SlabTier:
         with self._lock:
             return unit in self._table.slots
 
-    def layers(self) -> dict[int, TierStats]:
-        """Lookups so far, by layer."""
-        with self._lock:
-            return self._table.counts.layers()
-
     def stats(self) -> TierStats:
-        """Lookups so far, over all layers."""
+        """Lookups so far."""
         with self._lock:
-            return self._table.counts.total()
+            return replace(self._table.counts)
 
     # Inside
 
@@ -310,7 +305,7 @@ class SlabTier:
         cached: units in the policy's care that are needed too.
         """
         later = room + self._ahead
-        # nobody waits for this thread, so it may wait for everybody
+        # no thread waits for this one, so it may wait for all others
         if not self._lessees.get(thread):
             later = self.capacity - len(self._table.pinned) - cached
         patience = until - time.perf_counter()
@@ -332,7 +327,7 @@ class SlabTier:
             self._changed.wait()
             for unit in late & self._table.untouched:
                 self._table.untouched.remove(unit)
-                self._table.counts.of(unit.layer)[LATE] += 1
+                self._table.counts.late += 1
         return time.perf_counter() - began if began else 0.0
 
     def _make_room(
@@ -377,7 +372,7 @@ class SlabTier:
         each; on failure nothing of this lease remains.
 
         thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit
-        that is dropped meanwhile is not held afterwards, though a lease on it stays good.
+        that is dropped while it is read is not held afterwards, though a lease on it stays valid.
         """
         began = time.perf_counter()
         lengths: list[int] | None = None
@@ -399,9 +394,7 @@ class SlabTier:
                         self._table.policy.drop(unit)
                         self._table.vacate(slot)
                 if thread is not None:
-                    self._table.counts.of(next(iter(missing)).layer)[SECONDS] += (
-                        time.perf_counter() - began
-                    )
+                    self._table.counts.seconds += time.perf_counter() - began
                 else:
                     self._ahead -= len(slots)
                     self._predicted.difference_update(wanted)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.tiers.policy import make_policy
-from memstore.tiers.stats import EVICTIONS, PREFETCHED, UNUSED, LayerCounts
+from memstore.tiers.stats import TierStats
 
 
 class UnitShape(NamedTuple):
@@ -32,7 +32,7 @@ class Slots:
 
     slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
     [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot;
-    lengths_here: the same in main memory, so that leases tell theirs without asking the device.
+    lengths_here: the same in main memory, so that leases need not wait for the device.
     Slots that never held a unit cost no main memory.
     """
 
@@ -65,8 +65,8 @@ class Slots:
         self._lengths = self.lengths_here.numpy()
 
     def note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Write down the lengths of the units that came into slots. All blocks but a document's
-        last are full, so a device is seldom told anything.
+        """Set the lengths of units in slots. All blocks but a document's last are full, so lengths
+        on a device seldom change.
         """
         where, new = np.array(slots, dtype=np.int64), np.array(lengths, dtype=np.int64)
         changed = self._lengths[where] != new
@@ -94,12 +94,10 @@ class SlotTable:
         self.orphans: set[int] = set()
         self.free: list[int] = []
         self.fresh = 0  # slots from here on were never used
-        self.counts = LayerCounts()
+        self.counts = TierStats()
 
     def room(self) -> int:
-        """Slots that could be had now: free, never used, or of a cached unit that nobody leases or
-        waits for.
-        """
+        """Slots that are available now: free, never used, or of a cached unit without leases."""
         leased = sum(self.units.get(slot) in self.policy for slot in self.leases)
         return len(self.free) + self.capacity - self.fresh + len(self.policy) - leased
 
@@ -117,11 +115,10 @@ class SlotTable:
                 policy.drop(unit)
             if victim is not None:
                 slot = self.slots.pop(victim)
-                counts = self.counts.of(victim.layer)
-                counts[EVICTIONS] += 1
+                self.counts.evictions += 1
                 if victim in self.untouched:
                     self.untouched.remove(victim)
-                    counts[UNUSED] += 1
+                    self.counts.unused += 1
             elif self.free:
                 slot = self.free.pop()
             else:
@@ -158,7 +155,7 @@ class SlotTable:
                     self.free.append(slot)
 
     def vacate(self, slot: int) -> None:
-        """The unit of a slot is gone: the slot is free, once nobody leases it."""
+        """Free the slot of a dropped unit, once no lease holds it."""
         del self.units[slot]
         if slot in self.leases:
             self.orphans.add(slot)
@@ -172,6 +169,6 @@ class SlotTable:
             # the use for which it was cached is no second use, as policies take a hit to be
             if unit in untouched:
                 untouched.remove(unit)
-                self.counts.of(unit.layer)[PREFETCHED] += 1
+                self.counts.prefetched += 1
             else:
                 hit(unit)

@@ -1,20 +1,16 @@
-"""What the tiers count: lookups, reads and prefetches, by tier and layer."""
+"""Counts of a tier's lookups, reads and prefetches."""
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
-
-from memstore.block import BlockKey
+from dataclasses import dataclass, fields, replace
 
 
-@dataclass(frozen=True)
+@dataclass
 class TierStats:
-    """Lookups of one tier, or of one layer in one tier, since it was opened.
+    """Lookups of one tier since it was opened.
 
-    Every unit a lookup asks for is a hit or a miss. `prefetched` and `late` are parts of the hits;
-    a unit that another lookup is reading is a hit too, for it is read once. So what was read from
-    below is the misses, and what was prefetched.
+    Every unit of a lookup is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit
+    that another lookup is reading is a hit too. So misses and prefetches were read from below.
     """
 
     hits: int = 0  # units that were here, or on their way
@@ -27,6 +23,13 @@ class TierStats:
     late: int = 0  # first lookups of a unit that had to wait for its prefetch
     unused: int = 0  # prefetched units that went again before anything looked them up
 
+    def add_lookup(self, units: int, missing: int, waited: float, unit_bytes: int) -> None:
+        """Count a lease of so many units, of which distinct ones were missing; waited: seconds."""
+        self.hits += units - missing
+        self.misses += missing
+        self.bytes += units * unit_bytes
+        self.seconds += waited
+
     def to_dict(self) -> dict[str, int | float]:
         """The counts by name, as plain numbers."""
         return dict(vars(self))
@@ -35,92 +38,35 @@ class TierStats:
 COUNTS = tuple(field.name for field in fields(TierStats))
 
 
-HITS, MISSES, BYTES, SECONDS, EVICTIONS, PREFETCHED, LATE, UNUSED = range(len(COUNTS))
-"""Places in a layer's counts."""
-
-
-class LayerCounts:
-    """The fields of TierStats by layer, to be counted by whoever holds the tier's lock."""
-
-    def __init__(self) -> None:
-        self._layers: dict[int, list[float]] = {}
-        self._total: TierStats | None = None  # where nothing was counted since
-
-    def of(self, layer: int) -> list[float]:
-        """The counts of a layer, to be added to at once, in the order of the fields."""
-        self._total = None
-        counts = self._layers.get(layer)
-        if counts is None:
-            counts = self._layers[layer] = [0.0] * len(COUNTS)
-        return counts
-
-    def lookups(
-        self,
-        units: Sequence[BlockKey],
-        missing: Collection[BlockKey],
-        waited: float,
-        unit_bytes: int,
-    ) -> None:
-        """One lease: its units, the distinct ones that were missing, and the seconds it waited."""
-        if not units:
-            return
-        # a step asks for one layer at a time; a session that chooses once, for all
-        missed = Counter([unit.layer for unit in missing])
-        for layer, asked in Counter([unit.layer for unit in units]).items():
-            counts = self.of(layer)
-            counts[HITS] += asked - missed[layer]
-            counts[MISSES] += missed[layer]
-            counts[BYTES] += asked * unit_bytes
-        self.of(units[0].layer)[SECONDS] += waited
-
-    def layers(self) -> dict[int, TierStats]:
-        """A snapshot by layer."""
-        return {layer: _as_stats(counts) for layer, counts in sorted(self._layers.items())}
-
-    def total(self) -> TierStats:
-        """A snapshot over all layers."""
-        if self._total is None:
-            every = [[0.0] * len(COUNTS), *self._layers.values()]
-            self._total = _as_stats([sum(counts) for counts in zip(*every)])
-        return self._total
-
-
-def _as_stats(counts: Sequence[float]) -> TierStats:
-    hits, misses, size, seconds, *events = counts
-    return TierStats(int(hits), int(misses), int(size), seconds, *map(int, events))
-
-
 class TierCounter:
-    """Counts a tier's lookups by layer; may be used from several threads."""
+    """Counts a tier's lookups and failures; may be used from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = LayerCounts()
+        self._counts = TierStats()
         self._failures: Counter[str] = Counter()
 
-    def failed(self, reason: str, count: int = 1) -> None:
-        """Reads that came to nothing, for a reason: neither hits nor misses."""
+    def failed(self, reason: str) -> None:
+        """Count a failed read, by reason; it is neither a hit nor a miss."""
         with self._lock:
-            self._failures[reason] += count
+            self._failures[reason] += 1
 
     def failures(self) -> dict[str, int]:
         """How many reads failed, by reason."""
         with self._lock:
             return dict(self._failures)
 
-    def count(self, layer: int, **counts: float) -> None:
-        """Add to the counts of one layer; the names are those of TierStats."""
+    def count(
+        self, *, hits: int = 0, misses: int = 0, bytes: int = 0, seconds: float = 0.0
+    ) -> None:
+        """Add to the counts."""
         with self._lock:
-            of_layer = self._counts.of(layer)
-            for name, amount in counts.items():
-                of_layer[COUNTS.index(name)] += amount
-
-    def layers(self) -> dict[int, TierStats]:
-        """A snapshot by layer."""
-        with self._lock:
-            return self._counts.layers()
+            self._counts.hits += hits
+            self._counts.misses += misses
+            self._counts.bytes += bytes
+            self._counts.seconds += seconds
 
     def snapshot(self) -> TierStats:
-        """A snapshot over all layers."""
+        """The counts now."""
         with self._lock:
-            return self._counts.total()
+            return replace(self._counts)

@@ -1,4 +1,4 @@
-"""What can be chosen about a memory's tiers when it is opened, and is checked without them."""
+"""Options of a memory's tiers, checked before the tiers are made."""
 
 from pathlib import Path
 from typing import Literal, TypedDict, get_args
@@ -24,7 +24,7 @@ class TierOptions(TypedDict, total=False):
 
 
 def check_options(options: TierOptions) -> None:
-    """Raises InvalidConfig for the name of a policy or predictor that there is none of."""
+    """Check names of policy and predictor. Raises InvalidConfig."""
     policy, prefetch = options.get("policy", DEFAULT_POLICY), options.get("prefetch", "off")
     make_policy(policy, 1)
     if prefetch not in PREDICTORS:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay import Recorded
 from memstore.cli import console
-from memstore.tiers.replay import Recorded
 from support.commands import OTHER, STORY, refused, run, run_apart, start
 
 pytestmark = pytest.mark.usefixtures("the_model")
@@ -182,6 +182,7 @@ def test_every_command_that_reads_blocks_records_a_trace(
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
         assert Recorded.load(trace).requests
+        trace.unlink()
 
 
 # Terminals

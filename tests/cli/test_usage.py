@@ -171,7 +171,7 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
 
 
 def test_every_command_of_a_memory_has_the_same_default() -> None:
-    no_memory = {"train", "adapt", "calibrate", "demo", "share rm", "share merge", "share prune"}
+    no_memory = {"train", "adapt", "calibrate", "demo", "share rm", "share prune"}
     for path in COMMANDS.keys() - {f"memstore {name}" for name in no_memory}:
         (option,) = (p for p in COMMANDS[path].params if "--store" in p.opts)
         assert (option.required, option.envvar) == (False, "MEMSTORE_STORE"), path

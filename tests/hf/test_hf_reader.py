@@ -323,7 +323,7 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
         assert made.codec == reader.codec == "int8"
     status, told = command("index")
     assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
-    assert command("index", "--recall", "0.9")[0] == 1
+    assert command("index", "--index", "packed")[0] == 1
     status, told = command("search", "the copper anchor of the orchard")
     assert (
         status == 0 and "text: " in told and "%" not in told

@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 from memstore.errors import CorruptMemory
 from memstore.index import passage_files
 from memstore.index.index_file import FilePart, Unusable, decode_file, encode_file
-from memstore.index.passage_files import Covered, Digested, Kept, ListsHead, Made, PassageWords
+from memstore.index.passage_files import Covered, Encoding, Kept, ListsHead, Made, PassageWords
 from memstore.index.token_lists import Building, list_bytes
 from memstore.index.word_index import HeldPostings, keys_of
 from support.crafted import WRONG, changed, fuzzed, places
@@ -24,7 +24,7 @@ class Held:
     name, stamp = "here", 1
 
     def __init__(self, made: Made) -> None:
-        parts = Digested(made)
+        parts = Encoding(made)
         self.content = np.concatenate([*parts])
         self.start = np.frombuffer(b"".join(parts.head()), np.uint8)
 

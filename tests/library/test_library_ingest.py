@@ -15,15 +15,14 @@ from memstore.disk.format.document import Document
 from memstore.errors import MemoryNotFound, StoreUnavailable, WrongModel
 from memstore.library import library_ingest, reading
 from memstore.library.library_ingest import index_library
-from memstore.share.format.document_pages import PAGES
-from memstore.share.format.published import Published
-from memstore.share.format.segments import FOLDER
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish import staging
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.manifest_commit import STAGED
-from memstore.share.publish.merge import merge
-from memstore.share.publish.publish import unpublish
+from memstore.share import staging
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import PAGES
+from memstore.share.manifest_commit import STAGED
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import unpublish
+from memstore.share.published import Published
+from memstore.share.segments import FOLDER
 from memstore.store.retrieve import first_stage
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
 from support.many_passages import add, create
@@ -245,13 +244,12 @@ def ingest_others(url: str, path: Path) -> list[str]:
     return [f"{number:03}.txt" for number in range(8)]
 
 
-def push_remove_and_merge(url: str, path: Path) -> list[str]:
+def push_and_remove(url: str, path: Path) -> list[str]:
     pushed = folder(path / "pushed", 2)
     for number in range(2):
         (pushed / f"{number:03}.txt").rename(pushed / f"pushed-{number}.txt")
     one_process(pushed, path / "memory", url)
     unpublish(open_object_store(url), ["pushed-0.txt"])
-    merge(open_object_store(url))
     return [*(f"{number:03}.txt" for number in range(6)), "pushed-1.txt"]
 
 
@@ -262,7 +260,7 @@ def take_a_name(url: str, path: Path) -> list[str]:
     return [f"{number:03}.txt" for number in range(6)]
 
 
-@pytest.mark.parametrize("others", [ingest_others, push_remove_and_merge, take_a_name])
+@pytest.mark.parametrize("others", [ingest_others, push_and_remove, take_a_name])
 def test_what_others_publish_at_the_same_time_stays(
     others: Callable[[str, Path], list[str]], tmp_path: Path
 ) -> None:

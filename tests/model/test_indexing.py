@@ -186,8 +186,6 @@ def test_what_cannot_be_indexed_is_refused_by_name(
         pytest.raises(ReadOnlyMemory),
     ):
         model.build_index(store)
-    with pytest.raises(InvalidInput, match="recall"):
-        MemoryStore.open(memory, model.signature, index_recall=1.5)
     with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
         MemoryStore.open(memory, model.signature, index="hnsw")
 

@@ -26,8 +26,8 @@ from memstore.errors import StoreUnavailable
 from memstore.integrations.opened import Opened
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import publish, unpublish
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
@@ -107,12 +107,12 @@ class Away(WildPlace):
     def refuse(self, *_: Any) -> Any:
         raise StoreUnavailable(f"{self.url}: connection refused; try again")
 
-    def get_ranges(self, name: str, ranges: Any) -> Any:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         if self.gone is None:
             self.refuse()
         if name in self.gone:  # which is not tried again
             raise StoreUnavailable(f"{self.url}: these credentials are refused")
-        return super().get_ranges(name, ranges)
+        return super().get_range(name, offset, length)
 
 
 def test_an_unreachable_store_answers_503_and_is_tried_again(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.object_store import ObjectStore
 from support.places import WatchedPlace, in_memory
 from support.published import publish_all, write
 

@@ -12,9 +12,8 @@ import pytest
 pytest.importorskip("obstore")
 
 from memstore.errors import InvalidInput
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.calls import Failure
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.local_cache import LocalCache
+from memstore.share.object_store import ObjectStore
 from support.published import open_at, units_of
 
 MOST = 1 << 20
@@ -103,10 +102,7 @@ def test_a_full_disk_keeps_nothing_and_is_counted(texts: ObjectStore, tmp_path: 
     assert local.used == 0 and not list(local.path.glob("??/*"))
 
 
-@pytest.mark.parametrize("kind", ["large", "pipe"])
-def test_a_file_that_is_no_value_is_removed_unread(
-    texts: ObjectStore, tmp_path: Path, kind: str
-) -> None:
+def test_a_file_that_is_too_large_is_removed_unread(texts: ObjectStore, tmp_path: Path) -> None:
     def read() -> dict[str, float]:
         with open_at(texts, local=LocalCache(tmp_path / "c", 1 << 24)) as store:
             store.lease(units_of(store, "first")[:8]).release()
@@ -115,23 +111,11 @@ def test_a_file_that_is_no_value_is_removed_unread(
 
     read()
     for file in list((tmp_path / "c").glob("??/*")):
-        if kind == "large":
-            os.truncate(file, 1 << 33)
-        else:
-            file.unlink()
-            os.mkfifo(file)
+        os.truncate(file, 1 << 33)
     assert read()["failed_damaged"] > 0
     assert all(file.stat().st_size < MOST for file in (tmp_path / "c").glob("??/*"))
     again = read()
     assert "failed" not in again and again["hits"] == 8
-
-
-def test_a_value_longer_than_asked_for_is_refused(tmp_path: Path) -> None:
-    cache = LocalCache(tmp_path / "c", MOST)
-    cache.put([("key", bytes(100))])
-    with pytest.raises(Failure) as failed:
-        cache.get("key", 99)
-    assert failed.value.reason == "damaged" and not has(cache, "key")
 
 
 def test_a_directory_of_other_files_is_no_cache(tmp_path: Path) -> None:

@@ -14,17 +14,15 @@ from memstore.errors import (
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
-    MemoryNotFound,
     StoreUnavailable,
     WrongModel,
 )
-from memstore.share.format.document_pages import PAGE_ENTRIES, Entry
-from memstore.share.format.manifest import newest_number
-from memstore.share.format.published import Published
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.manifest_commit import Change, commit
-from memstore.share.publish.publish import Report, unpublish
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import PAGE_ENTRIES, Entry, newest_number
+from memstore.share.manifest_commit import Change, commit
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import Report, unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.places import Killed, WatchedPlace
@@ -253,8 +251,7 @@ def test_what_became_too_old_during_a_push_is_sent_again(
     interrupt(memory, place)
     past = [0.0]
     monkeypatch.setattr(
-        "memstore.share.publish.segment_writer.time",
-        SimpleNamespace(time=lambda: time.time() + past[0]),
+        "memstore.share.segments.time", SimpleNamespace(time=lambda: time.time() + past[0])
     )
     before_the_manifest(place, lambda: past.append(past.pop() + aged * 1e6))
     assert send(memory, place, grace=1e6).segments == sent
@@ -362,14 +359,6 @@ def test_a_bad_url_is_one_line(
     with pytest.raises(error, match=line) as caught:
         open_object_store(url.format(path=tmp_path), make=True)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
-
-
-def test_nothing_is_published_there(tmp_path: Path) -> None:
-    with pytest.raises(MemoryNotFound, match="no such directory"):
-        Published.open(open_object_store(f"file://{tmp_path}/nowhere"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(MemoryNotFound, match="holds no published memory"):
-        Published.open(open_object_store(f"file://{tmp_path}/empty"))
 
 
 def test_another_model_or_selector_is_refused(

@@ -1,5 +1,5 @@
 """Passages are published once, by content: what an earlier version or another document sent is not
-sent again, however documents change and are merged, unpublished and pruned.
+sent again, however documents change and are unpublished and pruned.
 
 MEMSTORE_PUBLISHED_RANDOM sets the number of random histories.
 """
@@ -17,15 +17,14 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import CorruptBlock, DocumentNotFound, InvalidInput, MissingBlock
-from memstore.share.format.pieces import RecordIndex, record_pieces
-from memstore.share.format.published import Published
-from memstore.share.format.segments import read_footer
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.merge import merge
-from memstore.share.publish.publish import unpublish
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import manifest_number
+from memstore.share.pieces import RecordIndex, record_pieces
+from memstore.share.publish import unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
-from support.passage_documents import LAYERS, SETTINGS, content, ingest, landmarks, passage
+from support.passage_documents import LAYERS, SETTINGS, content, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace
 from support.published import open_at
@@ -81,15 +80,18 @@ def write(store: MemoryStore, name: str, made_of: MadeOf, *, keep: str = "kv") -
 
 
 def records_of(place: WatchedPlace) -> int:
-    """Bytes of all records in segments, named or not."""
+    """Bytes of all records that manifests name."""
+    indexes = {
+        (piece.segment, piece.offset, piece.length)
+        for found in place.names("manifests")
+        for entry in Published.at(place, manifest_number(found.name)).documents()
+        for piece in record_pieces(entry.pieces)
+    }
     size = 0
-    for found in place.names("segments"):
-        _, pieces = read_footer(place, found.name, found.size)
-        for piece in pieces:
-            if piece.kind == "records":
-                (data,) = place.get_ranges(found.name, [(piece.offset, piece.length)])
-                index = RecordIndex.decode(data)
-                size += index.end - index.start
+    for segment, offset, length in indexes:
+        data = place.get_range(segment, offset, length)
+        index = RecordIndex.decode(data)
+        size += index.end - index.start
     return size
 
 
@@ -187,55 +189,6 @@ def test_a_passage_is_sent_once(
             assert read(reader, name, made_of) == 0
 
 
-def test_an_append_sends_what_it_added(
-    store: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    ingest(store, "a", 40)
-    send(store, place)
-    before = records_of(place)
-    ingest(store, "a", 43, mode="append")
-    send(store, place)
-    assert records_of(place) - before <= bytes_of(store, book(1, 39, 43))
-    same_as(store, place, tmp_path, "a")
-
-
-def test_merging_copies_used_passages_once(
-    store: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    write(store, "a", book(1))
-    send(store, place)
-    write(store, "b", book(1, 5, 40))
-    send(store, place)
-    write(store, "a", edited(book(1), 50, 2))
-    write(store, "c", [*book(3, 0, 9), (1, 7)])
-    send(store, place, replace=True)
-    assert merge(place).after == 1
-    prune(place, grace=-10)
-    used = [*edited(book(1), 50, 2), *book(3, 0, 9)]
-    assert records_of(place) == bytes_of(store, used)  # the old sentence is gone
-    same_as(store, place, tmp_path, "a", "b", "c")
-
-
-def test_merging_copies_large_segments_of_which_less_than_half_is_used(
-    store: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    write(store, "a", book(1))
-    write(store, "b", book(4))
-    send(store, place, segment_bytes=20_000)
-    before = records_of(place)
-    write(store, "a", book(1, 0, 40))
-    send(store, place, replace=True)
-    assert merge(place, segment_bytes=4_000).before == 0  # most of each is used
-    write(store, "a", [*book(1, 20, 30), *book(2, 0, 3)])
-    send(store, place, replace=True)
-    assert merge(place, segment_bytes=4_000).before >= 1
-    prune(place, grace=-10)
-    used = bytes_of(store, [*book(1, 20, 30), *book(2, 0, 3), *book(4)])
-    assert used <= records_of(place) < used + before / 4
-    same_as(store, place, tmp_path, "a", "b")
-    assert merge(place, segment_bytes=4_000).documents == 0  # nothing is left to do
-
-
 def test_checking_sends_damaged_passages_again_for_all_documents(
     store: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
@@ -305,29 +258,10 @@ def test_a_record_that_damage_hides_is_damaged_and_not_missing(
         assert not isinstance(caught.value, MissingBlock)
 
 
-@pytest.mark.parametrize("wrong", [{"row": 5}, {"row": 3, "take": 4}, {"first": 2, "take": 7}])
-def test_rows_of_other_passages_are_refused(
-    wrong: dict[str, int], store: MemoryStore, place: WatchedPlace
-) -> None:
-    write(store, "a", book(1, 0, 9))
-    send(store, place)
-    (entry,) = Published.open(place).documents()
-    (piece,) = record_pieces(entry.pieces)
-    with open_at(place) as reader:
-        others = [other for other in entry.pieces if other.kind != "records"]
-        state = reader._on_disk().catalog.database.state
-        pieces = sorted([*others, piece._replace(**wrong)])
-        state.entries[1] = entry._replace(pieces=tuple(pieces))
-        with pytest.raises(CorruptBlock) as caught:
-            (at,) = reader.retrieval.stored_at([(1, 3)])
-            reader.lease([BlockKey(at[0], LAYERS[0], at[1], 0)])
-        assert "\n" not in str(caught.value)
-
-
 def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
     store: MemoryStore, place: WatchedPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.share.read.published_states._PASSAGES", 4)
+    monkeypatch.setattr("memstore.share.published_states._PASSAGES", 4)
     write(store, "a", book(1, 0, 9))
     send(store, place)
     with open_at(place, host_budget=1 << 20) as reader:
@@ -389,8 +323,6 @@ def test_in_any_history_readers_see_the_memory_and_nothing_is_lost_or_left(
             unpublish(place, gone)  # type: ignore[arg-type]
             for name in gone:
                 del there[name]
-        if there and source.random() < 0.4:
-            merge(place, segment_bytes=source.choice([6_000, 1 << 25]))
         if there and source.random() < 0.6:
             prune(place, grace=-10)
             named = {page.name for page in Published.open(place).manifest.pages} | segments(place)

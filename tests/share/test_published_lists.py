@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from memstore.errors import CorruptMemory, StoreUnavailable
-from memstore.share.format.manifest import ListsRef
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish import send_lists
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.publish import unpublish
+from memstore.share import send_lists
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import ListsRef
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory
@@ -32,7 +32,7 @@ pytest.importorskip("faiss")
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     search_by_lists(patch)
-    patch.setattr("memstore.share.publish.send_lists.SEGMENT_BYTES", 1 << 14)
+    patch.setattr("memstore.share.send_lists.SEGMENT_BYTES", 1 << 14)
 
 
 @pytest.fixture(autouse=True)
@@ -164,23 +164,6 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         torch.testing.assert_close(found[1], expected[1])
 
 
-def test_lists_of_an_appended_document_are_read_from_its_pieces(
-    memory: MemoryStore, url: str
-) -> None:
-    add(memory, "1", 1, EACH + 9, mode="append")
-    memory.publish(url)
-    memory.build_index()
-    with open_(url) as there:
-        there.build_index()
-        entry = Published.open(objects_of(url)).entry("1")
-        assert entry is not None
-        assert len([p for p in entry.pieces if (p.kind, p.part) == ("landmarks", 0)]) == 2
-        for seed in range(4):
-            here, found = by_name(memory, seed), by_name(there, seed)
-            assert here is not None and found is not None and here[0] == found[0]
-            torch.testing.assert_close(found[1], here[1])
-
-
 def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
     objects = objects_of(url)
     lists = Published.open(objects).manifest.lists
@@ -298,20 +281,3 @@ def test_lists_that_change_while_they_are_sent_are_not_published(
     monkeypatch.setattr(first_stage, "PAYING", 1)
     with open_(url) as there:
         assert by_name(there, 0) is not None
-
-
-def test_a_memory_is_published_where_its_lists_are_damaged(
-    memory: MemoryStore, tmp_path: Path
-) -> None:
-    memory.build_index()
-    path = tmp_path / "m" / "index" / "passages.lists"
-    kept = path.read_bytes()
-    for number, content in enumerate((None, kept[:-1], bytes(len(kept)))):
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-        url = f"file://{tmp_path}/{number}"
-        assert len(memory.publish(url).documents) == DOCUMENTS
-        assert Published.open(objects_of(url)).manifest.lists is None
-        path.unlink(missing_ok=True)
-        path.write_bytes(kept)

@@ -1,4 +1,4 @@
-"""Calls of another machine end by their deadline, are retried, stop while the machine does not
+"""Calls of another machine end by their deadline, stop while the machine does not
 answer, and keep neither Ctrl-C nor the end of the process.
 """
 
@@ -15,27 +15,12 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from memstore.share.caches.valkey import Valkey
-from memstore.share.calls import Calls, CircuitBreaker, Failure
-from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.share.calls import Calls, Failure, at_once, begin
+from memstore.share.valkey import Valkey
 from memstore.tiers.stats import TierCounter
 from support.services import S3_ENVIRONMENT, free_port
 
-# The circuit breaker
-
-
-def test_a_server_that_did_not_answer_is_skipped_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
-    breaker = CircuitBreaker()
-    breaker.failed("denied")
-    breaker.failed("full")
-    assert breaker.allows
-    breaker.failed("late")
-    assert not breaker.allows
-    breaker.until = time.monotonic()
-    assert breaker.allows
+# A server that does not answer
 
 
 def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
@@ -48,89 +33,31 @@ def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
     cache.close()
 
 
-@pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
-def test_whatever_ends_a_call_the_server_is_called_again(
-    what: str, monkeypatch: pytest.MonkeyPatch
+# Deadlines
+
+
+def test_calls_end_by_the_deadline_and_then_the_server_is_skipped_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = Calls(TierCounter())
-    until = time.monotonic() + 60
-
-    def fail(*_: object) -> None:
-        raise {"an interrupt": KeyboardInterrupt}.get(what, ValueError)
-
-    def no_threads(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        if what == "no threads":
-            patch.setattr("threading.Thread.start", no_threads)
-            (found,) = calls.gather([lambda left: 1], until)
-            assert isinstance(found, Failure)
-        else:
-            if what == "an interrupt":  # while it waits for the answer
-                patch.setattr("memstore.share.calls.wait_for", fail)
-            with pytest.raises((KeyboardInterrupt, ValueError)):
-                calls.gather([fail], until)
-    assert calls.call(lambda left: 7, until) == 7
-
-
-# Deadlines and retries
-
-
-def test_calls_are_retried_and_never_later_than_the_deadline() -> None:
-    counter = TierCounter()
-    calls = Calls(counter)
-    tries = []
-
-    def work(left: float) -> int:
-        tries.append(left)
-        if len(tries) < 3:
-            raise Failure("unreachable", "reset")
-        return 7
-
-    assert calls.call(work, time.monotonic() + 30) == 7
-    assert counter.failures() == {"unreachable": 2}
+    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
+    calls = Calls(TierCounter(), name="test")
     go = threading.Event()
     began = time.monotonic()
-    found = calls.gather([lambda left: go.wait(60), lambda left: 5], began + 0.1)
-    go.set()
+    found = calls.gather([lambda: go.wait(60), lambda: 5], began + 0.1)
     assert isinstance(found[0], Failure) and found[0].reason == "late" and found[1] == 5
     assert time.monotonic() - began < 20
-    calls.close()
 
+    def denied() -> None:
+        raise Failure("denied", "403")
 
-def test_pauses_between_retries_grow() -> None:
-    calls = Calls(TierCounter())
-    tried = []
-
-    def work(left: float) -> None:
-        tried.append(1)
-        raise Failure("refused", "503")
-
-    with pytest.raises(Failure, match="503"):
-        calls.call(work, time.monotonic() + 0.3)
-    assert len(tried) <= 6  # pauses of 0.01, 0.02, 0.04, 0.08 and 0.16 seconds at least
-
-
-def test_calls_that_wait_for_a_thread_end_when_the_memory_is_closed() -> None:
-    calls = Calls(TierCounter(), threads=1)
-    began, go = threading.Event(), threading.Event()
-
-    def work(left: float) -> bool:
-        began.set()
-        return go.wait(60)
-
-    def close() -> None:
-        assert began.wait(60)
-        time.sleep(0.1)  # until the second waits
-        calls.close()
-        go.set()
-
-    closing = threading.Thread(target=close)
-    closing.start()
-    first, second = calls.gather([work, lambda left: True], time.monotonic() + 60)
-    closing.join()
-    assert first is True and isinstance(second, Failure) and second.reason == "closed"
+    for work, reason in ((denied, "denied"), (lambda: go.wait(60), "late"), (denied, "closed")):
+        with pytest.raises(Failure) as failed:
+            calls.call(work, time.monotonic() + (0.1 if reason == "late" else 60))
+        assert failed.value.reason == reason
+    go.set()
+    calls.skips_until = 0.0
+    assert calls.call(lambda: 7, time.monotonic() + 60) == 7
+    assert calls.counter.failures() == {"late": 2, "denied": 1, "closed": 1}
 
 
 # Threads and interrupts
@@ -158,8 +85,8 @@ def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
             if way == "at once":
                 at_once(lambda _: given.wait(60), [1, 2])
             else:
-                calls = Calls(TierCounter())
-                calls.call(lambda left: given.wait(60), time.monotonic() + 60)
+                calls = Calls(TierCounter(), name="test")
+                calls.call(lambda: given.wait(60), time.monotonic() + 60)
     finally:
         given.set()
         signal.signal(signal.SIGINT, before)
@@ -172,8 +99,8 @@ def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
 )
 def test_an_interrupt_leaves_a_store_that_does_not_answer(how: str) -> None:
     code = f"""
-from memstore.share.format.published import Published
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.published import Published
+from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"
 {how}

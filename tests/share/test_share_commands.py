@@ -7,7 +7,7 @@ import pytest
 
 from memstore.cli.options import Published
 from memstore.errors import InvalidConfig
-from memstore.share.objects.object_errors import first_line
+from memstore.share.object_store import first_line
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.passage_documents import ingest as ingest_passages
@@ -47,8 +47,6 @@ def test_a_memory_is_published_listed_checked_and_pulled(
         files[store] = (tmp_path / "file").read_bytes()
     assert len(set(files.values())) == 1
     assert run("share", "rm", url, "a").out == "a: no longer published; manifest 3\n"
-    merged = run("share", "merge", url, "--json").json
-    assert merged["before"] == 1 and merged["after"] == 0  # nothing is in many segments
     pruned = run("share", "prune", url, "--grace", 0, "--json").json
     assert pruned["manifests"] == 2 and pruned["objects"] == 3
     assert run("verify", "--store", url, "--json").json["documents"] == 1
@@ -67,18 +65,6 @@ def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: 
     other = f"file://{tmp_path}/other"
     refused(run("share", "push", other, "--keep", "text", "--store", memory), "not made of pass")
     refused(run("share", "push", other, "--keep", "x", "--store", memory), "'x'", status=2)
-
-
-def test_a_push_uses_segments_again_within_the_grace_period(
-    memory: Path, url: str, tmp_path: Path
-) -> None:
-    run("share", "push", url, "--store", memory)
-    (segment,) = (tmp_path / "library" / "segments").glob("*/*")
-    os.utime(segment, (segment.stat().st_mtime - 7200,) * 2)
-    for hours, sent in ((5, 0), (1, 1)):
-        run("share", "rm", url, "a", "b")
-        said = run("share", "push", url, "--store", memory, "--grace", hours, "--json").json
-        assert said["segments"] == sent
 
 
 def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path) -> None:
@@ -153,7 +139,7 @@ def test_no_line_shows_a_secret_of_the_environment(
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),
     ):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("memstore.share.read.open_published.DEADLINE", 0.5)  # nobody is there
+    monkeypatch.setattr("memstore.share.open_published.DEADLINE", 0.5)  # nobody is there
     for arguments in (
         ("ls", "--store", "s3://bucket/x", "--json"),
         ("share", "push", "s3://bucket/AKIAEXAMPLE", "--store", memory),

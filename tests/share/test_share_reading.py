@@ -12,11 +12,12 @@ pytest.importorskip("obstore")
 from memstore.errors import ReadOnlyMemory, StoreUnavailable, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.texts.source_text import Text
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import PublishOptions, publish
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, open_at
+from support.publishing import send
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 from support.tiny_model import text, tiny_model
 
@@ -25,7 +26,7 @@ PHRASE = "the river lantern captain"
 
 def published(store: MemoryStore, url: str, **options: Any) -> ObjectStore:
     place = open_object_store(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(**options))
+    send(store, place, **options)
     return place
 
 
@@ -91,15 +92,6 @@ def test_a_landmark_model_answers_the_same(
     assert stats["remote"]["hits"] == 0 and stats["local"]["hits"] > 0
 
 
-def test_a_small_budget_and_reading_ahead_change_nothing(model: LandmarkModel, path: Path) -> None:
-    with MemoryStore.open(path / "m", model.signature) as directory:
-        expected = told(model, directory)
-        budget = 40 * directory.tiers.host.unit_bytes
-    for options in ({"host_budget": budget}, {"prefetch": "speculative"}, {"device": "cpu"}):
-        with MemoryStore.open(f"file://{path}/there", model.signature, **options) as store:
-            same(told(model, store), expected)
-
-
 def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
     model: LandmarkModel, path: Path
 ) -> None:
@@ -136,22 +128,6 @@ def test_a_publication_is_read_only_and_of_its_model(
         assert store.stats()["documents"] == 3
 
 
-def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/there"
-    with MemoryStore.create(tmp_path / "m", model.signature) as directory:
-        model.ingest(Text(text(100, 1), "river"), directory)
-        published(directory, url)
-        with MemoryStore.open(url, model.signature, refresh=3600.0) as store:
-            before = told(model, store)
-            model.ingest(Text(text(100, 1) + text(90, 2), "river"), directory, mode="append")
-            model.ingest(Text(text(50, 3), "other"), directory)
-            published(directory, url)
-            same(told(model, store)[3:5], before[3:5])
-            store._on_disk().catalog.database.refresh()
-            same(told(model, store), told(model, directory))
-            assert store.document("river").id == 1
-
-
 def test_a_passage_model_answers_the_same(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from support.passage_reader import reader_of
@@ -182,10 +158,10 @@ class Gone(WildPlace):
 
     gone: frozenset[str] = frozenset()
 
-    def get_ranges(self, name: str, ranges: Any) -> Any:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         if name in self.gone:
             raise StoreUnavailable(f"{self.url}: these credentials are refused")
-        return super().get_ranges(name, ranges)
+        return super().get_range(name, offset, length)
 
 
 def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:

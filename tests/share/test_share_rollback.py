@@ -9,11 +9,11 @@ import msgpack
 import pytest
 
 from memstore.errors import InvalidConfig, StaleMemory
-from memstore.share.format import packed_objects as packed
-from memstore.share.format import published
-from memstore.share.format.manifest import FORMAT, manifest_name
-from memstore.share.format.published import Published
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share import packed_objects as packed
+from memstore.share import published
+from memstore.share.manifest import FORMAT, manifest_name
+from memstore.share.open_object_store import open_object_store
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.places import WatchedPlace

@@ -3,7 +3,6 @@ being reopened, an answer ends with the documents it began with, and publishers 
 """
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,13 +20,11 @@ from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.publish import unpublish
-from memstore.share.read import published_states, published_tables
+from memstore.share import published_states
+from memstore.share.garbage_collection import prune
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from support.places import WatchedPlace
-from support.published import open_at
 
 QUESTION = "What is the price of the brown mare?"
 OLD, NEW = "The price of the brown mare is 310.", "The price of the brown mare is 777."
@@ -141,30 +138,6 @@ def test_an_idle_reader_looks_before_it_answers(library: Library) -> None:
         assert NEW in texts(memory.ask(QUESTION))
 
 
-def test_one_reader_waits_for_a_slow_store_and_not_for_long(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published_tables, "_PATIENCE", 0.2)
-    place, go = WatchedPlace(open_object_store(library.url)), threading.Event()
-    with open_at(place, refresh=60.0) as store:
-        database = store._on_disk().catalog.database
-        began: list[str] = []
-
-        def hang(number: int, call: str, what: str) -> None:
-            if call == "first":
-                began.append(call)
-                go.wait(60)
-
-        place.before = hang
-        library.remove()
-        database._looked -= 3600
-        for _ in range(3):
-            assert store.has("mare")  # of the state before
-        assert began == ["first"]  # by one of them
-        go.set()
-        assert within_a_minute(lambda: not store.has("mare"))
-
-
 # Answers under way
 
 
@@ -256,29 +229,3 @@ def test_a_pruned_document_is_not_found(library: Library) -> None:
         with pytest.raises(DocumentNotFound):
             store.lease([BlockKey(number, layer, block, 1)])
         assert [row.name for row in store.documents()] == ["mare", "other"]
-
-
-def test_a_document_that_is_published_again_has_its_number(library: Library) -> None:
-    with reader(library, refresh=3600.0) as memory:
-        number = memory.store.document("mare").id
-        library.remove()
-        look(memory)
-        assert not memory.store.has("mare")
-        library.memory.publish(library.url)
-        look(memory)
-        assert memory.store.document("mare").id == number
-        assert OLD in texts(memory.ask(QUESTION))
-
-
-def test_a_new_manifest_costs_a_reader_only_the_changed_rows(library: Library) -> None:
-    with reader(library, refresh=3600.0) as memory:
-        store = memory.store
-        store.documents()
-        catalog, read = store._on_disk().catalog, []
-        row = catalog.row
-        catalog.row = lambda txn, number: read.append(number) or row(txn, number)  # type: ignore[method-assign]
-        catalog.documents = None  # type: ignore[method-assign,assignment]
-        library.replace()
-        look(memory)
-        assert store.document("mare").tokens < store.document("other").tokens
-        assert len(read) == 1

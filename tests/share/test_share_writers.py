@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memstore.errors import StoreUnavailable
-from memstore.share.format.manifest import manifest_number
-from memstore.share.format.published import Published
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.merge import merge
-from memstore.share.publish.publish import unpublish
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import manifest_number
+from memstore.share.publish import unpublish
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
 from memstore.store.verify.verify_memory import verify_published
@@ -36,13 +34,11 @@ def push(store: MemoryStore, place: WatchedPlace) -> None:
 
 WRITERS: dict[str, tuple[Work, int]] = {  # and how many calls of the store it makes at least
     "push": (push, 16),
-    "merge": (lambda store, place: merge(place), 10),
     "unpublish": (lambda store, place: unpublish(place, ["a"]), 4),
     "prune": (lambda store, place: prune(place, grace=-10), 6),
 }
 OTHERS: dict[str, Work] = {
     "push": lambda store, place: send(store, place, "c"),
-    "merge": lambda store, place: merge(place),
     "unpublish": lambda store, place: unpublish(place, ["b"]),
     "prune": lambda store, place: prune(place, grace=-10),
 }
@@ -153,7 +149,7 @@ def test_a_writer_that_another_overtakes_loses_nothing(
         each(store, expected)
     overtaken = []
     moments = ["create", "delete"]
-    if other == "prune":  # a push and a merge look at the newest manifest twice
+    if other == "prune":  # a push looks at the newest manifest twice
         moments = ["first"] if writer in ("unpublish", "prune") else ["first", "first"]
 
     def overtake(number: int, call: str, what: object) -> None:
@@ -164,11 +160,7 @@ def test_a_writer_that_another_overtakes_loses_nothing(
                 OTHERS[other](store, place)
 
     place.before = overtake
-    try:
-        work(store, place)
-    except StoreUnavailable as error:
-        assert (writer, other) == ("merge", "prune") and "merge again" in str(error)
-        work(store, place)
+    work(store, place)
     assert overtaken and state_of(place)[1] == state_of(expected)[1]
     assert contents(place, tmp_path / "file") == contents(expected, tmp_path / "file")
     assert verify_published(place.url).clean

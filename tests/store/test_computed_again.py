@@ -13,10 +13,10 @@ import torch
 
 from memstore.disk.format.keys import record_range
 from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.format.pieces import record_pieces
-from memstore.share.format.published import Published
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.local_cache import LocalCache
+from memstore.share.open_object_store import open_object_store
+from memstore.share.pieces import record_pieces
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at

@@ -137,7 +137,7 @@ def test_budgets_hold_and_memory_stays_flat_over_random_lookups(
             "host_budget": chance.randint(least, 6 * least) * UNIT_BYTES
             + chance.randrange(UNIT_BYTES),
             "policy": chance.choice(sorted(POLICIES)),
-            "trace": tmp_path / "trace" if chance.random() < 0.3 else None,
+            "trace": tmp_path / f"trace-{number}" if chance.random() < 0.3 else None,
         }
         if chance.random() < 0.5:
             options |= {

@@ -17,12 +17,12 @@ from memstore.library import library_ingest, reading
 from memstore.library.batch import Batch, Done, Job, Outcome, Progress
 from memstore.library.library_ingest import ingest_library
 from memstore.model.model_api import ModelAPI
-from memstore.share.format.manifest import MANIFESTS, Manifest
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.garbage_collection import prune
-from memstore.share.publish.manifest_commit import STAGED
+from memstore.share.garbage_collection import prune
+from memstore.share.manifest import MANIFESTS, Manifest
+from memstore.share.manifest_commit import STAGED
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.passage_reader import reader_of

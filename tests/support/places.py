@@ -1,11 +1,12 @@
 """Places for published memories: of each kind, counted, and stopped at a call."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
 
 _numbers = itertools.count()
 
@@ -31,40 +32,17 @@ class WatchedPlace:
         self.before: Callable[[int, str, Any], None] = lambda number, name, what: None
         self.after: Callable[[int, str, Any], None] = lambda number, name, what: None
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._call, name)
+
     def _call(self, name: str, what: Any, *more: Any) -> Any:
         number = len(self.calls)
         self.calls.append((name, what))
+        if name in ("create", "put"):
+            self.sent += len(more[0])
         self.before(number, name, what)
         result = getattr(self.inner, name)(what, *more)
         self.after(number, name, what)
-        return result
-
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        data = self._call("get", name, most)
-        self.read += len(data)
-        return data
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = self._call("get_ranges", name, ranges)
-        self.read += sum(map(len, found))
-        return found
-
-    def create(self, name: str, data: bytes) -> bool:
-        self.sent += len(data)
-        return self._call("create", name, data)
-
-    def put(self, name: str, data: bytes) -> None:
-        self.sent += len(data)
-        self._call("put", name, data)
-
-    def names(self, prefix: str) -> Iterator[Found]:
-        return iter(list(self._call("names", prefix)))
-
-    def first(self, prefix: str) -> str | None:
-        return self._call("first", prefix)
-
-    def delete(self, names: Sequence[str]) -> None:
-        self._call("delete", names)
-
-    def sweep(self, seconds: float) -> int:
-        return self._call("sweep", seconds)
+        if name in ("get", "get_range"):
+            self.read += len(result)
+        return iter(list(result)) if name == "names" else result

@@ -10,18 +10,18 @@ from typing import Any
 
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
-from memstore.share.caches.local_cache import LocalCache
 from memstore.share.calls import Failure, Reason
-from memstore.share.objects.object_store import OBJECT_BYTES, Found, ObjectStore
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.local_cache import LocalCache
+from memstore.share.object_store import ObjectStore
+from memstore.share.open_object_store import open_object_store
+from memstore.share.open_published import PublishedCatalog
 from memstore.share.publication_options import REFRESH
-from memstore.share.publish.publish import PublishOptions, publish
-from memstore.share.read.open_published import PublishedCatalog
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
 from support import synthetic_documents as synthetic
+from support.publishing import send
 
 TEXTS = {"first": (1, 203), "second": (2, 118), "third": (3, 64)}  # name: text, tokens
 
@@ -37,7 +37,7 @@ def write(path: Path, **options: Any) -> MemoryStore:
 def publish_all(store: MemoryStore, url: str) -> ObjectStore:
     """All of a memory at a URL, in segments so small that a document lies in several."""
     place = open_object_store(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=16 << 10))
+    send(store, place, segment_bytes=16 << 10)
     return place
 
 
@@ -119,14 +119,17 @@ class WildPlace:
         self.requests = 0
         self.slower = 0.0  # seconds that every read takes longer
 
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        return self.place.get(name, most)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.place, name)  # all but reads
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
         self.requests += 1
         if self.slower:
             time.sleep(self.slower)
-        kind = self.wild.fault(self.KINDS)
+        for _ in range(4):  # obstore repeats a request that fails
+            kind = self.wild.fault(self.KINDS)
+            if kind not in ("unreachable", "5xx"):
+                break
         if kind == "late":
             time.sleep(self.wild.late)
         elif kind == "unreachable":
@@ -136,31 +139,13 @@ class WildPlace:
         elif kind == "missing":
             raise ObjectNotFound(f"{self.url}: there is no {name}")
         if kind == "other":  # bytes of another place in the object
-            ranges = [(max(0, start - 64), length) for start, length in ranges]
-        parts = self.place.get_ranges(name, ranges)
+            offset = max(0, offset - 64)
+        part = self.place.get_range(name, offset, length)
         if kind == "flipped":
-            return [memoryview(self.wild.spoilt(bytes(part))) for part in parts]
+            return memoryview(self.wild.spoilt(bytes(part)))
         if kind == "short":
-            return [part[: len(part) // 2] for part in parts]
-        return parts
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self.place.create(name, data)
-
-    def put(self, name: str, data: bytes) -> None:
-        self.place.put(name, data)
-
-    def names(self, prefix: str) -> Iterator[Found]:
-        return self.place.names(prefix)
-
-    def first(self, prefix: str) -> str | None:
-        return self.place.first(prefix)
-
-    def delete(self, names: Sequence[str]) -> None:
-        self.place.delete(names)
-
-    def sweep(self, seconds: float) -> int:
-        return self.place.sweep(seconds)
+            return part[: len(part) // 2]
+        return part
 
 
 class WildServer:
@@ -181,7 +166,7 @@ class WildServer:
         if kind == "unreachable":
             raise self._fail("unreachable", "connection reset")
         if kind == "refused":
-            raise self._fail("refused", "LOADING")
+            raise self._fail("unreachable", "LOADING")
         if kind == "late":
             time.sleep(self.wild.late)
         if kind == "emptied":

@@ -3,20 +3,31 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from memstore.share.format.manifest import newest_number
-from memstore.share.format.published import Published
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.publish import PublishOptions, Report, publish
+import pytest
+
+from memstore.share.manifest import newest_number
+from memstore.share.object_store import ObjectStore
+from memstore.share.publish import PublishOptions, Report, publish
+from memstore.share.published import Published
+from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_published
 from support.places import WatchedPlace, in_memory
 from support.synthetic_documents import SIGNATURE
 
 
-def send(store: MemoryStore, place: WatchedPlace, *names: str, **settings) -> Report:
+def send(
+    store: MemoryStore,
+    place: ObjectStore | WatchedPlace,
+    *names: str,
+    segment_bytes: int = SEGMENT_BYTES,
+    **settings,
+) -> Report:
     catalog = store._on_disk().catalog
     options = PublishOptions(**settings)
-    return publish(catalog, store.ready(names or None), place, options)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memstore.share.segments.SEGMENT_BYTES", segment_bytes)
+        return publish(catalog, store.ready(names or None), place, options)  # type: ignore[arg-type]
 
 
 def names(place: WatchedPlace) -> list[str]:

@@ -27,8 +27,8 @@ S3_ENVIRONMENT = {
 }
 
 
-def free_port(*, beside: int = 0) -> int:
-    """A port of this machine that nobody listens at, nor at the one that is `beside` above it.
+def free_port() -> int:
+    """A port of this machine that nobody listens at.
 
     It is none of those that connections are given by the system (from 32768 on), which one of them
     could have taken before the server does.
@@ -36,10 +36,8 @@ def free_port(*, beside: int = 0) -> int:
     random = SystemRandom()
     while True:
         port = random.randrange(10_000, 22_000)
-        with suppress(OSError), socket.socket() as first, socket.socket() as second:
+        with suppress(OSError), socket.socket() as first:
             first.bind(("127.0.0.1", port))
-            if beside:
-                second.bind(("127.0.0.1", port + beside))
             return port
 
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,7 @@ class Server:
     def __init__(self, folder: Path, *options: str) -> None:
         if BINARY is None:
             pytest.skip("neither valkey-server nor redis-server is installed: make services")
-        # nodes of a cluster talk at theirs + 10000
-        self.port, self._folder, self._options = free_port(beside=10_000), folder, options
+        self.port, self._folder, self._options = free_port(), folder, options
         folder.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -75,33 +74,3 @@ def valkey_server(folder: Path, *options: str) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
-
-
-@contextmanager
-def valkey_cluster(folder: Path) -> Iterator[list[Server]]:
-    """Three servers that share the keys."""
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(
-                valkey_server(
-                    folder / str(number),
-                    "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no",
-                )
-            )
-            for number in range(3)
-        ]  # fmt: skip
-        first = servers[0]
-        for number, server in enumerate(servers):
-            low, high = 16384 * number // 3, 16384 * (number + 1) // 3 - 1
-            assert server.tell(f"CLUSTER ADDSLOTSRANGE {low} {high}").startswith("+OK")
-            if server is not first:
-                assert server.tell(f"CLUSTER MEET 127.0.0.1 {first.port}").startswith("+OK")
-        whole = "cluster_state:ok", "cluster_known_nodes:3", "cluster_slots_assigned:16384"
-        for _ in range(600):
-            told = [server.tell("CLUSTER INFO") for server in servers]
-            if all(line in info for info in told for line in whole):
-                break
-            time.sleep(0.05)
-        else:
-            raise RuntimeError("the cluster did not come together")
-        yield servers

@@ -59,11 +59,10 @@ def check_tiers(store: MemoryStore) -> None:
     for tier in tiers.caches:
         assert tier.bytes <= tier.budget_bytes
     if tiers.device is not None:
-        for layer, stats in tiers.device.layers().items():
-            ahead = stats.prefetched + stats.late + stats.unused
-            ahead += sum(unit.layer == layer for unit in tiers.device._table.untouched)
-            below = tiers.host.layers()[layer]
-            assert stats.misses + ahead == below.hits + below.misses, layer
+        stats, below = tiers.device.stats(), tiers.host.stats()
+        ahead = stats.prefetched + stats.late + stats.unused
+        ahead += len(tiers.device._table.untouched)
+        assert stats.misses + ahead == below.hits + below.misses
 
 
 def logits(model: LandmarkModel, store: MemoryStore, seed: int = 4) -> torch.Tensor:

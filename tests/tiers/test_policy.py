@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.replay import ReplayResult, belady, replay
 from memstore.tiers.policy import POLICIES, Policy, make_policy
-from memstore.tiers.replay import ReplayResult, belady, replay
 
 LENGTH = 4000
 NAMES = list(POLICIES)
@@ -98,29 +98,6 @@ def test_hits_equal_libcachesim(name: str, stream: str, libcachesim: ModuleType)
         simulated = getattr(libcachesim, name.upper())(capacity, hashpower=10)
         expected = library_hits(simulated, libcachesim, STREAMS[stream])
         assert hits(make_policy(name, capacity), STREAMS[stream], capacity) == expected, capacity
-
-
-@pytest.mark.parametrize("stream", STREAMS)
-def test_belady_hits_equal_libcachesim(stream: str, libcachesim: ModuleType) -> None:
-    units = STREAMS[stream]
-    later: dict[int, int] = {}
-    following = [0] * len(units)
-    for time in range(len(units) - 1, -1, -1):
-        following[time] = later.get(units[time], 2**63 - 1)
-        later[units[time]] = time
-    for capacity in (1, 3, 100):
-        simulated = libcachesim.Belady(capacity, hashpower=10)
-        found = [
-            simulated.get(libcachesim.Request(obj_id=unit + 1, obj_size=1, next_access_vtime=time))
-            for unit, time in zip(units, following)
-        ]
-        misses = len(units) - sum(found)
-        expected = ReplayResult(sum(found), misses, misses - simulated.get_n_obj())
-        assert belady([[unit] for unit in units], capacity) == expected
-
-
-# Against the published algorithms, written down as they are, on plain lists with the oldest unit
-# first. They yield for each request whether it hits, and which unit goes.
 
 
 # What a tier relies on

@@ -4,7 +4,6 @@ threads live on.
 
 import random
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.errors import CorruptBlock, DocumentNotFound, MemstoreError
+from memstore.errors import DocumentNotFound, MemstoreError
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
@@ -57,25 +56,6 @@ def units(first: int, end: int) -> list[BlockKey]:
 # Requests
 
 
-def test_requests_are_batched_without_repeats(below: CountingSource) -> None:
-    tier = host_tier(below, 64)
-    check_lease(tier, [unit(0)])
-    ahead = Prefetcher(tier, workers=1, batch=4)
-    below.stand_still()
-    ahead.request(units(0, 2))
-    below.reading.acquire(), below.reading.acquire()
-    ahead.request(units(1, 8))
-    ahead.request([unit(5), unit(6)] * 10)
-    below.go()
-    ahead.drain()
-    assert below.reads == [[unit(0)], [unit(1)], units(2, 5), units(5, 8)]
-    stats = ahead.stats
-    assert (stats.requested, stats.held, stats.read, stats.dropped, stats.failed) == (9, 2, 7, 0, 0)
-    check_lease(tier, units(0, 8))
-    assert tier.stats().prefetched == 7 and tier.stats().misses == 1
-    ahead.close()
-
-
 def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=1, most=5)
@@ -90,69 +70,6 @@ def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
     assert (ahead.stats.requested, ahead.stats.dropped, ahead.stats.read) == (41, 35, 6)
     ahead.close()
-
-
-def test_cancelled_requests_are_not_read(below: CountingSource) -> None:
-    tier = host_tier(below, 64)
-    ahead = Prefetcher(tier, workers=2, batch=1)
-    below.stand_still()
-    ahead.request(units(0, 10))
-    below.reading.acquire(), below.reading.acquire()
-    ahead.cancel()
-    drained = Aside(ahead.drain)
-    assert drained.is_waiting()
-    below.go()
-    drained.end()
-    assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
-    ahead.request([unit(20)])
-    ahead.drain()
-    assert tier.holds(unit(20))
-    ahead.close()
-
-
-def test_close_waits_only_for_the_current_read(below: CountingSource) -> None:
-    tier = host_tier(below, 64)
-    ahead = Prefetcher(tier, workers=2, batch=1)
-    others = set(threading.enumerate())
-    below.stand_still()
-    ahead.request(units(0, 10))
-    below.reading.acquire(), below.reading.acquire()
-    workers = set(threading.enumerate()) - others
-    closings = [Aside(ahead.close) for _ in range(2)]
-    assert all(closing.is_waiting() for closing in closings)
-    ahead.request(units(10, 20))  # after close: nothing
-    below.go()
-    for closing in closings:
-        closing.end()
-    ahead.close()
-    ahead.request(units(20, 30))
-    ahead.cancel(), ahead.drain()
-    assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
-    assert workers and not any(worker.is_alive() for worker in workers)
-    check_slots(tier)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(5, "Input/output error"), CorruptBlock("x"), MemoryError()],
-    ids=lambda error: type(error).__name__,
-)
-def test_workers_survive_errors_of_the_source(below: CountingSource, error: Exception) -> None:
-    tier = host_tier(below, 64)
-    ahead = Prefetcher(tier, workers=1, batch=2)
-    below.refuse, below.error = True, lambda: error
-    for _ in range(3):
-        ahead.request(units(0, 4))
-        ahead.drain()
-    assert (ahead.stats.failed, ahead.stats.read, ahead.stats.held) == (12, 0, 0)
-    with pytest.raises(type(error)):
-        tier.lease([unit(0)])
-    below.refuse = False
-    ahead.request(units(0, 4))
-    ahead.drain()
-    assert tier.holds(unit(0)) and ahead.stats.read == 4
-    ahead.close()
-    check_slots(tier)
 
 
 # Many threads

@@ -4,21 +4,14 @@ tests/data/trace-books.zst holds the lookups of 40 questions that a real model a
 books of 32,768 tokens: numbers of documents, blocks and heads only.
 """
 
-from itertools import chain
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from benchmarks import tiers as tiers_benchmark
-from memstore import MemoryStore
+from benchmarks.replay import Recorded, belady, replay
 from memstore.block import BlockKey
-from memstore.errors import InvalidInput
-from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.replay import Recorded, belady, replay
-from memstore.tiers.tier_options import DEFAULT_POLICY
 from support import tiny_model
 
 TRACE = tiers_benchmark.TRACE
@@ -34,20 +27,6 @@ def books() -> Recorded:
     return Recorded.load(TRACE)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
-    return tiny_model.tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def store(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bench") / "mem"
-    with MemoryStore.create(path, model.signature) as memory:
-        for seed in range(3):
-            model.ingest(tiny_model.text(400, seed), memory, name=f"book {seed}")
-    return path
-
-
 # The recorded trace
 
 
@@ -60,18 +39,6 @@ def test_recorded_lookups_give_every_policy_the_known_hits(books: Recorded, shar
     assert best >= max(hits.values())
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_recorded_units_hit_as_often_as_in_libcachesim(name: str, books: Recorded) -> None:
-    library: Any = pytest.importorskip("libcachesim")
-    assert isinstance(library, ModuleType)
-    stream = list(chain.from_iterable(books.requests))
-    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(stream), 1)}
-    capacity = round(0.1 * len(numbers))
-    simulated = getattr(library, name.upper())(capacity)
-    hits = sum(simulated.get(library.Request(obj_id=numbers[unit], obj_size=1)) for unit in stream)
-    assert replay([[unit] for unit in stream], capacity, name).hits == hits
-
-
 def test_replayed_predictions_account_for_every_unit_read(books: Recorded) -> None:
     capacity = round(0.2 * books.units)
     alone = replay(books.requests, capacity, "arc")
@@ -81,11 +48,6 @@ def test_replayed_predictions_account_for_every_unit_read(books: Recorded) -> No
     assert helped.misses + helped.prefetched + helped.unused == helped.evictions + capacity
     assert helped.misses < 0.8 * alone.misses
     assert helped.unused < helped.prefetched
-
-
-def test_the_default_policy_is_within_a_percent_of_the_best() -> None:
-    means = {name: sum(hits[name] for hits in EXPECTED.values()) for name in POLICIES}
-    assert means[DEFAULT_POLICY] > 0.99 * max(means.values())
 
 
 # What a replay counts
@@ -109,42 +71,6 @@ def test_the_first_use_of_a_prefetched_unit_does_not_make_it_frequent() -> None:
     requests = [often, often, once, units(3), units(4), often]
     result = replay(requests, 2, "arc", [[], [], once, units(3), units(4), []])
     assert (result.hits, result.misses, result.prefetched, result.unused) == (5, 1, 3, 0)
-
-
-# Recorded from a tier
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_replay_counts_what_the_host_tier_counted(
-    policy: str, model: LandmarkModel, store: Path, tmp_path: Path
-) -> None:
-    """Without a prefetcher, and with no block of a session's own, the two are the same."""
-    trace, capacity = tmp_path / "trace.zst", 20
-    unit_bytes = 2 * model.config.block_size * model.config.head_dim * 2
-    with MemoryStore.open(
-        store, model.signature, host_budget=capacity * unit_bytes, policy=policy, trace=trace
-    ) as memory:
-        for word in ("river", "window", "garden"):
-            model.ask(
-                f"the {word} of", memory, max_new_tokens=8, until_sentence=False, cmt_cutoff=0.0
-            )
-        counts = memory.tier_stats()["host"]
-    result = replay(Recorded.load(trace).requests, capacity, policy)
-    assert result.evictions > 0
-    assert (result.hits, result.misses, result.evictions) == (
-        counts["hits"],
-        counts["misses"],
-        counts["evictions"],
-    )
-
-
-def test_a_trace_without_a_lookup_is_refused(
-    model: LandmarkModel, store: Path, tmp_path: Path
-) -> None:
-    with MemoryStore.open(store, model.signature, trace=tmp_path / "empty.zst"):
-        pass
-    with pytest.raises(InvalidInput, match="no lookup"):
-        Recorded.load(tmp_path / "empty.zst")
 
 
 def test_the_benchmark_replays_what_it_recorded(

@@ -8,17 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from memstore.decode import (
-    Block,
-    Count,
-    Line,
-    Packed,
-    Positive,
-    Share,
-    check_plain,
-    typed,
-    unpack,
-)
+from memstore.decode import Block, Count, Line, Packed, Positive, Share, check_plain, typed, unpack
 from memstore.disk.format.citations import Places, unpack_places
 from memstore.disk.format.codec import CODECS
 from memstore.disk.format.record import WriteId

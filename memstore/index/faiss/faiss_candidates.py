@@ -15,7 +15,7 @@ from memstore.index.faiss.faiss_head import RESCORED, HeadIndex, selector
 from memstore.index.packed import Lookup, gather
 from memstore.kernels.api import NEG
 
-_STALE = 1 / 2  # of an engine's rows: with fewer still held by a document it is built anew
+_STALE = 1 / 2  # of an engine's rows: with fewer still held by a document it is rebuilt
 # the least share of an engine's keys that a scope may have for the engine to be asked
 _COVERED = 1 / 4
 _A_ROW = 0.45  # what a further query row costs an exact search, of its first

@@ -1,8 +1,7 @@
-"""The files of an index: what was built over a layer's keys, kept beside a memory so that it need
-not be built again.
+"""Files of FAISS engines in a memory's directory, one a layer.
 
-A file is a cache. It is read only if it is whole, of this kind, and then for exactly those of its
-keys that the memory still holds; deleting it loses nothing.
+A file is a cache: it is read only if it is whole and of this kind, and used for those of its keys
+that the memory still holds. Deleting it loses nothing.
 """
 
 import logging
@@ -44,7 +43,6 @@ def write_engines(directory: Path, index: FaissIndex, layer: int) -> None:
         for document, run in built.rows.all()
     ]
     header = {
-        "recall": index.recall,
         "trained": built.trained,
         "end": built.rows.end,
         "runs": runs,
@@ -55,14 +53,11 @@ def write_engines(directory: Path, index: FaissIndex, layer: int) -> None:
 
 
 def read_engines(directory: Path, index: FaissIndex, layer: int) -> Built:
-    """A layer's engines, for those of the keys they hold that the memory still has.
-
-    An index of which no recall was asked takes what there is. Raises Unusable, FileNotFoundError.
+    """A layer's engines, for those of the keys they hold that the memory still has. Raises
+    Unusable, FileNotFoundError.
     """
     path = file_of(directory, layer)
     header, parts = read_file(path, _Header)
-    if index.wanted_recall not in (None, header.recall):
-        raise Unusable(f"{path.name} is calibrated for a recall of {header.recall}")
     with understood(path.name):
         built = _built(header, parts, index, layer)
     if built.stale:
@@ -120,7 +115,6 @@ def read_samples(directory: Path) -> dict[tuple[int, int], np.ndarray]:
 
 
 class _Header(Parts):
-    recall: float
     trained: Positive
     end: Positive
     runs: list[tuple[int, Block, Count, Positive, bytes]]
@@ -163,8 +157,8 @@ class FaissFiles:
     def open(self, layer: int) -> None:
         """Take a layer's engines from their file, the first time it is asked for.
 
-        They are built anew where the file is damaged, stale or unreadable, or, for an index but
-        "auto", missing; what cannot be written then is only missing again the next time.
+        They are rebuilt where the file is damaged, stale or unreadable, or, unless the index is
+        "auto", missing.
         """
         if layer in self._opened:
             return
@@ -203,20 +197,20 @@ class FaissFiles:
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Keep the queries of the searches made meanwhile, all of them exact."""
+        """Sample the queries of the searches in the block, all of them exact."""
         self._opened.update(self.layers)
         self.index.built.clear()
         with self.index.queries.sampled():
             yield
 
     def drop(self) -> None:
-        """Hold nothing that was built; what is in the files is read again when it is searched."""
+        """Drop all engines; the next search reads the files again."""
         with self._opening:
             self.index.drop_engines()
             self._opened.clear()
 
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
-        """Build every layer's engines anew and write them; return what was built. See
+        """Rebuild every layer's engines and write them; return their description. See
         MemoryStore.build_index.
         """
         self._opened.update(self.layers)
@@ -237,11 +231,9 @@ class FaissFiles:
         return self.index.describe()
 
     def update(self) -> bool:
-        """Bring the files up to the documents that came since; is it time to build anew (or for the
-        first time)?
-
-        That is where an "auto" index holds as many landmarks as pay for an engine, and has none or
-        an outgrown one. Raises StorageFull, ReadOnlyMemory.
+        """Add new documents to the files; return whether an engine should be (re)built: where an
+        "auto" index has enough landmarks and no engine, or an outgrown one. Raises StorageFull,
+        ReadOnlyMemory.
         """
         if self.directory is None or self.read_only:
             return False

@@ -1,8 +1,8 @@
 """Approximate search: FAISS proposes candidates, the packed keys give their exact scores.
 
 Nothing that FAISS holds is trusted for a number: what it misses is missed, what it finds is scored
-from the packed keys. Keys that were added since an engine was built are searched exactly beside it,
-and join it when there are enough of them.
+from the packed keys. Keys that were added since an engine was built are searched exactly, and join
+the engine when there are enough of them.
 """
 
 import threading
@@ -44,7 +44,7 @@ class QuerySamples:
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Keep the queries of the searches made meanwhile, in place of those from before."""
+        """Sample the queries of the searches in the block, in place of earlier samples."""
         with self._lock:
             self._kept, self._sampling = {}, True
         try:
@@ -82,7 +82,7 @@ class QuerySamples:
                     self._kept[lookup.layer, head] = [*kept, some.clone()]
 
 
-RECALL = 0.95
+RECALL = 0.95  # share of the true top blocks that an engine is calibrated to find
 LEAST = 256  # keys that are worth building anything over
 _JOIN = 1 / 4  # of an engine's size: so many new keys join it
 _LEAST_JOIN = 4096
@@ -92,9 +92,8 @@ class FaissIndex(PackedIndex):
     """Candidates by FAISS a (layer, KV head), exact scores from the packed keys.
 
     An engine is built by `build`; until then, for small scopes, and where every candidate counts
-    (return_lse), the search is exact. recall: the share of the true top blocks that an engine's
-    effort is calibrated to find (None: 0.95). auto: ask the engine only where that is cheaper than
-    the exact search, by a model of both.
+    (return_lse), the search is exact. auto: ask the engine only where that is cheaper than the
+    exact search, by a model of both.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class FaissIndex(PackedIndex):
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         *,
-        recall: float | None = None,
         auto: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -114,8 +112,7 @@ class FaissIndex(PackedIndex):
             faiss()
         super().__init__(num_kv_heads, head_dim, dtype, device=device)
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
-        self.wanted_recall, self.auto = recall, auto
-        self.recall = RECALL if recall is None else recall
+        self.auto = auto
         self.kind = "auto" if auto else f"faiss-{FAMILY}"
         self.built: dict[int, Built] = {}
         # for adding, dropping and building; taken before the lock of a search
@@ -170,9 +167,7 @@ class FaissIndex(PackedIndex):
             return sum(end - first for first, end in spans)
 
     def join(self, layer: int) -> bool:
-        """Add to a layer's engines the keys that they lack, if there are enough of them; were
-        there?
-        """
+        """Add missing keys to a layer's engines, if there are enough; return whether there were."""
         with self._changing:
             built = self.built[layer]
             missing = self._missing(layer, built)
@@ -205,8 +200,7 @@ class FaissIndex(PackedIndex):
     # Building
 
     def build(self, layer: int, top_k: int = 4) -> None:
-        """Build a layer's engines anew over the documents it holds; searches go on exactly
-        meanwhile.
+        """Rebuild a layer's engines over the documents it holds; searches are exact until then.
 
         top_k: the blocks wanted of a search, for which the effort is calibrated.
         """
@@ -224,9 +218,7 @@ class FaissIndex(PackedIndex):
             keys, samples = self._numbers(layer, scope), self.queries.kept
             none = np.zeros((0, keys.shape[2]), np.float32)
             heads = [
-                HeadIndex.calibrated(
-                    of_head, samples.get((layer, number), none), top_k, self.recall
-                )
+                HeadIndex.calibrated(of_head, samples.get((layer, number), none), top_k, RECALL)
                 for number, of_head in enumerate(keys)
             ]
             with self._lock:

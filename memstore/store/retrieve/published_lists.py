@@ -9,17 +9,16 @@ from itertools import accumulate
 
 import numpy as np
 
-from memstore.errors import CorruptMemory, ObjectNotFound, StoreUnavailable, WrongModel
+from memstore.errors import CorruptMemory, ObjectNotFound, WrongModel
 from memstore.index.index_file import FilePart, Unusable
-from memstore.index.passage_files import Digested, ListsHead, Made, PassageDirectory
-from memstore.share.calls import Failure
-from memstore.share.format.manifest import ListsRef, PartsRef
-from memstore.share.format.read_pieces import Checked
-from memstore.share.objects.object_store import Extent, ObjectStore
+from memstore.index.passage_files import Encoding, ListsHead, Made, PassageDirectory
+from memstore.share.manifest import ListsRef, PartsRef
+from memstore.share.object_store import Extent, ObjectStore
+from memstore.share.pieces import Checked
 from memstore.share.publication_options import DEADLINE
-from memstore.share.publish.send_lists import send_lists
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
+from memstore.share.send_lists import send_lists
 from memstore.store.retrieve.listed_passages import state_of, tokens_covered
 
 
@@ -61,7 +60,7 @@ class PublishedLists:
 
     def write(self, made: Made) -> int:
         """See Place."""
-        parts = Digested(made)
+        parts = Encoding(made)
         size = send_lists(self._database.remote.objects, made.digest, parts, parts.head)
         self._database.refresh()
         return size
@@ -71,11 +70,6 @@ class PublishedLists:
             return self._database.pieces.checked(where)
         except ObjectNotFound:
             self._database.look_again()
-            raise
-        except StoreUnavailable as error:
-            cause = error.__cause__
-            if isinstance(cause, Failure) and cause.reason == "short":  # however often it is asked
-                raise CorruptMemory(str(cause)) from error
             raise
 
 

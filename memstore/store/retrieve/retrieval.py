@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.devices import usable_device
 from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
@@ -32,7 +33,6 @@ from memstore.store.retrieve.loading import load_landmarks
 from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.lease import LowestTier
 from memstore.tiers.raw_bits import torch_dtype
@@ -54,7 +54,7 @@ class Retrieval:
         no landmark keys. Raises BudgetExceeded, InvalidConfig, InvalidInput, OSError.
         """
         options = options.copy()
-        kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
+        kind = options.pop("index", "auto")
         self.selected = None if selector is None else SelectorIndex(selector, catalog)
         self._first_stage = _first_stage(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
@@ -66,7 +66,6 @@ class Retrieval:
             # Searched in float32, or in float64 where keys are stored so (to check the
             # mathematics).
             torch.promote_types(dtype, torch.float32),
-            recall=recall if selector is None else None,
             device=usable_device(options.get("device") or "cpu"),
         )
         self._engines: FaissFiles | None = None

@@ -7,11 +7,11 @@ from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import read_values, records
-from memstore.share.objects.open_object_store import open_object_store
-from memstore.share.publish.publish import PublishOptions, Report, publish
+from memstore.share.manifest import Entry
+from memstore.share.open_object_store import open_object_store
+from memstore.share.pieces import read_values, records
+from memstore.share.publish import PublishOptions, Report, publish
+from memstore.share.published import Published
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
 from memstore.store.transfer.exports import usable_parts, write_export
 
@@ -98,5 +98,5 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
         if piece.kind == "landmarks":
             for value in read_values(place, piece):
                 yield IndexRun(piece.part, value.first, value.value)
-    for record, data in records(place, entry, manifest.signature):
+    for record, data in records(place, entry.row, entry.pieces, manifest.signature):
         yield Record(record.block, record.layer, bytes(data))

@@ -29,14 +29,12 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.paths import expanded
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import LISTS, ListsRef
-from memstore.share.format.pieces import Piece
-from memstore.share.format.published import Published
-from memstore.share.format.segments import FOLDER, read_footer
-from memstore.share.objects.object_errors import without_credentials
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.manifest import LISTS, Entry, ListsRef
+from memstore.share.object_store import without_credentials
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, is_url
+from memstore.share.published import Published
+from memstore.share.segments import FOLDER
 from memstore.store.transfer.document_parts import Head, check_parts
 from memstore.store.transfer.published_document import parts
 
@@ -300,7 +298,6 @@ def verify_published(url: str) -> Report:
     manifest = published.manifest
     documents = found = size = 0
     problems: list[Problem] = []
-    every: list[tuple[Entry, Piece]] = []
     sizes = {found.name: found.size for found in published.objects.names(FOLDER)}
     for page in manifest.pages:
         try:
@@ -309,7 +306,6 @@ def verify_published(url: str) -> Report:
             problems.append(Problem(None, "", str(error)))
             continue
         for entry in entries:
-            every += [(entry, piece) for piece in entry.pieces]
             try:
                 _check_sizes(entry, sizes)
                 head = Head(manifest.signature, entry.row, manifest.selector)
@@ -317,7 +313,6 @@ def verify_published(url: str) -> Report:
                 documents, found, size = documents + 1, found + counted[0], size + counted[1]
             except MemstoreError as error:
                 problems.append(_problem(entry, error))
-    problems += _check_footers(published, every, sizes)
     if manifest.selector is not None and manifest.lists is not None:
         problems += _check_lists(published, manifest.selector, manifest.lists)
     return Report(documents, found, size, problems)
@@ -335,37 +330,12 @@ def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
             raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
 
 
-def _check_footers(
-    published: Published, every: list[tuple[Entry, Piece]], sizes: dict[str, int]
-) -> Iterator[Problem]:
-    """Does each segment say itself that it holds the pieces that the manifest names in it?"""
-    place = published.objects
-    by_segment: dict[str, list[tuple[Entry, Piece]]] = {}
-    for entry, piece in every:
-        by_segment.setdefault(piece.segment, []).append((entry, piece))
-    for name, pieces in by_segment.items():
-        if name not in sizes:
-            continue  # which its documents have told
-        try:
-            signature, told = read_footer(place, name, sizes[name])
-            if signature != published.manifest.signature.digest:
-                raise CorruptMemory(f"{name} is a segment of another model's memory")
-            known = {_where(piece): piece.row + piece.take for piece in told}
-            for entry, piece in pieces:
-                told_first = 0 if entry.row.of_passages and piece.kind == "records" else piece.first
-                own = piece._replace(first=told_first)
-                if known.get(_where(own), 0) < piece.row + piece.take:
-                    yield Problem(None, entry.row.name, f"{name} does not tell of its {piece.kind}")
-        except MemstoreError as error:
-            yield _problem(pieces[0][0], error)
-
-
 def _check_lists(published: Published, selector: IndexSpec, lists: ListsRef) -> Iterator[Problem]:
     """Are the lists of a selector as they were published? Raises StoreUnavailable."""
     from memstore.index.index_file import Unusable  # these import torch
     from memstore.index.passage_files import ListsHead
-    from memstore.share.read.published_tables import PublishedDatabase
-    from memstore.share.read.remote import Remote
+    from memstore.share.published_tables import PublishedDatabase
+    from memstore.share.remote import Remote
     from memstore.store.retrieve.published_lists import PublishedLists
 
     url = published.objects.url
@@ -383,11 +353,6 @@ def _check_lists(published: Published, selector: IndexSpec, lists: ListsRef) -> 
                 parts.read([number])
         except (CorruptMemory, ObjectNotFound, Unusable) as error:
             yield Problem(None, "", f"{error}; {again}")
-
-
-def _where(piece: Piece) -> Piece:
-    """A piece without what documents take of it."""
-    return piece._replace(take=1, row=0)
 
 
 def _problem(entry: Entry, error: MemstoreError) -> Problem:

@@ -13,8 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from memstore.disk.files import DATA
 from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
-from memstore.share.objects.object_errors import CREDENTIALS, first_line, without_credentials
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.object_store import CREDENTIALS, ObjectStore, first_line, without_credentials
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 _ENDPOINTS = {
@@ -26,14 +25,11 @@ _INCOMPLETE = ("Account must be specified", "Missing", "service account", "reden
 _in_process: dict[str, Any] = {}  # stores of memory://, until the process ends
 
 
-def open_object_store(
-    url: str, *, make: bool = False, timeout: float = 30.0, retries: int = 4
-) -> ObjectStore:
+def open_object_store(url: str, *, make: bool = False, timeout: float = 30.0) -> ObjectStore:
     """The object store at a URL.
 
-    make: create a missing directory (file://). timeout: seconds that a request may take; retries:
-    of a request that failed in passing. Raises InvalidInput (a URL that cannot be used),
-    MemoryNotFound (no such directory).
+    make: create a missing directory (file://). timeout: seconds that a request may take, also with
+    retries. Raises InvalidInput (a URL that cannot be used), MemoryNotFound (no such directory).
     """
     try:
         parts = urlsplit(url)
@@ -65,7 +61,7 @@ def open_object_store(
         return _local(url, Path(unquote(parts.path)), make)
     if not parts.netloc:
         raise InvalidInput(f"{url}: name a bucket, as {parts.scheme}://bucket/prefix")
-    return _remote(url, parts.scheme, timeout, retries)
+    return _remote(url, parts.scheme, timeout)
 
 
 def _obstore() -> Any:
@@ -98,7 +94,7 @@ def _local(url: str, path: Path, make: bool) -> ObjectStore:
         raise InvalidInput(f"{url}: {error.strerror}; name another directory") from error
 
 
-def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectStore:
+def _remote(url: str, scheme: str, timeout: float) -> ObjectStore:
     obstore = _obstore()
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[scheme])), "")
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
@@ -112,7 +108,7 @@ def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectStore:
             url,
             client_options=client,
             retry_config={
-                "max_retries": retries,
+                "max_retries": 4,
                 "retry_timeout": timedelta(seconds=timeout),
                 "backoff": {"init_backoff": timedelta(milliseconds=100), "base": 2,
                             "max_backoff": timedelta(seconds=5)},

@@ -9,13 +9,13 @@ from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.passage_table import Digest, PassageCounts
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.valkey import Valkey
-from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.local_cache import LocalCache
+from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
-from memstore.share.read.published_source import SharedSource
-from memstore.share.read.published_tables import PublishedDatabase
-from memstore.share.read.remote import Remote
+from memstore.share.published_source import SharedSource
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.remote import Remote
+from memstore.share.valkey import Valkey
 
 
 class PublishedCatalog(Catalog):
@@ -98,8 +98,8 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     local = None if path is None else LocalCache(path, budget)
     shared = None
     if server is not None:
-        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 10))
-    remote = Remote(open_object_store(url, timeout=deadline, retries=0), deadline=deadline)
+        shared = Valkey(server, timeout=min(2.0, deadline / 10))
+    remote = Remote(open_object_store(url, timeout=deadline), deadline=deadline)
     try:
         return PublishedCatalog(
             PublishedDatabase(

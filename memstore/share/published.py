@@ -14,10 +14,17 @@ from hashlib import blake2b
 from pathlib import Path
 
 from memstore.errors import CorruptMemory, MemoryNotFound, StaleMemory
-from memstore.share.format.document_pages import Entry, PageRef, read_page
-from memstore.share.format.manifest import Manifest, manifest_name, newest_number, read_manifest
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.calls import at_once
+from memstore.share.manifest import (
+    Entry,
+    Manifest,
+    PageRef,
+    manifest_name,
+    newest_number,
+    read_manifest,
+    read_page,
+)
+from memstore.share.object_store import ObjectStore
 
 Seen = tuple[int, bytes]
 """Number and id of a manifest."""

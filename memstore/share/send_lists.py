@@ -1,21 +1,17 @@
 """Publishing lists, by which passages are found in two stages, in the next manifest."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
-from memstore.share.format.manifest import ListsRef, Manifest, PartsRef, new_lists_name
-from memstore.share.format.published import Published
-from memstore.share.format.segments import SEGMENT_BYTES
-from memstore.share.objects.daemon_threads import begin
-from memstore.share.objects.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.publish.manifest_commit import Change, commit
-
-_SENDS = 4  # objects that are uploaded at once
+from memstore.share.manifest import ListsRef, Manifest, PartsRef, new_lists_name
+from memstore.share.manifest_commit import Change, commit
+from memstore.share.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.published import Published
+from memstore.share.segments import SEGMENT_BYTES
 
 
 def send_lists(
@@ -52,16 +48,11 @@ def send_lists(
 def _send_parts(objects: ObjectStore, parts: Iterable[np.ndarray]) -> list[PartsRef]:
     """Upload parts, several to an object."""
     refs: list[PartsRef] = []
-    sending: list[Future[None]] = []
     some, size = list[np.ndarray](), 0
 
     def send() -> None:
-        while len(sending) >= _SENDS:
-            sending.pop(0).result()
-        data = b"".join(part.data for part in some)
-        refs.append(PartsRef(new_lists_name(), len(data)))
-        name = refs[-1].name
-        sending.extend(begin(lambda data: objects.put(name, data), [data], name="memstore-lists"))
+        refs.append(PartsRef(new_lists_name(), size))
+        objects.put(refs[-1].name, b"".join(part.data for part in some))
 
     for part in parts:
         some.append(part)
@@ -71,6 +62,4 @@ def _send_parts(objects: ObjectStore, parts: Iterable[np.ndarray]) -> list[Parts
             some, size = [], 0
     if size:
         send()
-    for each in sending:
-        each.result()
     return refs

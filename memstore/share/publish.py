@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar, get_args
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Keep, Passage, PassagePart, decode_part
+from memstore.disk.format.text_parts import Keep, decode_part, decode_tokens
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptMemory,
@@ -27,18 +27,15 @@ from memstore.errors import (
     StoreUnavailable,
     WrongModel,
 )
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Manifest
-from memstore.share.format.pieces import Piece
-from memstore.share.format.published import Published
-from memstore.share.format.read_pieces import read_values
-from memstore.share.format.segments import SEGMENT_BYTES, is_whole
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.manifest_commit import Change, commit
-from memstore.share.publish.segment_writer import SegmentWriter
-from memstore.share.publish.send_document import DocumentPublisher
+from memstore.share.calls import at_once
+from memstore.share.garbage_collection import GRACE
+from memstore.share.manifest import Entry, Manifest
+from memstore.share.manifest_commit import Change, commit
+from memstore.share.object_store import ObjectStore
+from memstore.share.pieces import Piece, read_values
+from memstore.share.published import Published
+from memstore.share.segments import SegmentWriter, is_whole
+from memstore.share.send_document import DocumentPublisher
 
 T = TypeVar("T")
 
@@ -74,15 +71,13 @@ class PublishOptions:
     keep: "text" for no keys and values of their passages, which readers compute. replace: also
     replace published documents of these names that hold other content. check: read what is
     published of the documents, and send damaged parts again. grace: seconds, the same as for
-    `prune`: objects that no manifest names are not relied on after half of it. segment_bytes: of a
-    segment, about.
+    `prune`: objects that no manifest names are not relied on after half of it.
     """
 
     keep: Keep = "kv"
     replace: bool = False
     check: bool = False
     grace: float = GRACE
-    segment_bytes: int = SEGMENT_BYTES
 
 
 _USUAL = PublishOptions()
@@ -195,9 +190,7 @@ class _Publishing:
             0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(),
             catalog.index_spec, (),
         )  # fmt: skip
-        self._sending = SegmentWriter(
-            objects, catalog.signature.digest, limit=options.segment_bytes, grace=options.grace
-        )
+        self._sending = SegmentWriter(objects, options.grace)
 
     def run(self, progress: Progress) -> Report:
         sending = self._sending
@@ -327,55 +320,50 @@ class _Appended:
             return True
         if row.of_passages != document.of_passages:
             return False
-        begins = self._begins_passages if row.of_passages else self._begins_tokens
         try:
-            same = begins(document, published)
+            there = _joined(self._published(published))
         except (CorruptMemory, ObjectNotFound):
             if not self._damaged:
                 raise
             return False
+        same = np.array_equal(_joined(self._own(document, published))[: len(there)], there)
         if same:
             self._found[row.name] = published
         return same
 
-    def _begins_tokens(self, document: Document, published: Entry) -> bool:
-        """Does a document begin with what is published, token by token?"""
-        there = b"".join(value[8:] for _, value in self._values(published))
+    def _own(self, document: Document, published: Entry) -> list[np.ndarray]:
+        """The tokens of a document, as many as are published and a passage's more, part by part."""
+        texts, row = self._catalog.texts, published.row
         with self._catalog.database.read() as txn:
-            parts = self._catalog.texts.token_parts(txn, document.id, 0, published.row.tokens)
-            ids = b"".join(part.ids.astype("<u4").tobytes() for part in parts)
-        return ids[: len(there)] == there
+            if not row.of_passages:
+                return [part.ids for part in texts.token_parts(txn, document.id, 0, row.tokens)]
+            parts = [*texts.passage_parts(txn, document.id, 0, row.blocks)]
+            return [passage.ids for part in parts for passage in part.passages]
 
-    def _begins_passages(self, document: Document, published: Entry) -> bool:
-        """The same for passages; an append may have extended the last one."""
-        size = self._catalog.signature.block_size
-        there: list[Passage] = []
-        for number, value in self._values(published):
-            there += self._decoded(published, number, value, size).passages
-        here: list[Passage] = []
-        with self._catalog.database.read() as txn:
-            for part in self._catalog.texts.passage_parts(txn, document.id, 0, len(there)):
-                here += part.passages
-        if not there or len(here) < len(there):
-            return not there
-        *whole, (ids, lead, gap, start, _) = there
-        same = all(
-            old[1:] == new[1:] and np.array_equal(old.ids, new.ids) for old, new in zip(whole, here)
-        )
-        last = here[len(whole)]
-        begins = (gap, start, ids[lead]) == (last.gap, last.start, last.ids[last.lead])
-        return bool(same and begins)
-
-    def _decoded(self, published: Entry, number: int, value: bytes, size: int) -> PassagePart:
+    def _published(self, published: Entry) -> list[np.ndarray]:
+        """The published tokens of a document, part by part; of the last passage only the
+        beginning, for an append may have extended it. Raises CorruptMemory.
+        """
+        values = self._values(published)
         try:
-            return decode_part(number, value, size)
+            if not published.row.of_passages:
+                return [decode_tokens(number, value).ids for number, value in values]
+            size = self._catalog.signature.block_size
+            parts = [decode_part(number, value, size) for number, value in values]
         except ValueError as error:
             raise CorruptMemory(
-                f"passages of {published.row.name!r}, published at {self._objects.url}, are "
-                f"damaged ({error}); run memstore verify"
+                f"tokens of {published.row.name!r}, published at {self._objects.url}, are damaged "
+                f"({error}); run memstore verify"
             ) from error
+        passages = [passage for part in parts for passage in part.passages]
+        ids = [passage.ids for passage in passages[:-1]]
+        return ids + [passage.ids[: passage.lead + 1] for passage in passages[-1:]]
 
     def _values(self, published: Entry) -> list[tuple[int, bytes]]:
         """The published tokens of a document, part by part."""
         pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
         return [(v.first, v.value) for piece in pieces for v in read_values(self._objects, piece)]
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *parts])

@@ -15,11 +15,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from memstore.errors import CorruptMemory, StoreUnavailable
-from memstore.share.format.document_pages import PAGE_ENTRIES, Entry, PageRef, write_pages
-from memstore.share.format.manifest import ListsRef, Manifest, manifest_name, read_manifest
-from memstore.share.format.packed_objects import PACKED_BYTES
-from memstore.share.format.published import Published, note_newest
-from memstore.share.objects.object_store import ObjectStore
+from memstore.share.manifest import (
+    PAGE_ENTRIES,
+    Entry,
+    ListsRef,
+    Manifest,
+    PageRef,
+    manifest_name,
+    read_manifest,
+    write_pages,
+)
+from memstore.share.object_store import ObjectStore
+from memstore.share.packed_objects import PACKED_BYTES
+from memstore.share.published import Published, note_newest
 
 STAGED = "staged"
 _TRIES = 100

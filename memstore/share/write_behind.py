@@ -14,9 +14,9 @@ from memstore.disk.format.record import RECORD_FORMAT
 from memstore.disk.read.batch import Wanted
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.valkey import Valkey
 from memstore.share.calls import Failure
+from memstore.share.local_cache import LocalCache
+from memstore.share.valkey import Valkey
 
 _QUEUED_BYTES = 64 << 20  # records that wait to be written; more are not written
 _LAST = 5.0  # seconds that closing waits for a cache that may hang

@@ -8,13 +8,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
-from memstore.share.format.document_pages import PAGES, Entry
-from memstore.share.format.manifest import LISTS, MANIFESTS, manifest_name, manifest_number
-from memstore.share.format.published import Published
-from memstore.share.format.segments import FOLDER
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Found, ObjectStore
-from memstore.share.publish.manifest_commit import STAGED, read_staged
+from memstore.share.calls import at_once
+from memstore.share.manifest import LISTS, MANIFESTS, PAGES, Entry, manifest_name, manifest_number
+from memstore.share.manifest_commit import STAGED, read_staged
+from memstore.share.object_store import Found, ObjectStore
+from memstore.share.published import Published
+from memstore.share.segments import FOLDER
 
 GRACE = 24 * 3600.0  # seconds: a manifest may be about to name an object that none names yet
 

@@ -1,4 +1,4 @@
-"""A Valkey or Redis server, or a cluster, as a cache that readers share: one value a record.
+"""A Valkey or Redis server as a cache that readers share: one value a record.
 
 The server may lose, evict or change a value at any time, so readers check each value as they check
 what the object store returns. A server that is unreachable or slow is skipped for some seconds.
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from memstore.errors import InvalidInput, install_extra
 from memstore.share.calls import Calls, Failure, Reason
-from memstore.share.objects.object_errors import without_credentials
+from memstore.share.object_store import without_credentials
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
@@ -26,25 +26,23 @@ _SENT_BYTES = 4 << 20  # of values that are sent in one request, about
 class Valkey:
     """Values by key. May be used by several threads."""
 
-    def __init__(self, url: str, *, ttl: float | None = None, timeout: float = 2.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 2.0) -> None:
         """Check the URL; nothing is connected yet.
 
-        url: redis://host:port/0 or rediss://; with ?cluster=true any server of a cluster. User and
-        password may come from VALKEY_USERNAME and VALKEY_PASSWORD. ttl: seconds after which the
-        server may forget a value. timeout: seconds that one call may take. Raises InvalidInput.
+        url: redis://host:port/0 or rediss://. User and password may come from VALKEY_USERNAME and
+        VALKEY_PASSWORD. timeout: seconds that one call may take. Raises InvalidInput.
         """
         self.shown = without_credentials(url)
         self.counter = TierCounter()  # counts every failed call
-        self._url, self._cluster = self._parse(url)
-        self._ttl = None if ttl is None else max(1, round(1000 * ttl))
+        self._url = self._parse(url)
         self._timeout = timeout
-        self._calls = Calls(self.counter, retry=False, name="memstore-valkey")
+        self._calls = Calls(self.counter, name="memstore-valkey")
         self._lock = threading.Lock()
         self._client: Any = None
         _redis()
 
-    def _parse(self, url: str) -> tuple[str, bool]:
-        """The URL without our settings, and whether it names a cluster."""
+    def _parse(self, url: str) -> str:
+        """The URL as redis-py takes it."""
         try:
             parts = urlsplit(url)
             _ = parts.port
@@ -58,11 +56,9 @@ class Valkey:
                 f"{self.shown}: unknown scheme {parts.scheme!r} of a Valkey server; give "
                 "redis://host:port"
             )
-        query = parse_qs(parts.query)
-        cluster = query.pop("cluster", ["false"])[0] == "true"
-        if query:
-            raise InvalidInput(f"{self.shown}: unknown setting {min(query)!r}; use cluster=true")
-        return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, parts.path, "", "")), cluster
+        if parts.query:
+            raise InvalidInput(f"{self.shown}: its URL takes no settings; remove them")
+        return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, parts.path, "", ""))
 
     def get_many(self, keys: Sequence[str], most: int, until: float) -> list[bytes | None]:
         """The value of each key, None where there is none, by `until` (time.monotonic) at the
@@ -83,7 +79,7 @@ class Valkey:
         def send(client: Any, some: Sequence[tuple[str, bytes]]) -> None:
             pipeline = client.pipeline(transaction=False)
             for key, value in some:
-                pipeline.set(key, value, px=self._ttl)
+                pipeline.set(key, value)
             pipeline.execute()
 
         some, size = list[tuple[str, bytes]](), 0
@@ -109,7 +105,7 @@ class Valkey:
             client.close()
 
     def _call(self, work: Callable[[Any], T], until: float = float("inf")) -> T:
-        def tried(left: float) -> T:
+        def tried() -> T:
             try:
                 return work(self._connected())
             except Exception as error:  # redis-py also raises errors of its parser
@@ -132,10 +128,7 @@ class Valkey:
                 for name in ("username", "password"):
                     if value := os.environ.get(f"VALKEY_{name.upper()}"):
                         settings[name] = value
-                kind = _redis().Redis
-                if self._cluster:
-                    kind, settings["require_full_coverage"] = _redis().RedisCluster, False
-                self._client = kind.from_url(self._url, **settings)
+                self._client = _redis().Redis.from_url(self._url, **settings)
             return self._client
 
 
@@ -157,6 +150,4 @@ def _reason(error: Exception) -> Reason:
         return "late"
     if isinstance(error, exceptions.OutOfMemoryError):
         return "full"
-    if isinstance(error, exceptions.ResponseError | exceptions.SlotNotCoveredError):
-        return "refused"
     return "unreachable"

@@ -10,7 +10,6 @@ the caller checks them, and drops damaged ones.
 import errno
 import fcntl
 import os
-import stat
 import struct
 import threading
 import time
@@ -71,16 +70,14 @@ class LocalCache:
             ) from error
 
     def get(self, key: str, most: int) -> bytes | None:
-        """A value of `most` bytes at most, or None. Raises Failure: what is larger, or no regular
-        file, is not read, and removed.
-        """
+        """A value, or None. Raises Failure: one of more than `most` bytes is removed unread."""
         file = self._file(key)
         try:
-            with open(file, "rb", buffering=0, opener=_open_at_once) as opened:
+            with open(file, "rb", buffering=0) as opened:
                 status = os.fstat(opened.fileno())
-                if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+                if status.st_size > most:
                     os.unlink(file)
-                    raise Failure("damaged", f"{file} is none of {most:,} bytes at most")
+                    raise Failure("damaged", f"{file} has more than {most:,} bytes")
                 if time.time() - status.st_mtime > _TOUCH:
                     os.utime(opened.fileno())
                 return opened.read(status.st_size)
@@ -224,10 +221,6 @@ class _Count:
     def write(self, value: int) -> None:
         """Store a number now."""
         os.pwrite(self.file, _USED.pack(value), 0)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe, too
 
 
 def _pages(size: int) -> int:

@@ -19,8 +19,7 @@ from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import DocumentNotFound
-from memstore.share.format.document_pages import Entry, plain_row
-from memstore.share.format.manifest import Manifest
+from memstore.share.manifest import Entry, Manifest, plain_row
 
 LEAVING = 300.0  # seconds: as long as a server's answer may take
 _CHANGES = 4096  # that are remembered

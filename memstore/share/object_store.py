@@ -1,8 +1,9 @@
-"""An object store behind one small interface."""
+"""An object store behind one small interface; its errors are errors of memstore, each one line
+without credentials.
+"""
 
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 from memstore.errors import (
     CorruptMemory,
     MemoryClosed,
+    MemoryNotFound,
     MemstoreError,
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.objects.daemon_threads import at_once, begin, wait_for
-from memstore.share.objects.object_errors import object_error
+from memstore.share.calls import begin, wait_for
 
 T = TypeVar("T")
 
 OBJECT_BYTES = 256 << 20  # of any object that is read whole; segments of 32 MB are the largest
-GAP = 128 << 10  # bytes between two ranges that are read rather than asked for apart
 _DELETED_AT_ONCE = 500
 _asked_by: int | None = None  # the first process that called an object store
 _LOCAL_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
@@ -45,42 +45,13 @@ class Extent(NamedTuple):
     length: int
 
 
-class Span(NamedTuple):
-    """One request: bytes of an object, and the numbers of the extents that lie in them."""
-
-    name: str
-    offset: int
-    length: int
-    extents: list[int]
-
-
-def coalesce(extents: Sequence[Extent], gap: int = GAP, most: int | None = None) -> list[Span]:
-    """The requests that read some extents: one for extents of an object that lie up to `gap` bytes
-    apart, of `most` bytes together (None: any number).
-    """
-    spans: list[Span] = []
-    for number in sorted(range(len(extents)), key=lambda number: extents[number]):
-        name, offset, length = extents[number]
-        if spans and spans[-1].name == name:
-            last = spans[-1]
-            end = max(last.offset + last.length, offset + length)
-            near = offset - last.offset - last.length <= gap
-            if near and (most is None or end - last.offset <= most):
-                spans[-1] = last._replace(length=end - last.offset)
-                last.extents.append(number)
-                continue
-        spans.append(Span(name, offset, length, [number]))
-    return spans
-
-
 class ObjectStore:
     """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores. May be
     used by several threads.
 
     url: without credentials. identity: the URL and its endpoint; one store has one identity. Every
     call raises StoreUnavailable where the store is unavailable or refuses, and MemoryClosed in a
-    fork of a process that has called one; reading a missing object raises ObjectNotFound, and
-    reading a directory's pipe or device CorruptMemory.
+    fork of a process that has called one; reading a missing object raises ObjectNotFound.
     """
 
     def __init__(
@@ -117,7 +88,6 @@ class ObjectStore:
     def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
         """An object. One of more than `most` bytes raises CorruptMemory, and is not read."""
         self._check_process()
-        self._check_regular(name)
 
         def read() -> memoryview:
             found = self._obstore.get(self.store, name)  # its head alone
@@ -144,35 +114,11 @@ class ObjectStore:
         except Exception as error:
             raise object_error(error, self.url, name) from error
 
-    def _check_regular(self, name: str) -> None:
-        """Refuse a pipe or device in a directory, which a read would wait for: CorruptMemory."""
-        if self._directory is None:
-            return
-        with suppress(OSError, ValueError):  # reading reports what else is wrong
-            mode = os.stat(self._directory / name).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise CorruptMemory(
-                    f"{self.url}: {name} is damaged (it is not a regular file); restore it from a "
-                    "copy, or publish to another prefix"
-                )
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Parts of an object, each (first byte, length), of exactly that length."""
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
+        """Part of an object, of exactly this length."""
         self._check_process()
-        self._check_regular(name)
-        # Not by obstore's get_ranges, which panics where an object has become shorter.
-        spans = coalesce([Extent(name, start, length) for start, length in ranges])
-        parts: dict[int, memoryview] = {}
-        for span, data in zip(spans, at_once(self._range, spans)):
-            for number in span.extents:
-                start, length = ranges[number]
-                parts[number] = data[start - span.offset : start - span.offset + length]
-        return [parts[number] for number in range(len(ranges))]
-
-    def _range(self, span: Span) -> memoryview:
-        name, start, length, _ = span
         found = self._asked(
-            lambda: self._obstore.get_range(self.store, name, start=start, length=length), name
+            lambda: self._obstore.get_range(self.store, name, start=offset, length=length), name
         )
         if len(found) != length:
             raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")
@@ -251,3 +197,60 @@ class ObjectStore:
                 if Path(folder) != self._directory and os.stat(folder).st_mtime <= before:
                     os.rmdir(folder)
         return removed
+
+
+# Errors
+
+CREDENTIALS = {  # in the environment
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
+_FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # a path of secrets
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_NO_CREDENTIALS = ("169.254.169.254", "latest/api/token", "metadata.google", "redential", "NoAuth")
+_REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId")
+
+
+def object_error(error: Exception, url: str, name: str) -> MemstoreError:
+    """The error for an object, or a prefix of objects, of the object store at a URL."""
+    from obstore import exceptions
+
+    text = str(error)
+    if any(sign in text for sign in _NO_BUCKET):
+        return MemoryNotFound(f"{url}: there is no such bucket; make it, or name another")
+    if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
+        return ObjectNotFound(f"{url}: there is no {name}; another process removed it")
+    if any(sign in text for sign in _NO_CREDENTIALS):
+        return StoreUnavailable(
+            f"{url}: no credentials; set them in the environment, as for the engine's own "
+            f"SDK ({CREDENTIALS.get(url.partition(':')[0], 'see docs/sharing.md')}, say)"
+        )
+    refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+    if isinstance(error, refusals) or any(sign in text for sign in _REFUSED):
+        return StoreUnavailable(
+            f"{url}: access is refused; check the credentials in the environment and the "
+            "bucket's policy, or the directory's mode"
+        )
+    return StoreUnavailable(f"{url}: {first_line(error)}; try again, or check the address")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a message, without secrets of the environment."""
+    text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0]
+    secrets = [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper())
+    ]
+    for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(value, "***")
+    return without_credentials(text)[:300].rstrip(".") or type(error).__name__
+
+
+def without_credentials(text: str) -> str:
+    """The text, with users, passwords and queries removed from its URLs."""
+    # A password may hold a slash or an @ that should have been encoded.
+    text = re.sub(r"(?<=://)([^/\s]*:\S*@|[^/\s]*@)", "", text)
+    return re.sub(r"((?<=\w)|(?<=/))\?\S*", "", text)

@@ -3,7 +3,6 @@ or the object store, in that order, many at a time. A record is used only once i
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -24,13 +23,13 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
-from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import Found, WriteBehind, record_names
-from memstore.share.calls import Failure, Reason
-from memstore.share.format.pieces import most_record_bytes
-from memstore.share.objects.object_store import Extent
-from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.calls import Failure
+from memstore.share.local_cache import LocalCache
+from memstore.share.object_store import Extent
+from memstore.share.pieces import most_record_bytes
+from memstore.share.published_tables import PublishedDatabase
+from memstore.share.valkey import Valkey
+from memstore.share.write_behind import Found, WriteBehind, record_names
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 
@@ -149,22 +148,15 @@ class SharedSource:
         tiers: list[str],
         seconds: float,
     ) -> None:
-        hits, misses = Counter[int](), Counter[int]()
-        for (_, key, _, places), _ in good:
-            hits[key[2]] += len(places)
-            for place in places:
-                tiers[place] = name
-        for _, key, _, places in missing:
-            misses[key[2]] += len(places)
-        layers = {*hits, *misses}
-        for layer in layers:
-            self.counters[name].count(
-                layer,
-                hits=hits[layer],
-                misses=misses[layer],
-                bytes=hits[layer] * batch.unit_bytes,
-                seconds=seconds / len(layers),
-            )
+        hits = [place for (_, _, _, places), _ in good for place in places]
+        for place in hits:
+            tiers[place] = name
+        self.counters[name].count(
+            hits=len(hits),
+            misses=sum(len(places) for _, _, _, places in missing),
+            bytes=len(hits) * batch.unit_bytes,
+            seconds=seconds,
+        )
 
     def keep_computed(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
         """Store a passage that a reader computed in the caches, in the background, as the records
@@ -223,7 +215,7 @@ class SharedSource:
             try:
                 self._catalog.blocks.check(data, key, write)
             except CorruptBlock as error:
-                raise _as_failure(error) from error
+                raise Failure("damaged", str(error)) from error
 
         found: list[Found] = []
         answers = self.remote.read([extent for _, extent in there], check, until)
@@ -238,8 +230,8 @@ class SharedSource:
         self._writes.keep(good, shared=True)
         if not failed:
             return
-        # An append may have written a record again ("other"), or pruning removed its segment.
-        changed = any(failure.reason in ("missing", "other") for _, failure in failed)
+        # An append may have written a record again, or pruning removed its segment.
+        changed = any(failure.reason in ("missing", "damaged") for _, failure in failed)
         if changed and used is not None and self._look_again(used):
             self._from_store(batch, [record for record, _ in failed], until, None, tiers)
             return
@@ -247,12 +239,12 @@ class SharedSource:
 
     def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
         (_, key, _, _), failure = failed[0]
-        if all(found.reason in ("damaged", "other") for _, found in failed):
+        if all(found.reason == "damaged" for _, found in failed):
             return CorruptBlock(
                 f"{self.remote.objects.url}: {failure}; publish the document again with --check"
             )
         units = [batch.units[at] for record, _ in failed for at in record[3]]
-        worst = next(f for _, f in failed if f.reason not in ("damaged", "other"))
+        worst = next(f for _, f in failed if f.reason != "damaged")
         return BlocksUnavailable(
             f"{len(units)} blocks of {self.remote.objects.url} could not be read, {key} among "
             f"them ({worst.reason}: {worst}); what is cached still answers",
@@ -309,13 +301,5 @@ def _fill(batch: Batch, found: Sequence[Found]) -> tuple[list[Found], list[tuple
             batch.fill(record, data)
             good.append((record, data))
         except CorruptBlock as error:
-            bad.append((record, _as_failure(error)))
+            bad.append((record, Failure("damaged", str(error))))
     return good, bad
-
-
-def _as_failure(error: CorruptBlock) -> Failure:
-    """Why a record is not the one that was asked for."""
-    text = str(error)
-    foreign = "it is the record of" in text or "another model" in text
-    reason: Reason = "other" if foreign else "damaged"
-    return Failure(reason, text)

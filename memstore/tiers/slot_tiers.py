@@ -1,5 +1,5 @@
-"""The host tier: units in main memory, in slots that attention on the CPU reads directly and a
-device tier copies from.
+"""The tiers with slots: the host tier in main memory, which attention on the CPU reads, and a
+device tier that is filled from it.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.devices import usable_device
 from memstore.errors import BudgetExceeded, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.lease import UnitSource
@@ -16,7 +17,7 @@ from memstore.tiers.slots import UnitShape
 
 
 class NoSource:
-    """Below a memory without a directory: nothing was ever stored."""
+    """The source of a memory without a directory: it has nothing."""
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         raise DocumentNotFound(
@@ -74,3 +75,32 @@ class HostTier(SlabTier):
                 lengths += lease.lengths.tolist()
                 tiers += lease.tiers
         return lengths, tiers
+
+
+class DeviceTier(SlabTier):
+    """Slots on a torch device such as "cuda", or "cpu" in tests.
+
+    Any thread may refill a slot as soon as its lease is released. The copy waits for earlier work
+    on the filling thread's current stream, so every thread must read slots on the device's default
+    stream.
+    """
+
+    name = "device"
+
+    def __init__(
+        self,
+        host: HostTier,
+        budget_bytes: int,
+        shape: UnitShape,
+        *,
+        device: str,
+        policy: str = "lru",
+    ) -> None:
+        """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
+        self._host = host
+        super().__init__(budget_bytes, shape, policy=policy, device=usable_device(device))
+
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        return self._host.lift(units, self.slab, slots)

@@ -15,12 +15,10 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import StoredPassage
 from memstore.errors import CorruptMemory, InvalidInput
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.passage_runs import Run
-from memstore.share.format.pieces import Kind, Piece, Value, ValueHead, record_pieces
-from memstore.share.format.read_pieces import read_heads
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.segment_writer import SegmentWriter
+from memstore.share.manifest import Entry
+from memstore.share.object_store import ObjectStore
+from memstore.share.pieces import Kind, Piece, Value, ValueHead, read_heads, record_pieces
+from memstore.share.segments import Run, SegmentWriter
 
 
 class DocumentPublisher:

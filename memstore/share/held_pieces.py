@@ -11,35 +11,33 @@ from typing import Generic, NamedTuple, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
+from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
-from memstore.share.caches.local_cache import LocalCache
 from memstore.share.calls import Failure
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.pieces import (
+from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import Entry
+from memstore.share.pieces import (
+    Checked,
+    Extent,
     Piece,
     RecordIndex,
     Value,
+    check_piece,
+    damaged,
     decode_heads,
+    index_of,
     piece_of,
     row_of,
     table_bytes,
     values_in,
-)
-from memstore.share.format.read_pieces import (
-    Checked,
-    Extent,
-    check_piece,
-    damaged,
-    index_of,
     values_of,
 )
-from memstore.share.read.remote import Remote, as_failure
+from memstore.share.remote import Remote, as_failure
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Held in main memory: indexes of records, pieces of tokens, tables of pieces, bytes of landmarks.
-_INDEXES, _TOKENS, _TABLES, _LANDMARK_BYTES = 4096, 64, 1 << 16, 64 << 20
+_INDEXES, _TOKENS, _TABLES = 4096, 64, 1 << 16  # that are held in main memory
 
 Check = Callable[[int, bytes | memoryview], None]
 """Takes the number of an extent and bytes; raises CorruptMemory where they are not its bytes."""
@@ -48,12 +46,9 @@ Check = Callable[[int, bytes | memoryview], None]
 class _Recent(Generic[K, V]):
     """The values that were used last. May be used by several threads."""
 
-    def __init__(self, most: int, weight: Callable[[V], int] = lambda value: 1) -> None:
-        """most: of the sum of weights."""
-        self._most, self._weight = most, weight
-        self._lock = threading.Lock()
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
         self._held: OrderedDict[K, V] = OrderedDict()
-        self._sum = 0
 
     def find(self, keys: Iterable[K]) -> dict[K, V]:
         """Those of some values that are held."""
@@ -69,11 +64,9 @@ class _Recent(Generic[K, V]):
         """Hold values, in place of those that were used longest ago."""
         with self._lock:
             for key, value in values.items():
-                if key not in self._held:
-                    self._sum += self._weight(value)
-                    self._held[key] = value
-            while self._sum > self._most:
-                self._sum -= self._weight(self._held.popitem(last=False)[1])
+                self._held[key] = value
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
 
 
 class Table(NamedTuple):
@@ -103,7 +96,6 @@ class HeldPieces:
         self._indexes = _Recent[tuple[str, int], RecordIndex](_INDEXES)
         self._tokens = _Recent[Piece, list[Value]](_TOKENS)
         self._tables = _Recent[Piece, Table](_TABLES)
-        self._landmarks = _Recent[Checked, bytes](_LANDMARK_BYTES, len)
 
     def values(self, pieces: Sequence[Piece]) -> list[list[Value]]:
         """The values of pieces, all that are missing read at the same time. Raises CorruptMemory,
@@ -150,15 +142,6 @@ class HeldPieces:
             for piece, count in zip(pieces, counts)
         ]
         return dict(zip(pieces, self._checked(extents, check)))
-
-    def landmarks(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
-        """As `checked`, of small parts; those that were asked for last are held."""
-        found = self._landmarks.find(wanted)
-        missing = [one for one in dict.fromkeys(wanted) if one not in found]
-        # copies: what is read comes in stretches, of which little may be wanted
-        found |= {one: bytes(data) for one, data in zip(missing, self.checked(missing))}
-        self._landmarks.add(found)
-        return [found[one] for one in wanted]
 
     def checked(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
         """Bytes of objects, checked. Raises CorruptMemory, StoreUnavailable."""
@@ -231,7 +214,7 @@ class HeldPieces:
         """
         pieces = [self._piece(entries, document, key.block) for document, key in wanted]
         needed = {
-            (piece.segment, piece.offset): (entries[document], piece)
+            (piece.segment, piece.offset): (entries[document].row, piece)
             for (document, _), piece in zip(wanted, pieces)
             if piece is not None
         }
@@ -258,7 +241,7 @@ class HeldPieces:
         return piece_of(entries[document].pieces, block)
 
     def _indexes_of(
-        self, wanted: Mapping[tuple[str, int], tuple[Entry, Piece]], until: float
+        self, wanted: Mapping[tuple[str, int], tuple[Document, Piece]], until: float
     ) -> dict[tuple[str, int], RecordIndex | Failure]:
         """Indexes of records by segment and offset; wanted: each as a piece of a document."""
         indexes: dict[tuple[str, int], RecordIndex | Failure] = {**self._indexes.find(wanted)}

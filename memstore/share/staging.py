@@ -12,15 +12,14 @@ from typing import NamedTuple
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import ObjectNotFound, StoreUnavailable
-from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Manifest
-from memstore.share.format.published import Published
-from memstore.share.format.segments import FOLDER
-from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import ObjectStore
-from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.manifest_commit import STAGED, Change, commit, read_staged, write_staged
-from memstore.share.publish.publish import PublishOptions, check_form, send_ahead
+from memstore.share.calls import at_once
+from memstore.share.garbage_collection import GRACE
+from memstore.share.manifest import Entry, Manifest
+from memstore.share.manifest_commit import STAGED, Change, commit, read_staged, write_staged
+from memstore.share.object_store import ObjectStore
+from memstore.share.publish import PublishOptions, check_form, send_ahead
+from memstore.share.published import Published
+from memstore.share.segments import FOLDER
 
 _RENEWED = 0.25  # of the grace period: the age at which the latest staged object is renewed
 

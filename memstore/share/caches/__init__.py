@@ -1,1 +1,0 @@
-"""Caches of a published memory: a directory of this machine, a Valkey server that readers share."""

@@ -1,1 +1,0 @@
-"""The format of a publication: manifests, pages of documents, segments, pieces."""

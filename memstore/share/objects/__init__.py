@@ -1,1 +1,0 @@
-"""Object stores behind one small interface."""

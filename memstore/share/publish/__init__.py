@@ -1,1 +1,0 @@
-"""Publishing, merging and pruning."""
