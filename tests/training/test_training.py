@@ -89,7 +89,9 @@ def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
 
     def run(cpu_gain: float, **options: Any) -> None:
         monkeypatch.setattr(devices, "bfloat16_gain", lambda: cpu_gain)
-        config = TrainConfig(tmp_path / "run", MODEL, stages()[:1], log_every=1, **options)
+        config = TrainConfig(
+            tmp_path / "run", MODEL, stages()[:1], log_every=1, save_every=1, **options
+        )
 
         def report(line: dict[str, Any]) -> None:
             if "precision" in line:

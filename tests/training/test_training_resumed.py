@@ -2,9 +2,6 @@
 was killed.
 """
 
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
@@ -20,8 +16,6 @@ from memstore.errors import InvalidWeights
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import read_configuration
 from memstore.model.landmark.config import PRESETS
-from memstore.training import subject
-from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import train
 from memstore.training.train_config import TrainConfig
@@ -35,14 +29,6 @@ LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))
 def stages() -> tuple[Stage, ...]:
     windows, _, memory, *_ = default_curriculum()
     return small(windows, batch=2), small(memory, batch=2, memory_blocks=3)
-
-
-@pytest.fixture(autouse=True)
-def _heard() -> Iterator[None]:
-    """SIGINT is what it is on a terminal: what a shell runs in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -64,12 +50,6 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def config(out: Path, **settings: Any) -> TrainConfig:
     settings = {"stages": stages(), "precision": "float32", "seed": 3, "log_every": 1, **settings}
     return TrainConfig(out, MODEL, **settings)
-
-
-@pytest.fixture(scope="module")
-def whole(books: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """A run that nothing interrupts."""
-    return followed(config(tmp_path_factory.mktemp("whole")), books[0])
 
 
 def killed(run: TrainConfig, book: Path) -> None:
@@ -139,113 +119,3 @@ def test_a_run_without_its_tokenizer_is_not_resumed_with_another(
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(InvalidWeights, match=r"cannot read .*tokenizer\.json"):
         train(config(tmp_path), books, resume=True)
-
-
-PLACES = ("amid the update", "at the end of a stage")
-
-
-def interrupt_once(
-    monkeypatch: pytest.MonkeyPatch, place: str, interrupt: Callable[[], None]
-) -> None:
-    """Have an interrupt come once, in the second step or before the third."""
-    if place == "at the end of a stage":
-        next_stage = training._Run._next_stage
-
-        def interrupted(run: Any) -> None:
-            monkeypatch.setattr(training._Run, "_next_stage", next_stage)
-            interrupt()
-            next_stage(run)
-
-        monkeypatch.setattr(training._Run, "_next_stage", interrupted)
-        return
-    come = iter([False, True])
-    make = subject.make_optimizers
-
-    def made(*given: Any, **more: Any) -> list[torch.optim.Optimizer]:
-        def second(*given: Any) -> None:
-            if next(come, False):
-                interrupt()
-
-        first, *others = make(*given, **more)
-        first.register_step_post_hook(second)  # the others' weights have not changed yet
-        return [first, *others]
-
-    monkeypatch.setattr(subject, "make_optimizers", made)
-
-
-def followed(run: TrainConfig, book: Path, *, resume: bool = False) -> Followed:
-    """Losses and weights of a run, which goes on if it is interrupted."""
-    losses: list[float] = []
-
-    def report(line: dict[str, Any]) -> None:
-        losses.extend([line["loss"]] if "loss" in line else [])
-
-    try:
-        train(run, [book], resume=resume, report=report)
-    except KeyboardInterrupt:
-        assert not resume and len(losses) == 2
-        losses.extend(followed(run, book, resume=True)[0])
-    return losses, load_file(run.out / "model.safetensors")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_run_interrupted_inside_a_step_ends_with_the_same_bits(
-    tmp_path: Path, books: list[Path], whole: Followed, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    interrupted = []
-
-    def interrupt() -> None:
-        interrupted.append(True)
-        signal.raise_signal(signal.SIGINT)
-
-    interrupt_once(monkeypatch, place, interrupt)
-    losses, weights = followed(config(tmp_path), books[0])
-    assert interrupted == [True] and losses == whole[0]
-    assert all(torch.equal(weights[name], x) for name, x in whole[1].items())
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_second_interrupt_ends_a_step_at_once_and_leaves_the_checkpoint(
-    tmp_path: Path, books: list[Path], whole: Followed, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    run = config(tmp_path, save_every=1)
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("the step went on")
-
-    interrupt_once(monkeypatch, place, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train(run, [books[0]])
-    assert signal.getsignal(signal.SIGINT) is before
-    state = torch.load(run.out / "state.pt", weights_only=True)
-    assert state["progress"]["step"] == (2 if place == "at the end of a stage" else 1)
-    followed(run, books[0], resume=True)
-    found = load_file(run.out / "model.safetensors")
-    assert all(torch.equal(found[name], x) for name, x in whole[1].items())
-
-
-def test_an_interrupt_in_the_last_save_is_not_lost(
-    tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that has more to do must hear of it."""
-    real, stage = training._Run.save, len(stages())
-
-    def save(self: Any) -> None:
-        if self.progress.stage == stage:
-            monkeypatch.undo()
-            signal.raise_signal(signal.SIGINT)
-        real(self)
-
-    monkeypatch.setattr(training._Run, "save", save)
-    with pytest.raises(KeyboardInterrupt):
-        train(config(tmp_path), [books[0]])
-    assert (tmp_path / "state.pt").exists()
-
-
-def test_a_run_trains_outside_the_main_thread(tmp_path: Path, books: list[Path]) -> None:
-    with ThreadPoolExecutor(1) as other:
-        other.submit(train, config(tmp_path), [books[0]]).result()
-    assert (tmp_path / "state.pt").exists()
