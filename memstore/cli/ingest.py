@@ -138,16 +138,6 @@ def ingest(
             "this machine.",
         ),
     ] = None,
-    metrics_port: Annotated[
-        int | None,
-        option(
-            "--metrics-port",
-            "PORT",
-            "Serve Prometheus metrics of the cluster on 127.0.0.1 (0: any free port).",
-            min=0,
-            max=65535,
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Read documents into a memory, and make it if need be.
@@ -157,7 +147,7 @@ def ingest(
     """
     _check_options(
         alone={"append": append, "sync": sync, "workers": workers != 1, "quota": quota is not None},
-        with_ray={"to": to, "address": address, "metrics-port": metrics_port},
+        with_ray={"to": to, "address": address},
         ray=engine is not None,
     )
     if append and replace:
@@ -186,7 +176,6 @@ def ingest(
             replace=replace,
             settings=settings,
             address=address,
-            metrics_port=metrics_port,
             as_json=as_json,
         )
         return

@@ -26,7 +26,6 @@ def ingest_with_ray(
     replace: bool,
     settings: dict[str, Any],
     address: str | None,
-    metrics_port: int | None,
     as_json: bool,
 ) -> None:
     """Read files on a Ray cluster, and publish them. settings: of ModelAPI.ingest. Raises
@@ -48,10 +47,8 @@ def ingest_with_ray(
         engine = RayEngine(address, gpus=model_options.device != "cpu")
         resources.enter_context(engine)
         show = resources.enter_context(console.changing("reading"))
-        metrics = _Metrics(resources, metrics_port)
 
         def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
-            metrics.progress = progress
             for document in documents:
                 if document.error is not None:
                     name, message = document.error
@@ -86,22 +83,6 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
     if Path(model).exists():
         model = str(Path(model).absolute())  # its path on every machine
     return model, codec
-
-
-class _Metrics:
-    """Prometheus metrics of the progress, at a port if one is given."""
-
-    def __init__(self, resources: ExitStack, port: int | None) -> None:
-        self.progress: Progress | None = None
-        if port is not None:
-            from memstore.serve.metrics import ADDRESS, served
-
-            port = resources.enter_context(served(self, port))
-            console.note(f"metrics at http://{ADDRESS}:{port}/metrics")
-
-    def collect(self) -> Any:
-        """As Progress.collect, once there is progress."""
-        return () if self.progress is None else self.progress.collect()
 
 
 def _line(progress: "Progress") -> str:

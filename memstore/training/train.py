@@ -23,8 +23,14 @@ from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import Loss
-from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
-from memstore.training.train_config import Precision, TrainConfig
+from memstore.training.subject import (
+    MakeSubject,
+    Precision,
+    Subject,
+    TrainConfig,
+    TrainedModule,
+    by_landmarks,
+)
 
 _CLIP = 1.0
 
@@ -213,6 +219,7 @@ class _Run:
         """Write the checkpoint and everything a resumed run needs, on the CPU whatever the
         device.
         """
+        self.subject.save(self.config.out)
         state = {
             "progress": vars(self.progress),
             "model": self.subject.state(),
@@ -229,7 +236,6 @@ class _Run:
                 if isinstance(error.__context__, OSError):  # of a disk that is full
                     raise error.__context__ from None
                 raise
-        self.subject.save(self.config.out)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""

@@ -46,4 +46,4 @@ def begin(children: ForkServer, said: Path, memory: Path | str, *options: str) -
 
 
 def _serve(memory: Path | str, options: Iterable[str]) -> list[str]:
-    return ["serve", "--store", str(memory), "--port", "0", *options, "--grace", "2", "--json"]
+    return ["serve", "--store", str(memory), "--port", "0", *options, "--json"]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memstore.training.curriculum import Stage
+from memstore.training.subject import TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.fake_device import FakeDevice
 
 SMALL: dict[str, Any] = {

@@ -25,7 +25,7 @@ from memstore.training.selectors.make_selector import AdaptOptions, Subject, ada
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.questions import Split
 from memstore.training.selectors.states import Asked, read_states
-from memstore.training.selectors.windows import Mix, Question, Window, WindowWriter, firsts
+from memstore.training.selectors.windows import Question, Window, WindowWriter, firsts
 from support.paths import ROOT
 from support.tiny_decoder import saved
 
@@ -58,8 +58,8 @@ def prose(seed: int, sentences: int = 2500) -> str:
 
 @pytest.fixture(scope="module")
 def write(tokenizer: Tokenizer, texts: list[str]) -> Write:
-    def writer(wanted: Split, seed: int, mix: Mix | None = None) -> WindowWriter:
-        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed, mix)
+    def writer(wanted: Split, seed: int) -> WindowWriter:
+        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed)
 
     return writer
 

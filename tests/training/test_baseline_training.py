@@ -20,9 +20,8 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.landmark.config import PRESETS
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import new_model
+from memstore.training.subject import TrainConfig, new_model
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
 from support.small_training import small, train_in_turns
 

@@ -21,8 +21,8 @@ from memstore.store.memory_store import MemoryStore
 from memstore.training.curriculum import Stage
 from memstore.training.finetune import Finetune, finetune_stages
 from memstore.training.objectives import Chunks, encode_windows, next_token_loss, read_memory
+from memstore.training.subject import TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.small_training import small, train_in_turns
 from support.tiny_decoder import decoder, tokenizer
 

@@ -13,8 +13,8 @@ from memstore import devices
 from memstore.errors import InvalidConfig
 from memstore.model.landmark.checkpoint import load_checkpoint
 from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.subject import Precision, TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import Precision, TrainConfig
 from support.small_config import MODEL
 from support.small_training import small, train_in_turns
 

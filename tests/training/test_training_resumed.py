@@ -17,8 +17,8 @@ from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import read_configuration
 from memstore.model.landmark.config import PRESETS
 from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.subject import TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
 from support.small_training import small
 
@@ -86,10 +86,6 @@ def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[
     resumed = command("of", "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert read_configuration(tmp_path / "of") == LARGER
-
-    (tmp_path / "run" / "config.json").unlink()  # as one that is killed in its first save
-    refused("was begun", "run")
-    assert command("run", "--resume", "--preset", "books").exit_code == 0
 
 
 def test_a_run_takes_no_tokenizer_of_a_run_that_was_killed(
