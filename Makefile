@@ -22,9 +22,9 @@ SYSTEM := chromium redis-server
 
 .PHONY: demo docs test smollm2 models test-models services test-services ray test-ray soak lint setup clean
 
-# A real book and a real model. TEXT=book.txt: your text, and your questions. MODEL=: another model.
+# A real book and a real model. MODEL=: another model.
 demo: smollm2
-	$(BIN)/memstore demo $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
+	$(BIN)/memstore demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 # Each process has half of the files, and takes of the other's when it is done: what a file's tests
 # share is made once.

@@ -15,10 +15,8 @@ from memstore.cli.options import (
     ASK_BUDGET,
     Json,
     ModelOptions,
-    ScoreRange,
     Store,
     Tiers,
-    TopK,
     flag,
     option,
     parse_size,
@@ -84,11 +82,6 @@ def ingest(
     retrieve: Annotated[
         bool, flag("--retrieve", "Attend to retrieved blocks while reading (slower).")
     ] = False,
-    top_k: TopK = None,
-    score_range: ScoreRange = None,
-    chunk_blocks: Annotated[
-        int | None, option("--chunk-blocks", "N", "Blocks read at once.")
-    ] = None,
     quota: Annotated[
         int | None,
         option("--quota", "SIZE", "Most that the memory's file may take.", parser=parse_size),
@@ -152,18 +145,12 @@ def ingest(
     )
     if append and replace:
         raise typer.BadParameter("--append and --replace exclude each other")
-    if score_range is not None and not retrieve:
-        raise typer.BadParameter(
-            "--score-range chooses among retrieved blocks; it goes with --retrieve"
-        )
     if codec is not None:
         from memstore.disk.format.codec import get_codec
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "append" if append else "replace" if replace else "new"
-    lookup = {"top_k": top_k, "score_range": score_range, "chunk_blocks": chunk_blocks}
-    settings: dict[str, Any] = dict(lookup)
-    settings |= {"retrieve": True} if retrieve else {}
+    settings: dict[str, Any] = {"retrieve": True} if retrieve else {}
     settings |= {"keep": keep} if keep != "kv" else {}
     found = _find(paths, name, recursive, sync, mode, without=None if engine else store)
     if engine is not None:
@@ -187,7 +174,6 @@ def ingest(
     # a file that cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if alone else None
     model = model_for_ingest(store, model_options)
-    model.lookup.changed(**lookup)  # raises InvalidConfig for a setting out of range
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     options = on_device(options, model_options.device)
     computing = None if workers == 1 else model.workers(workers)

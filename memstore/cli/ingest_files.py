@@ -13,8 +13,7 @@ import msgspec
 
 from memstore.cli import console
 from memstore.closing import Closing
-from memstore.disk.files import INDEX, OWN_NAMES
-from memstore.errors import DocumentExists, InvalidInput, InvalidWeights, MemstoreError
+from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
@@ -73,7 +72,6 @@ class FileIngest(Closing):
         self._model, self._open_memory, self._mode = model, open_memory, mode
         self._settings = settings if workers is None else {**settings, "workers": workers}
         self._workers, self._quiet = workers, quiet
-        self._created = False
         self._current = 0  # the number of the file that is read
         self._coming_texts: dict[str, Text] = {}  # of later files, by name
         self._results: list[dict[str, Any]] = []
@@ -214,7 +212,7 @@ class FileIngest(Closing):
         if self.memory is None:
             self.memory = self._open_memory(False)
         if self.memory is None:
-            self.memory, self._created = self._open_memory(True), True
+            self.memory = self._open_memory(True)
         assert self.memory is not None
         result = _ingest_one(self._model, self.memory, text, mode, self._settings, which=which)
         self._results.append(result)
@@ -225,20 +223,6 @@ class FileIngest(Closing):
         """Close the memory, if one was opened."""
         if self.memory is not None:
             self.memory.close()
-
-    def __exit__(self, *error: object) -> None:
-        """Closes the memory. A new one is removed if it is empty and the keys of its model cannot
-        be stored, since no other model could use it.
-        """
-        memory = self.memory
-        useless = self._created and memory is not None and isinstance(error[1], InvalidWeights)
-        empty = useless and memory and not any(row.tokens for row in memory.documents())
-        self.close()
-        if empty and memory is not None and memory.path is not None:
-            with suppress(OSError):
-                for name in OWN_NAMES - {INDEX}:
-                    (memory.path / name).unlink(missing_ok=True)
-                memory.path.rmdir()
 
 
 def _ingest_one(

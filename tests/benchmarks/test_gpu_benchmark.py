@@ -19,7 +19,7 @@ from support.paths import ROOT
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from benchmarks.gpu import run, wheels
+from benchmarks.gpu import run
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.correct import passages
 from benchmarks.gpu.part import Setting
@@ -97,17 +97,3 @@ def test_failing_hanging_and_dying_cases_are_recorded_and_stop_nothing(
     assert "error" not in broken["is wrong"]
     report = state.report()
     assert report.count("**failed**") == 4 and report.count("**WRONG**") == 1
-
-
-def test_results_of_other_options_are_not_continued(tmp_path: Path) -> None:
-    State(tmp_path, {"device": "cpu"}).save()
-    with pytest.raises(ValueError, match="another --out"):
-        State(tmp_path, {"device": "cuda"})
-
-
-def test_wheels_are_the_dependencies_that_a_machine_with_torch_lacks() -> None:
-    names = [line.split(">")[0] for line in wheels.wanted(wheels.PRESENT)]
-    assert names == ["lmdb", "msgpack", "msgspec", "zstandard", "faiss-cpu"]
-    if not (ROOT / ".git").exists():
-        pytest.skip("a tree without git has no size that is known")
-    assert wheels.tree_bytes(ROOT / "docs") < wheels.tree_bytes(ROOT / "nothing") < wheels.LIMIT

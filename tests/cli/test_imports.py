@@ -43,12 +43,6 @@ def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Pat
         assert imported(command(*arguments)) == [], arguments
 
 
-def test_the_children_of_a_verification_import_no_torch(memory: Path) -> None:
-    code = "from pathlib import Path; from memstore.store.verify.walk import walk"
-    code += f"; assert len(list(walk(Path({str(memory)!r}), set()))) == 3"
-    assert imported(code) == []
-
-
 def test_importing_memstore_imports_nothing_heavy() -> None:
     assert imported("import memstore", (*HEAVY, "numpy", "lmdb")) == []
     assert imported("from memstore import MemoryStore") == []

@@ -114,15 +114,6 @@ def test_bad_documents_are_reported_and_the_others_ingested(tmp_path: Path) -> N
     assert names == ["000.txt", "001.txt", "002.txt"]
 
 
-def test_nothing_to_ingest_publishes_nothing(tmp_path: Path) -> None:
-    path, url = folder(tmp_path / "library", 0), f"file://{tmp_path}/many"
-    (path / "empty.txt").write_text("")
-    progress, number, _ = ingest(path, job(url))
-    assert number == 0 and progress.documents == {"refused": 1}
-    with pytest.raises(MemoryNotFound):
-        Published.open(open_object_store(url))
-
-
 def test_a_large_library_is_searched_in_two_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,25 +229,6 @@ def test_files_that_are_dropped_are_read_and_their_text_is_text(page, served):
     served.service.documents.delete(Access(), name)
 
 
-def test_light_and_dark_follow_the_system_or_what_is_chosen(page):
-    ask(page)
-    page.click("#sources .source")
-    page.until("document.querySelector('#document .marked.place')")
-    back = "getComputedStyle(document.body).backgroundColor"
-    light = page.ask(back)
-    page.prefers("dark")
-    dark = page.until(f"{back} !== {json.dumps(light)} && {back}")
-    page.prefers("light")
-    page.click("#theme")
-    page.prefers("dark")
-    assert page.ask(back) == light
-    page.click("#theme")
-    page.prefers("light")
-    assert page.until(f"{back} === {json.dumps(dark)}")
-    page.click("#theme")
-    assert page.until(f"{back} === {json.dumps(light)}")
-
-
 SETTLED = "Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null)))"
 
 

@@ -213,16 +213,6 @@ with serving(Path(arguments[0]), diary=False) as served:
     print(served.url, flush=True)
     threading.Event().wait()
 """
-HOLD = """
-import time
-from pathlib import Path
-from memstore.disk.format.document import IngestSettings
-with MemoryStore.open(arguments[0]) as store:
-    with store.write_document("other", source_hash="x", settings=IngestSettings(1, 0)):
-        print("held", flush=True)
-        while not Path(arguments[1]).exists():
-            time.sleep(0.02)
-"""
 
 
 def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
@@ -254,22 +244,3 @@ def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
         body = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
         answer = http.post("/v1/chat/completions", json=body).json()
         assert answer["choices"][0]["message"]["content"] == ANSWER
-
-
-def test_an_upload_beside_another_writer_fails_and_says_so(
-    tmp_path: Path, children: ForkServer
-) -> None:
-    memory, output, release = tmp_path / "mem", tmp_path / "said", tmp_path / "release"
-    with serving(memory) as served, served.client() as http:
-        children.start("python_job", output, HOLD, memory, release)
-        while not (output.exists() and output.read_text()):
-            time.sleep(0.02)
-        upload(http, "note", DIARY)
-        failed = settled(http, "note")
-        assert failed["state"] == "failed" and "written by another" in failed["error"]
-        locked = http.delete(f"{PATH}/diary")
-        assert (locked.status_code, locked.json()["error"]["code"]) == (409, "memory_locked")
-        release.touch()
-        assert children.end() == 0
-        upload(http, "note", DIARY)
-        assert settled(http, "note")["state"] == "ready"

@@ -172,12 +172,6 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     assert walk.rows > 0  # other layers are other states
 
 
-def test_rarity_counts_passages_that_hold_a_token() -> None:
-    expected = [(3 / 1.5), (3 / 2.5), (3 / 1.5), (3 / 1.5), (3 / 0.5)]
-    found = rarity([[0, 1, 1, 2], [1, 3, 3, 3, 3]], 5)
-    torch.testing.assert_close(found, torch.tensor(expected).log())
-
-
 def test_passages_that_answer_the_same_question_count_neither_way(
     subject: Subject, write: Write, tmp_path: Path
 ) -> None:
@@ -273,15 +267,6 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
     assert sum(together) == 34 + 10  # those, and so many more
     few = gate_of(answered, [absent[0], absent[99]], GATE_BLOCKS, let=0.9)  # all may pass
     assert few is not None and few.together == pytest.approx(0.25 - few.least)
-
-
-def test_a_gate_loses_fewer_where_few_that_nothing_answers_get_through_even_then() -> None:
-    answered = [Outcome("literal", 0, 0.8 + i / 512, 0.0) for i in range(100)]
-    absent = [Outcome("absent", -1, i / 256, 0.0) for i in range(200)]
-    gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, false=0.1)
-    assert gate is not None and gate.least < 0.8
-    among = [torch.full((GATE_BLOCKS,), outcome.confidence) for outcome in absent]
-    assert sum(map(gate.answers, among)) == 20
 
 
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:

@@ -251,21 +251,6 @@ def test_the_command_trains_what_ask_then_reads_with(
         MemoryStore.open(tmp_path / "m", other.signature).close()
 
 
-def test_wrong_options_are_one_line(tmp_path: Path, book: Path, tiny: Path) -> None:
-    for options, why in (
-        ("--full", "go with --model"),
-        (f"--model {tiny} --full --rank 4", "choose one"),
-        (f"--model {tiny} --preset test", "--preset and --init name another"),
-        (f"--model {tiny}/none.gguf", "there is no model"),
-        (f"--model {tiny} --from-stage polish", "choose one of windows, memory"),
-        (f"--model {tiny} --resume", "no training run to resume"),
-    ):
-        command = ["train", str(book), "--out", str(tmp_path / "run"), *options.split()]
-        told = CliRunner().invoke(app, command)
-        said = told.output if told.exception is None else f"{told.output}{told.exception}"
-        assert told.exit_code != 0 and why in " ".join(said.replace("│", " ").split())
-
-
 def test_another_model_or_rank_cannot_go_on_with_a_run(
     tmp_path: Path, book: Path, tiny: Path, runs: dict[int | None, Run]
 ) -> None:

@@ -72,8 +72,3 @@ def test_reworded_questions_with_synonyms_share_no_word_of_weight_with_their_fac
         stated = set(re.findall(r"[a-z]+", fact.sentence.lower()))
         asked = set(re.findall(r"[a-z]+", fact.question.lower()))
         assert not {word for word in stated & asked if len(word) > 4}, fact
-
-
-def test_the_same_seed_draws_the_same_facts() -> None:
-    assert drawn("train", seed=7, count=20) == drawn("train", seed=7, count=20)
-    assert drawn("train", seed=7, count=20) != drawn("train", seed=8, count=20)
