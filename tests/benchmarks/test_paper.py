@@ -76,36 +76,6 @@ def test_a_run_is_trained_once_and_resumes_after_an_interrupt(
     assert spent(directory)["cpu_seconds"] > 0
 
 
-def test_all_memories_of_a_seed_start_from_the_same_weights(
-    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began: list[Path | None] = []
-    real = paper_runs.train
-
-    def noted(config: Any, texts: Any, **more: Any) -> None:
-        began.append(config.init)
-        real(config, texts, **more)
-
-    monkeypatch.setattr(paper_runs, "train", noted)
-    runs = [Run(name, preset="tiny", steps=3) for name in ("landmark", "infini")]
-    of(tmp_path, book).trained(runs)
-    start = tmp_path / Run("start", preset="tiny", steps=3).name
-    assert began == [None, start, start] and spent(start)["finished"]
-
-
-def test_runs_of_other_texts_or_other_processes_are_refused(tmp_path: Path, book: Path) -> None:
-    run, runs = Run("none", preset="tiny", steps=2), of(tmp_path, book)
-    runs.path(run).mkdir(parents=True)
-    theirs = paper_runs.alone(runs.path(run), wait=False)
-    with theirs, pytest.raises(InvalidInput, match="another process"):
-        runs.trained([run])
-    with pytest.raises(InvalidInput, match="--math"):
-        runs.trained([replace(run, text="math")])
-    (runs.path(run) / "run.json").write_text(json.dumps({"texts": [["other.txt", 1]]}))
-    with pytest.raises(InvalidInput, match="other texts or settings"):
-        runs.trained([run])
-
-
 def test_table_1_trains_and_measures_each_model_once(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@ as each alone, interrupted runs continue, and what is timed is what is answered.
 """
 
 import argparse
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
-from benchmarks.real import first_token, recall_figure
+from benchmarks.real import first_token
 from benchmarks.real.baselines import Right, Words
 from benchmarks.real.blocks import Blocks, Span, passages
 from benchmarks.real.memory import Memory
@@ -35,7 +34,6 @@ from benchmarks.real.results import Results, Row
 from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
 from memstore.hf.load import load_reader
 from memstore.model.lookup_settings import LookupSettings
-from support.paths import ROOT
 
 HAY = "the grass is green and the sky is blue . "
 DOCUMENTS = {
@@ -251,15 +249,3 @@ def test_the_first_token_that_is_timed_is_that_of_the_answer(
             computed = memory.store.tier_stats()["computed"]["hits"]
             asked.first_token()
             assert 0 < computed == memory.store.tier_stats()["computed"]["hits"]
-
-
-def test_the_picture_of_accuracy_is_drawn_from_the_results() -> None:
-    mean, half = recall_figure.mean_of_kinds(
-        [{"right": 10, "questions": 10}, {"right": 50, "questions": 100}]
-    ) or (0.0, 0.0)
-    assert mean == pytest.approx(0.75) and 0.05 < half < 0.15
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    files = [ROOT / f"docs/results/recall-{name}.json" for name in ("8k", "200", "128k")]
-    rows = [row for file in files for row in json.loads(file.read_text())["answers"]]
-    recall_figure.draw(figure, rows)
-    assert len(figure.axes) == 2

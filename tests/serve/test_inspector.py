@@ -138,17 +138,6 @@ def test_a_click_on_a_word_shows_its_sources(page):
     assert of_word != whole or page.ask(WORDS) == 1
 
 
-def test_a_question_follows_the_last_answer_where_the_box_is_checked(page):
-    ask(page)
-    page.click("#follow")
-    ask(page, "What is the price of the brown mare?")
-    assert "310" in page.ask(TEXT.format("answer"))
-    alone = page.ask(TEXT.format("cost"))
-    page.click("#follow")
-    ask(page, "What is the price of the brown mare?")
-    assert page.ask(TEXT.format("cost")) != alone  # fewer tokens of question
-
-
 def test_all_of_it_can_be_done_by_keyboard(page):
     page.ask("document.getElementById('main').focus()")
     focused = "document.activeElement.id || document.activeElement.className"

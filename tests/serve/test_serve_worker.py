@@ -67,13 +67,6 @@ def test_active_questions_take_a_step_each_in_turn() -> None:
     assert [sorted(steps[at : at + 3]) for at in (0, 3, 6)] == [["a", "b", "c"]] * 3
 
 
-def test_queued_questions_are_begun_in_order() -> None:
-    steps: list[str] = []
-    with working(active=1) as worker:
-        together(worker, *(noting(steps, name, 2) for name in "xyz"))
-    assert "".join(steps) == "xxyyzz"
-
-
 def test_a_question_waits_for_one_chunk_and_a_document_is_ingested_all_the_same() -> None:
     steps: list[str] = []
     with working(active=2, between=4) as worker:
