@@ -177,15 +177,8 @@ def ingest(
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     options = on_device(options, model_options.device)
     computing = None if workers == 1 else model.workers(workers)
-    files = FileIngest(
-        model,
-        lambda make: _open_or_create(store, model, codec, quota, options, make=make),
-        mode,
-        settings,
-        workers=computing,
-        quiet=as_json,
-    )
-    with computing or nullcontext(), files:
+    with computing or nullcontext(), _open_or_create(store, model, codec, quota, options) as memory:
+        files = FileIngest(model, memory, mode, settings, workers=computing, quiet=as_json)
         files.read(found, first)
         if sync:
             files.forget_lost(found)
@@ -235,22 +228,14 @@ def _find(
 
 
 def _open_or_create(
-    store: Path,
-    model: "ModelAPI",
-    codec: str | None,
-    quota: int | None,
-    options: "OpenOptions",
-    *,
-    make: bool,
-) -> "MemoryStore | None":
-    """The memory; None if there is none and `make` is false."""
+    store: Path, model: "ModelAPI", codec: str | None, quota: int | None, options: "OpenOptions"
+) -> "MemoryStore":
+    """The memory, which is made if there is none."""
     from memstore.store.memory_store import MemoryStore
 
     try:
         memory = MemoryStore.open(store, model.signature, **options)
     except MemoryNotFound:
-        if not make:
-            return None
         return MemoryStore.create(
             store,
             model.signature,

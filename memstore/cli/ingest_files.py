@@ -5,14 +5,13 @@ reported, and documents of deleted files are forgotten.
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memstore.cli import console
-from memstore.closing import Closing
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 
 if TYPE_CHECKING:
@@ -49,27 +48,24 @@ def checked(text: "Text", which: str = "") -> "Text":
     return text
 
 
-class FileIngest(Closing):
-    """Reads files into a memory, which is opened for the first file that can be read; a context
-    manager that closes it.
-    """
+class FileIngest:
+    """Reads files into an open memory."""
 
     def __init__(
         self,
         model: "ModelAPI",
-        open_memory: "Callable[[bool], MemoryStore | None]",
+        memory: "MemoryStore",
         mode: "Mode",
         settings: dict[str, Any],
         *,
         workers: "IngestWorkers | None" = None,
         quiet: bool,
     ) -> None:
-        """open_memory: takes whether to create the memory; returns it, or None. settings: of
-        ModelAPI.ingest. workers: processes that compute with this one. quiet: print no results.
+        """settings: of ModelAPI.ingest. workers: processes that compute with this one. quiet: print
+        no results.
         """
-        self.memory: MemoryStore | None = None
         self.failed: list[dict[str, Any]] = []
-        self._model, self._open_memory, self._mode = model, open_memory, mode
+        self._model, self._memory, self._mode = model, memory, mode
         self._settings = settings if workers is None else {**settings, "workers": workers}
         self._workers, self._quiet = workers, quiet
         self._current = 0  # the number of the file that is read
@@ -83,7 +79,6 @@ class FileIngest(Closing):
         if first is not None:
             self._ingest(first, self._mode)
             return
-        self.memory = self._open_memory(False)
         many = len(found.files) if found.folders else 0
         if self._workers is not None:
             self._workers.expect(self._coming(found.files))
@@ -100,12 +95,10 @@ class FileIngest(Closing):
         """
         from memstore.documents.folder import Source
 
-        if self.memory is None:
-            return
         for folder in found.folders:
             from_here = [
                 (document, source)
-                for document in self.memory.documents()
+                for document in self._memory.documents()
                 if (source := Source.of(document)) is not None and source.folder == folder.digest
             ]
             lost = [document for document, source in from_here if folder.has_lost(source)]
@@ -117,17 +110,17 @@ class FileIngest(Closing):
                 self.failed.append(console.report(error))
                 continue
             for document in lost:
-                self.memory.forget(document.name)
+                self._memory.forget(document.name)
                 self._forgotten.append(document)
                 if not self._quiet:
                     console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
 
     def build_index(self) -> None:
         """Build the index again if it lacks much of what was read."""
-        if self.memory is not None and self.memory.update_index():
+        if self._memory.update_index():
             unit = "layers" if self._model.keeps is None else "tokens"
             with console.working("index", unit) as show:
-                self._model.build_index(self.memory, show)
+                self._model.build_index(self._memory, show)
 
     def to_dict(self) -> dict[str, Any]:
         """The results of all files, as plain values."""
@@ -189,9 +182,7 @@ class FileIngest(Closing):
         return seen, known, there if done else None
 
     def _document_of(self, file: "File") -> "Document | None":
-        if self.memory is None or not self.memory.has(file.name):
-            return None
-        return self.memory.document(file.name)
+        return self._memory.document(file.name) if self._memory.has(file.name) else None
 
     def _known(self, there: "Document | None", seen: "Source | None") -> "Source | None":
         """The state of the file that its document recorded, if the document came from it."""
@@ -205,24 +196,14 @@ class FileIngest(Closing):
     def _update_source(self, there: "Document", seen: "Source") -> None:
         from memstore.disk.format.document import SOURCE
 
-        if self.memory is not None and there.metadata.get(SOURCE) != seen.to_dict():
-            self.memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
+        if there.metadata.get(SOURCE) != seen.to_dict():
+            self._memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
 
     def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
-        if self.memory is None:
-            self.memory = self._open_memory(False)
-        if self.memory is None:
-            self.memory = self._open_memory(True)
-        assert self.memory is not None
-        result = _ingest_one(self._model, self.memory, text, mode, self._settings, which=which)
+        result = _ingest_one(self._model, self._memory, text, mode, self._settings, which=which)
         self._results.append(result)
         if not self._quiet:
             console.say(_result_line(result))
-
-    def close(self) -> None:
-        """Close the memory, if one was opened."""
-        if self.memory is not None:
-            self.memory.close()
 
 
 def _ingest_one(
