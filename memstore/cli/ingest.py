@@ -150,8 +150,6 @@ def ingest(
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "append" if append else "replace" if replace else "new"
-    settings: dict[str, Any] = {"retrieve": True} if retrieve else {}
-    settings |= {"keep": keep} if keep != "kv" else {}
     found = _find(paths, name, recursive, sync, mode, without=None if engine else store)
     if engine is not None:
         ingest_with_ray(
@@ -161,13 +159,14 @@ def ingest(
             codec=codec,
             keep=keep,
             replace=replace,
-            settings=settings,
+            retrieve=retrieve,
             address=address,
             as_json=as_json,
         )
         return
     from memstore.store.open_options import on_device
 
+    settings: dict[str, Any] = {"keep": keep} | ({"retrieve": True} if retrieve else {})
     alone = len(paths) == 1 and not found.folders
     if alone and found.refused:
         raise found.refused[0]

@@ -24,12 +24,12 @@ def ingest_with_ray(
     codec: str | None,
     keep: "Keep",
     replace: bool,
-    settings: dict[str, Any],
+    retrieve: bool,
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Read files on a Ray cluster, and publish them. settings: of ModelAPI.ingest. Raises
-    typer.Exit if a file was refused.
+    """Read files on a Ray cluster, and publish them. Raises typer.Exit if a file was
+    refused.
     """
     from memstore.documents.folder import STDIN
     from memstore.library import library_ingest
@@ -40,7 +40,7 @@ def ingest_with_ray(
         raise typer.BadParameter("standard input is read by one process; leave --engine out")
     model, codec = _model_and_codec(url, model_options, codec)
     compute = model_options.compute
-    job = Job(url, model, compute, codec, keep, replace, tuple(settings.items()))
+    job = Job(url, model, compute, codec, keep, replace, retrieve)
     failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
     with ExitStack() as resources:
         resources.enter_context(redirect_stdout(sys.stderr))  # where Ray reports its processes

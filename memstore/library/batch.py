@@ -63,11 +63,16 @@ class Job:
     codec: str | None = None  # of a new memory; None for the model's
     keep: Keep = "kv"
     replace: bool = False
-    lookup: tuple[tuple[str, Any], ...] = ()  # settings of ModelAPI.ingest
+    retrieve: bool = False  # attend to retrieved blocks while reading
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of ModelAPI.ingest; a passage model takes no `retrieve`."""
+        return {"keep": self.keep} | ({"retrieve": True} if self.retrieve else {})
 
     def key(self, batch: Batch) -> str:
         """The name of a batch under these settings."""
-        digest = blake2b(repr((self.model, self.codec, self.keep, self.lookup)).encode())
+        digest = blake2b(repr((self.model, self.codec, self.keep, self.retrieve)).encode())
         for one in batch:
             data = blake2b(one.data, digest_size=20).hexdigest()
             digest.update(repr((one.name, data)).encode("utf-8", "surrogatepass"))
