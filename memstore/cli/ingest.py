@@ -10,7 +10,7 @@ from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.ingest_files import FileIngest, checked, text_of
 from memstore.cli.ingest_ray import ingest_with_ray
-from memstore.cli.opening import model_for_ingest
+from memstore.cli.opening import opened
 from memstore.cli.options import (
     ASK_BUDGET,
     Json,
@@ -21,13 +21,9 @@ from memstore.cli.options import (
     option,
     parse_size,
 )
-from memstore.errors import MemoryNotFound
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
-    from memstore.model.model_api import ModelAPI
-    from memstore.store.memory_store import MemoryStore
-    from memstore.store.open_options import OpenOptions
     from memstore.store.write.admission import Mode
 
 # an ingest reads back only its latest blocks; with --retrieve it has the budget of asking
@@ -164,24 +160,27 @@ def ingest(
             as_json=as_json,
         )
         return
-    from memstore.store.open_options import on_device
-
     settings: dict[str, Any] = {"keep": keep} | ({"retrieve": True} if retrieve else {})
     alone = len(paths) == 1 and not found.folders
     if alone and found.refused:
         raise found.refused[0]
     # a file that cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if alone else None
-    model = model_for_ingest(store, model_options)
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
-    options = on_device(options, model_options.device)
-    computing = None if workers == 1 else model.workers(workers)
-    with computing or nullcontext(), _open_or_create(store, model, codec, quota, options) as memory:
+    with opened(
+        store, model_options, options, read_only=False, make=True, codec=codec, quota=quota
+    ) as (model, memory):
+        if codec not in (None, memory.codec):
+            console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
+        if quota is not None and quota != memory.quota:
+            memory.set_quota(quota)
+        computing = None if workers == 1 else model.workers(workers)
         files = FileIngest(model, memory, mode, settings, workers=computing, quiet=as_json)
-        files.read(found, first)
-        if sync:
-            files.forget_lost(found)
-        files.build_index()
+        with computing or nullcontext():
+            files.read(found, first)
+            if sync:
+                files.forget_lost(found)
+            files.build_index()
     if as_json:
         console.emit({"store": str(store), **files.to_dict()})
     elif found.folders:
@@ -224,34 +223,6 @@ def _find(
     if mode == "append" and found.folders:
         raise typer.BadParameter("--append continues a document; it is not for folders")
     return found
-
-
-def _open_or_create(
-    store: Path, model: "ModelAPI", codec: str | None, quota: int | None, options: "OpenOptions"
-) -> "MemoryStore":
-    """The memory, which is made if there is none."""
-    from memstore.store.memory_store import MemoryStore
-
-    try:
-        memory = MemoryStore.open(store, model.signature, **options)
-    except MemoryNotFound:
-        return MemoryStore.create(
-            store,
-            model.signature,
-            codec=codec or model.codec,
-            quota=quota,
-            selector=model.keeps,
-            **options,
-        )
-    try:
-        if codec is not None:
-            console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
-        if quota is not None and quota != memory.quota:
-            memory.set_quota(quota)
-    except BaseException:
-        memory.close()
-        raise
-    return memory
 
 
 COMMANDS = (ingest,)
