@@ -53,13 +53,6 @@ class TrainConfig:
     log_every: int = 20  # steps a line of metrics stands for
 
 
-class TrainedModule(Trainee, Protocol):
-    """A Trainee that is a module."""
-
-    def parameters(self) -> Any:
-        """Its weights."""
-
-
 class Subject(Protocol):
     """What a run trains. Its model and what it keeps are on the device of the run."""
 
@@ -68,7 +61,7 @@ class Subject(Protocol):
         """What texts are cut by."""
 
     @property
-    def model(self) -> TrainedModule:
+    def model(self) -> Trainee:
         """What steps compute with."""
 
     @property

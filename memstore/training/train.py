@@ -22,15 +22,8 @@ from memstore.freed_memory import keep_freed_memory
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss
-from memstore.training.subject import (
-    MakeSubject,
-    Precision,
-    Subject,
-    TrainConfig,
-    TrainedModule,
-    by_landmarks,
-)
+from memstore.training.objectives import Loss, Trainee
+from memstore.training.subject import MakeSubject, Precision, Subject, TrainConfig, by_landmarks
 
 _CLIP = 1.0
 
@@ -56,7 +49,7 @@ def train(
     resume: bool = False,
     report: Report | None = None,
     subject: MakeSubject | None = None,
-) -> TrainedModule:
+) -> Trainee:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there, with its model and tokenizer. report: called with
@@ -114,7 +107,7 @@ def _precision(asked: Precision, device: torch.device, state: dict[str, Any] | N
     return str(devices.fast_dtype(device)).removeprefix("torch.")
 
 
-def update(model: TrainedModule, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
+def update(model: Trainee, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
     """One step down the loss: gradients, clipped, and the optimisers."""
     for optimizer in optimizers:
         optimizer.zero_grad()
