@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +20,10 @@ from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
 from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
-from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
+from memstore.training.selectors.measure import Haystack, Outcome, gate_of, recalls
 from memstore.training.selectors.questions import Split
-from memstore.training.selectors.states import Asked, read_states
-from memstore.training.selectors.windows import Question, Window, WindowWriter, firsts
+from memstore.training.selectors.states import read_states
+from memstore.training.selectors.windows import Window, WindowWriter, firsts
 from support.paths import ROOT
 from support.tiny_decoder import saved
 
@@ -267,18 +265,6 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
     assert sum(together) == 34 + 10  # those, and so many more
     few = gate_of(answered, [absent[0], absent[99]], GATE_BLOCKS, let=0.9)  # all may pass
     assert few is not None and few.together == pytest.approx(0.25 - few.least)
-
-
-def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
-    selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
-    haystack = Haystack(Selector().spec)
-    haystack.add([9] * 64, None, [[]] * 64)
-    question = Question("literal", (), (), "")
-    asked = Asked(question, 0, 0, frozenset({0}), frozenset(), 0, 0)
-    states: Any = SimpleNamespace(asked=[asked], captured=lambda one: Captured([], {}))
-    found = measure(selector, haystack, states)[0]
-    of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
-    assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)
 
 
 def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
