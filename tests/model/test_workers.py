@@ -299,12 +299,14 @@ def test_whoever_cannot_be_helped_is_told_in_one_line(
 ) -> None:
     book = tmp_path / "book.txt"
     book.write_text(STORY)
-    command = ("ingest", book, "--store", tmp_path / "m", "--workers")
-    for number in (0, -1):
-        refused(run(*command, number, "--model", directory), "at least 1", str(number))
     landmarks = write_model(tmp_path / "landmarks")
-    refused(run(*command, 2, "--model", landmarks), "one process", "leave workers out")
-    assert not (tmp_path / "m").exists()
+    for number, model, why in (
+        (0, directory, "at least 1"),
+        (-1, directory, "at least 1"),
+        (2, landmarks, "leave workers out"),
+    ):
+        command = ("ingest", book, "--store", tmp_path / f"of_{model.name}", "--workers", number)
+        refused(run(*command, "--model", model), why)
     with create(reader, tmp_path / "m") as store:
         for crew in (0, 2.5, "2", None):
             with pytest.raises(InvalidInput, match="at least 1"):
