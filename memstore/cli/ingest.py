@@ -36,7 +36,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest notes.txt --name diary --append",
     "memstore ingest papers --recursive --sync",
     "memstore ingest library --recursive --model smollm2 --workers 4",
-    "memstore ingest library --recursive --to s3://team/library --engine ray",
+    "memstore ingest library --recursive --to s3://team/library",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
 def ingest(
@@ -112,18 +112,19 @@ def ingest(
     tiers: Tiers,
     to: Annotated[
         str | None,
-        option("--to", "URL", "Publish there what is read, and keep it nowhere else (Ray)."),
-    ] = None,
-    engine: Annotated[
-        Literal["ray"] | None,
-        typer.Option("--engine", help="Read on every worker of a Ray cluster."),
+        option(
+            "--to",
+            "URL",
+            "Read on every worker of a Ray cluster, publish there what is read, and store it "
+            "nowhere else.",
+        ),
     ] = None,
     address: Annotated[
         str | None,
         option(
             "--address",
             "HOST:PORT",
-            "Of the cluster; default: $RAY_ADDRESS, else one that runs here, else a new one on "
+            "Of the Ray cluster; default: $RAY_ADDRESS, else one that runs here, else a new one on "
             "this machine.",
         ),
     ] = None,
@@ -134,11 +135,12 @@ def ingest(
     The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
     is reported, the others are read (exit status 1).
     """
-    _check_options(
-        alone={"append": append, "sync": sync, "workers": workers != 1, "quota": quota is not None},
-        with_ray={"to": to, "address": address},
-        ray=engine is not None,
-    )
+    alone = {"append": append, "sync": sync, "workers": workers != 1, "quota": quota is not None}
+    for option_name, given in alone.items():
+        if to is not None and given:
+            raise typer.BadParameter(f"--{option_name} does not go with --to")
+    if to is None and address is not None:
+        raise typer.BadParameter("--address goes with --to")
     if append and replace:
         raise typer.BadParameter("--append and --replace exclude each other")
     if codec is not None:
@@ -146,11 +148,11 @@ def ingest(
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "append" if append else "replace" if replace else "new"
-    found = _find(paths, name, recursive, sync, mode, without=None if engine else store)
-    if engine is not None:
+    found = _find(paths, name, recursive, sync, mode, without=None if to else store)
+    if to is not None:
         ingest_with_ray(
             found,
-            str(to),
+            to,
             model_options,
             codec=codec,
             keep=keep,
@@ -161,11 +163,11 @@ def ingest(
         )
         return
     settings: dict[str, Any] = {"keep": keep} | ({"retrieve": True} if retrieve else {})
-    alone = len(paths) == 1 and not found.folders
-    if alone and found.refused:
+    one_file = len(paths) == 1 and not found.folders
+    if one_file and found.refused:
         raise found.refused[0]
     # a file that cannot be read is refused before a model is loaded
-    first = checked(text_of(found.files[0])) if alone else None
+    first = checked(text_of(found.files[0])) if one_file else None
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     with opened(
         store, model_options, options, read_only=False, make=True, codec=codec, quota=quota
@@ -187,18 +189,6 @@ def ingest(
         console.say(files.summary())
     if files.failed:
         raise typer.Exit(1)
-
-
-def _check_options(*, alone: dict[str, bool], with_ray: dict[str, Any], ray: bool) -> None:
-    """Raises typer.BadParameter for options that do not go with --engine ray, or only with it."""
-    for name, given in alone.items():
-        if ray and given:
-            raise typer.BadParameter(f"--{name} does not go with --engine ray")
-    for name, value in with_ray.items():
-        if not ray and value is not None:
-            raise typer.BadParameter(f"--{name} goes with --engine ray")
-    if ray and with_ray["to"] is None:
-        raise typer.BadParameter("--engine ray publishes what it reads: say where with --to")
 
 
 def _find(

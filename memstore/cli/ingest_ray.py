@@ -37,7 +37,7 @@ def ingest_with_ray(
     from memstore.library.ray_engine import RayEngine
 
     if any(str(file.path) == STDIN for file in found.files):
-        raise typer.BadParameter("standard input is read by one process; leave --engine out")
+        raise typer.BadParameter("standard input is read by one process; leave --to out")
     model, codec = _model_and_codec(url, model_options, codec)
     compute = model_options.compute
     job = Job(url, model, compute, codec, keep, replace, retrieve)

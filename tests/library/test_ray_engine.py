@@ -1,4 +1,4 @@
-"""`memstore ingest --engine ray` on a real cluster of two workers: readers and the command itself
+"""`memstore ingest --to` on a real cluster of two workers: readers and the command itself
 are killed, and the same command goes on to what one process publishes.
 
 MEMSTORE_RAY_KILLS (4) sets how often; `make soak` sets more.
@@ -54,9 +54,7 @@ class Cluster:
 
     def ingest(self, *words: object) -> "subprocess.Popen[str]":
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return start(
-            "ingest", *words, "--engine", "ray", "--address", self.address, fresh=True, **pipes
-        )
+        return start("ingest", *words, "--address", self.address, fresh=True, **pipes)
 
     def readers(self) -> list[int]:
         """The processes that read batches now."""
@@ -228,7 +226,7 @@ def test_into_a_bucket(
 
 def test_a_cluster_that_is_not_there_is_told_at_once(library: Path, tmp_path: Path) -> None:
     address, pipes = f"127.0.0.1:{free_port()}", {"stderr": subprocess.PIPE}
-    words = library, "-r", "--to", f"file://{tmp_path}/many", "--engine", "ray"
+    words = library, "-r", "--to", f"file://{tmp_path}/many"
     told = ended(start("ingest", *words, "--address", address, fresh=True, **pipes))
     assert told.status == 1 and f"no cluster of Ray at {address}" in told.err
 
