@@ -55,10 +55,10 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     """The first wrong value of a request, by the name of its parameter."""
     first = error.errors()[0]
     _, *parts = first["loc"]  # after "body", "query" or "path"
-    param = ".".join(map(str, parts))
-    if first["type"] == "extra_forbidden" and param:
+    param, what = ".".join(map(str, parts)), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: {what}", code="invalid_value")
+    if first["type"] == "extra_forbidden":
         return unsupported(param)
-    what = first["msg"].removeprefix("Value error, ")
-    invalid = first["type"] == "json_invalid"
-    message = f"the body is no JSON: {what}" if invalid else f"{param or 'the body'}: {what}"
+    message = f"{param or 'the body'}: {what}"
     return ApiError(400, message, code="invalid_value", param=param or None)

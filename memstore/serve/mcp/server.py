@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from memstore import __version__
 from memstore.errors import MemstoreError
 from memstore.serve.api_errors import ApiError, as_api_error
-from memstore.serve.mcp.tools import TOOLS, Caller, MemoryTools
+from memstore.serve.mcp.tools import TOOLS, Caller, MemoryTools, Tool
 
 CallerOf = Callable[[Any], Caller]
 """The client of a request, by the request's context."""
@@ -27,61 +27,51 @@ _ABOUT = (
 
 def mcp_server(tools: MemoryTools, caller_of: CallerOf) -> Server[Any]:
     """The SDK's server; a transport brings it requests."""
-    handlers = _Handlers(tools, caller_of)
-    return Server(
-        "memstore",
-        version=__version__,
-        instructions=_ABOUT,
-        on_list_tools=handlers.list_tools,
-        on_call_tool=handlers.call_tool,
-    )
 
+    async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
+        may_write = tools.documents.writable(caller_of(ctx).access)
+        shown = {name: tool for name, tool in TOOLS.items() if may_write or not tool.writes}
+        return types.ListToolsResult(tools=[_described(*item) for item in shown.items()])
 
-class _Handlers:
-    """Answers every kind of request."""
-
-    def __init__(self, tools: MemoryTools, caller_of: CallerOf) -> None:
-        self._tools, self._documents, self._caller_of = tools, tools.documents, caller_of
-
-    async def list_tools(self, ctx: Any, params: Any) -> types.ListToolsResult:
-        may_write = self._documents.writable(self._caller_of(ctx).access)
-        return types.ListToolsResult(
-            tools=[
-                types.Tool(
-                    name=name,
-                    description=tool.description,
-                    input_schema=tool.takes.model_json_schema(),
-                    annotations=types.ToolAnnotations(
-                        read_only_hint=not tool.writes,
-                        destructive_hint=tool.destroys,
-                        idempotent_hint=True,
-                        open_world_hint=False,
-                    ),
-                )
-                for name, tool in TOOLS.items()
-                if may_write or not tool.writes
-            ]
-        )
-
-    async def call_tool(
-        self, ctx: Any, params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
-        caller, tool = self._caller_of(ctx), TOOLS.get(params.name)
+    async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        caller, tool = caller_of(ctx), TOOLS.get(params.name)
         if tool is None:
             return _failed(f"there is no tool {params.name!r}; there are {', '.join(TOOLS)}")
-        if tool.writes and self._tools.store.read_only:
+        if tool.writes and tools.store.read_only:
             return _failed("this memory is read-only")
         if tool.writes and not caller.access.write:
             return _failed("this key may only read")
         try:
             given = tool.takes.model_validate(params.arguments or {})
-            result = await tool.run(self._tools, caller, given, ctx.session.report_progress)
+            result = await tool.run(tools, caller, given, ctx.session.report_progress)
         except ValidationError as error:
             return _failed(_invalid(error))
         except (MemstoreError, ApiError, OSError) as error:
             return _failed(as_api_error(error).message)
         text = types.TextContent(type="text", text=_as_text(result))
         return types.CallToolResult(content=[text], structured_content=result)
+
+    return Server(
+        "memstore",
+        version=__version__,
+        instructions=_ABOUT,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def _described(name: str, tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=name,
+        description=tool.description,
+        input_schema=tool.takes.model_json_schema(),
+        annotations=types.ToolAnnotations(
+            read_only_hint=not tool.writes,
+            destructive_hint=tool.destroys,
+            idempotent_hint=True,
+            open_world_hint=False,
+        ),
+    )
 
 
 def _failed(message: str) -> types.CallToolResult:
