@@ -382,27 +382,6 @@ def test_appending_keeps_the_places_of_both_parts(model, tmp_path: Path) -> None
         assert replaced.metadata == {}
 
 
-def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(state: object) -> None:
-        if seen:
-            raise Stop
-        seen.append(state)
-
-    seen: list[object] = []
-    (tmp_path / "a.html").write_bytes(made.html(numbered([(1, ["mill"], [9])] * 3)[0]))
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        with pytest.raises(Stop):
-            model.ingest(tmp_path / "a.html", store, progress=stop, chunk_blocks=1)
-        assert store.document("a").state == "ingesting"
-        states = []
-        done = model.ingest(tmp_path / "a.html", store, progress=states.append, chunk_blocks=1)
-        assert done.state == "ready" and states[0].resumed_tokens > 0
-        assert len(unpack_places(done.metadata)) == 3
-
-
 def test_word_processors_own_files_are_read() -> None:
     docx = pytest.importorskip("docx")
     document = docx.Document()

@@ -8,7 +8,6 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
@@ -22,7 +21,6 @@ from memstore.training.train import train
 from support.small_config import MODEL
 from support.small_training import small
 
-Followed = tuple[list[float], dict[str, torch.Tensor]]
 LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))
 
 
