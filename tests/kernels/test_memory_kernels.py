@@ -320,6 +320,18 @@ def test_landmark_topk_equals_the_reference(
         )
 
 
+@pytest.mark.parametrize("wanted", [[1], [0, 2]])
+def test_landmark_topk_of_some_heads_finds_nothing_for_the_rest(wanted: list[int]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, keys = (torch.randn(*s, generator=generator).to(DEVICE) for s in ((6, 1, 8), (3, 70, 8)))
+    every, some = (check_search(q, keys, [(3, 40), (50, 70)], 4, kv) for kv in (None, wanted))
+    for head in range(6):
+        if head // 2 in wanted:
+            assert torch.equal(some.rows[head], every.rows[head])
+        else:
+            assert (some.rows[head] == -1).all() and (some.scores[head] == NEG).all()
+
+
 # Moving units
 
 SLOTS = 9
