@@ -12,8 +12,7 @@ from benchmarks.baselines.transformer import BaselineTransformer
 from memstore.training.batches import RecallData
 from memstore.training.curriculum import Stage
 from memstore.training.steps import Steps
-from memstore.training.subject import OwnModel
-from memstore.training.train_config import TrainConfig
+from memstore.training.subject import OwnModel, TrainConfig
 
 _GATE_LR = 0.01  # Infini-attention's gates stay near one half at that of gains and embeddings
 

@@ -18,8 +18,8 @@ from benchmarks.common.starting import start
 from memstore.model.landmark.checkpoint import read_configuration
 from memstore.model.landmark.config import PRESETS
 from memstore.training.curriculum import default_curriculum, stages_from
+from memstore.training.subject import TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 
 
 def read_options() -> argparse.Namespace:

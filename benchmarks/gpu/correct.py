@@ -70,17 +70,17 @@ def judged(
 
 
 def grouped_softmax(setting: Setting, dtype: torch.dtype, size: int, dim: int) -> Iterator[Row]:
-    """Output and gradients, by gate and by packed documents."""
+    """Output and gradients, with the gate and without."""
     from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
     from memstore.kernels.triton_grouped_softmax_tile import supports
 
     length = 20 if setting.tiny else 2000
-    for gated, packed in ((True, True),) if setting.tiny else ((False, False), (True, True)):
+    for gated in (True,) if setting.tiny else (False, True):
         heads = (2, 1) if setting.tiny else (4, 2)
-        windows = Windows(size, length, dim, *heads, setting.device, gated, packed)
+        windows = Windows(size, length, dim, *heads, setting.device, gated)
         tensors, options = windows.tensors(dtype)
         what = f"grouped softmax, {size} + 1 x {dim}, {str(dtype)[6:]}"
-        what += f"{', gate' if gated else ''}{', packed' if packed else ''}"
+        what += ", gate" if gated else ""
         if not supports(tensors[0], tensors[1], size):
             yield Row(what, note="goes to torch")
             continue

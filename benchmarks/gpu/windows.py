@@ -12,7 +12,6 @@ class Gates(TypedDict, total=False):
 
     k_cmt: Tensor
     controlled: Tensor
-    cu_seqlens: Tensor
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Windows:
     kv_heads: int
     device: str
     gated: bool = False
-    packed: bool = False
 
     def tensors(
         self, dtype: torch.dtype = torch.bfloat16
@@ -47,8 +45,4 @@ class Windows:
                 torch.rand(1, self.length // (self.block_size + 1), device=self.device) < 0.5
             )
             options = {"k_cmt": normal(self.kv_heads, self.dim), "controlled": controlled}
-        if self.packed:
-            options["cu_seqlens"] = torch.tensor(
-                [0, self.length], dtype=torch.int32, device=self.device
-            )
         return (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), options

@@ -34,8 +34,8 @@ from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.config import PRESETS
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.subject import Precision, TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import Precision, TrainConfig
 
 MAIN = ("landmark", "transformer-xl", "memorizing", "infini", "none")
 STEPS = 1000  # of the slowest memory less than half an hour of a core, other cores busy

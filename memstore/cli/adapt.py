@@ -50,8 +50,7 @@ def adapt(
     from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.passages.adaptation import UNADAPTED, save_selector
     from memstore.training.corpus import read_documents
-    from memstore.training.selectors.calibrate_reading import calibrate_reading
-    from memstore.training.selectors.make_selector import AdaptOptions, Subject
+    from memstore.training.selectors.make_selector import AdaptOptions, Subject, calibrate_reading
     from memstore.training.selectors.make_selector import adapt as make_selector
 
     # without the selector that it has, which may be damaged

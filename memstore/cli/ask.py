@@ -121,10 +121,6 @@ def search(
     store: ReadStore,
     document: Documents = None,
     top_k: Annotated[int, option("--top-k", "N", "How many of them to show.", min=1)] = 5,
-    shortlist: Annotated[
-        int | None,
-        option("--shortlist", "N", "Blocks compared with the phrase word by word.", min=1),
-    ] = None,
     stats: Annotated[bool, flag("--stats", "Show their characters and tiers, too.")] = False,
     *,
     model_options: ModelOptions,
@@ -140,9 +136,8 @@ def search(
     """
     options = open_options(store, tiers, published)
     with opened(store, model_options, options, documents=document) as (model, memory):
-        settings = {} if shortlist is None else {"shortlist": shortlist}
         with console.waiting("searching"):
-            matches = model.search(phrase, memory, documents=document, top_k=top_k, **settings)
+            matches = model.search(phrase, memory, documents=document, top_k=top_k)
         score = console.share if model.keeps is None else console.weight
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:

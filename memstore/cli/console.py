@@ -228,7 +228,7 @@ def print_absent(names: Sequence[str]) -> None:
         note(f"note: could not be read, and was left out: {', '.join(names)}")
 
 
-# Progress: on a terminal a bar or a line that changes, elsewhere a line every few seconds
+# Progress: on a terminal a line that changes, elsewhere a line every few seconds
 
 
 @contextmanager
@@ -238,8 +238,9 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     from rich.console import Console
+    from rich.text import Text
 
-    status = Console(stderr=True).status(visible(what))
+    status = Console(stderr=True).status(Text(visible(what)))
     status.start()
     try:
         yield status.stop
@@ -276,31 +277,19 @@ def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
 @contextmanager
 def reading(what: str) -> Iterator[Show]:
     """Progress of reading a text."""
-    if sys.stderr.isatty():
-        with _bar(what) as show:
-            yield show
-        return
     began = time.monotonic()
-    say_line = _now_and_then()
-    yield lambda done, total, tokens: say_line(
-        f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
-        f"{time.monotonic() - began:.0f} s"
-    )
+    with changing(what) as say_line:
+        yield lambda done, total, tokens: say_line(
+            f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
+            f"{time.monotonic() - began:.0f} s"
+        )
 
 
 @contextmanager
 def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
     """Progress of a job: the yielded function takes the parts done and all parts."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(visible(what), total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
-        return
-    say_line = _now_and_then()
-    yield lambda done, total: say_line(f"{what}: {done:,} of {total:,} {parts}")
+    with changing(what) as say_line:
+        yield lambda done, total: say_line(f"{what}: {done:,} of {total:,} {parts}")
 
 
 @contextmanager
@@ -308,15 +297,11 @@ def changing(what: str) -> Iterator[Callable[[str], None]]:
     """Progress as a line of text: the yielded function replaces it."""
     if sys.stderr.isatty():
         from rich.console import Console
+        from rich.text import Text
 
-        with Console(stderr=True).status(visible(what)) as status:
-            yield lambda line: status.update(visible(line))
+        with Console(stderr=True).status(Text(visible(what))) as status:
+            yield lambda line: status.update(Text(visible(line)))
         return
-    yield _now_and_then()
-
-
-def _now_and_then() -> Callable[[str], None]:
-    """A function that notes a line, if the last is some seconds old."""
     last = time.monotonic()
 
     def note_or_drop(line: str) -> None:
@@ -325,30 +310,4 @@ def _now_and_then() -> Callable[[str], None]:
             last = time.monotonic()
             note(line)
 
-    return note_or_drop
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Show]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    tokens = TextColumn("{task.fields[tokens]:,} tokens")
-    parts = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        tokens,
-        TimeRemainingColumn(),
-    )
-    with Progress(*parts, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(visible(what), total=None, tokens=0)
-        yield lambda done, total, tokens: progress.update(
-            task, completed=done, total=total, tokens=tokens
-        )
+    yield note_or_drop

@@ -10,8 +10,8 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,9 +25,7 @@ from memstore.cli.options import Json, ModelOptions, option
 from memstore.errors import InvalidInput, MemoryExists, MemstoreError
 
 if TYPE_CHECKING:
-    from memstore.model.document_ingest import IngestProgress
     from memstore.model.passages.passage_api import PassageAPI
-    from memstore.store.memory_store import MemoryStore
 
 TITLE = "Sailing Alone Around the World, by Joshua Slocum (1900; public domain)"
 TEXT, QUESTIONS = (Path(__file__).with_name(f"sailing_alone.{end}") for end in ("txt", "jsonl"))
@@ -37,13 +35,10 @@ QUESTIONS_ASKED = 15  # by default
 _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 
 
-@command("demo", "memstore demo", "memstore demo --text book.txt")
+@command("demo", "memstore demo")
 def demo(
     *,
     model_options: ModelOptions,
-    text: Annotated[
-        Path | None, option("--text", "FILE", "Read your text, and answer your questions.")
-    ] = None,
     questions: Annotated[
         int, option("--questions", "N", "Questions about the book.", min=1, max=30)
     ] = QUESTIONS_ASKED,
@@ -55,10 +50,8 @@ def demo(
     """Read chapters of a real book once, and ask a new process about them.
 
     The answers are shown with their sources and seconds, next to those of the same model with
-    BM25's best passage as text. --text FILE reads your text, and answers the questions you type.
+    BM25's best passage as text.
     """
-    if text is not None and not text.is_file():
-        raise InvalidInput(f"--text: there is no file {text}")
     if store is not None and store.exists() and any(store.iterdir()):
         raise MemoryExists(f"{store} is not empty; name a new directory, or leave --store out")
     with ExitStack() as stack:
@@ -66,13 +59,10 @@ def demo(
             temporary = TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True)
             store = Path(stack.enter_context(temporary)) / "memory"
         model = _passage_model(store, model_options)
-        if text is None:
-            result = run_book(model, model_options, store, questions)
-        else:
-            result = _run_own_text(model, model_options, store, text, quiet=as_json)
+        result = run_book(model, model_options, store, questions)
     if as_json:
         console.emit(result)
-    elif text is None:
+    else:
         print_book(result)
 
 
@@ -183,17 +173,28 @@ def _totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _read_book(model: "PassageAPI", options: ModelOptions, store: Path) -> ReadBook:
     """Ingest chapter by chapter, until the next would exceed the tokens or the seconds."""
     from memstore.model.texts.source_text import Text
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import on_device
 
     read: list[tuple[str, str]] = []
     tokens, began = 0, time.monotonic()
-    with _new_memory(store, model, options) as memory:
+    tiers = on_device({}, options.device)
+    with MemoryStore.create(
+        store, model.signature, codec=model.codec, selector=model.keeps, **tiers
+    ) as memory:
         for name, text in chapters():
             coming = len(model.tokenizer.encode(text))
             late = time.monotonic() - began > MOST_SECONDS
             if read and (late or tokens + coming > MOST_TOKENS):
                 break
             with console.reading(name) as show:
-                document = model.ingest(Text(text, name), memory, progress=_shown(show))
+                document = model.ingest(
+                    Text(text, name),
+                    memory,
+                    progress=lambda state: show(
+                        state.characters, state.total_characters, state.tokens
+                    ),
+                )
             read.append((name, text))
             tokens += document.tokens
         return ReadBook(read, tokens, memory.stats()["file_bytes"], time.monotonic() - began)
@@ -292,50 +293,6 @@ def print_book(result: dict[str, Any]) -> None:
 def _answer_cells(row: dict[str, Any]) -> tuple[str, str]:
     answer = console.shorten(row["answer"] or "(not sure)", 30)
     return answer, "ok" if row["right"] else "-"
-
-
-# A text of the user's
-
-
-def _run_own_text(
-    model: "PassageAPI", options: ModelOptions, store: Path, text: Path, *, quiet: bool
-) -> dict[str, Any]:
-    """Read a text, and answer questions from standard input line by line. Raises what ingesting
-    and asking raise.
-    """
-    from memstore.model.texts.source_text import Text
-
-    with _new_memory(store, model, options) as memory:
-        began = time.monotonic()
-        source = Text(text)
-        with console.reading(source.name) as show:
-            document = model.ingest(source, memory, progress=_shown(show))
-        seconds = round(time.monotonic() - began, 3)
-        console.note(f"read {document.tokens:,} tokens in {seconds:.1f} s; ask, Ctrl-D ends")
-        asked = []
-        for line in filter(None, console.read_lines(prompt="> ")):
-            answer = model.ask(line, memory, documents=[document.name]).to_dict()
-            asked.append({"question": line, **answer})
-            if not quiet:
-                console.print_answer(asked[-1], streamed=False)
-    return {"tokens": document.tokens, "reading_seconds": seconds, "answers": asked}
-
-
-@contextmanager
-def _new_memory(store: Path, model: "PassageAPI", options: ModelOptions) -> Iterator["MemoryStore"]:
-    from memstore.store.memory_store import MemoryStore
-    from memstore.store.open_options import on_device
-
-    tiers = on_device({}, options.device)
-    with MemoryStore.create(
-        store, model.signature, codec=model.codec, selector=model.keeps, **tiers
-    ) as memory:
-        yield memory
-
-
-def _shown(show: console.Show) -> "Callable[[IngestProgress], None]":
-    """Progress of an ingest for `console.reading`."""
-    return lambda state: show(state.characters, state.total_characters, state.tokens)
 
 
 COMMANDS = (demo,)

@@ -9,15 +9,11 @@ from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.ingest_files import FileIngest, checked, text_of
 from memstore.cli.ingest_ray import ingest_with_ray
-from memstore.cli.opening import model_for_ingest
-from memstore.cli.options import Json, ModelOptions, Store, Tiers, TopK, flag, option, parse_size
-from memstore.errors import MemoryNotFound
+from memstore.cli.opening import opened
+from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, option, parse_size
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
-    from memstore.model.model_api import ModelAPI
-    from memstore.store.memory_store import MemoryStore
-    from memstore.store.open_options import OpenOptions
     from memstore.store.write.admission import Mode
 
 # an ingest reads back only its latest blocks
@@ -30,7 +26,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest notes.txt --name diary --append",
     "memstore ingest papers --recursive --sync",
     "memstore ingest library --recursive --model smollm2",
-    "memstore ingest library --recursive --to s3://team/library --engine ray",
+    "memstore ingest library --recursive --to s3://team/library",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
 def ingest(
@@ -69,10 +65,6 @@ def ingest(
     replace: Annotated[
         bool, flag("--replace", "Replace the document of that name by this text.")
     ] = False,
-    top_k: TopK = None,
-    chunk_blocks: Annotated[
-        int | None, option("--chunk-blocks", "N", "Blocks read at once.")
-    ] = None,
     quota: Annotated[
         int | None,
         option("--quota", "SIZE", "Most that the memory's file may take.", parser=parse_size),
@@ -98,29 +90,20 @@ def ingest(
     tiers: Tiers,
     to: Annotated[
         str | None,
-        option("--to", "URL", "Publish there what is read, and keep it nowhere else (Ray)."),
-    ] = None,
-    engine: Annotated[
-        Literal["ray"] | None,
-        typer.Option("--engine", help="Read on every worker of a Ray cluster."),
+        option(
+            "--to",
+            "URL",
+            "Read on every worker of a Ray cluster, publish there what is read, and store it "
+            "nowhere else.",
+        ),
     ] = None,
     address: Annotated[
         str | None,
         option(
             "--address",
             "HOST:PORT",
-            "Of the cluster; default: $RAY_ADDRESS, else one that runs here, else a new one on "
+            "Of the Ray cluster; default: $RAY_ADDRESS, else one that runs here, else a new one on "
             "this machine.",
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        option(
-            "--metrics-port",
-            "PORT",
-            "Serve Prometheus metrics of the cluster on 127.0.0.1 (0: any free port).",
-            min=0,
-            max=65535,
         ),
     ] = None,
     as_json: Json = False,
@@ -130,11 +113,12 @@ def ingest(
     The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
     is reported, the others are read (exit status 1).
     """
-    _check_options(
-        alone={"append": append, "sync": sync, "quota": quota is not None},
-        with_ray={"to": to, "address": address, "metrics-port": metrics_port},
-        ray=engine is not None,
-    )
+    alone = {"append": append, "sync": sync, "quota": quota is not None}
+    for option_name, given in alone.items():
+        if to is not None and given:
+            raise typer.BadParameter(f"--{option_name} does not go with --to")
+    if to is None and address is not None:
+        raise typer.BadParameter("--address goes with --to")
     if append and replace:
         raise typer.BadParameter("--append and --replace exclude each other")
     if codec is not None:
@@ -142,42 +126,34 @@ def ingest(
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "append" if append else "replace" if replace else "new"
-    lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
-    settings: dict[str, Any] = dict(lookup)
-    settings |= {"keep": keep} if keep != "kv" else {}
-    found = _find(paths, name, recursive, sync, mode, without=None if engine else store)
-    if engine is not None:
+    found = _find(paths, name, recursive, sync, mode, without=None if to else store)
+    if to is not None:
         ingest_with_ray(
             found,
-            str(to),
+            to,
             model_options,
             codec=codec,
             keep=keep,
             replace=replace,
-            settings=settings,
             address=address,
-            metrics_port=metrics_port,
             as_json=as_json,
         )
         return
-    from memstore.store.open_options import on_device
-
-    alone = len(paths) == 1 and not found.folders
-    if alone and found.refused:
+    settings: dict[str, Any] = {"keep": keep}
+    one_file = len(paths) == 1 and not found.folders
+    if one_file and found.refused:
         raise found.refused[0]
     # a file that cannot be read is refused before a model is loaded
-    first = checked(text_of(found.files[0])) if alone else None
-    model = model_for_ingest(store, model_options)
-    model.lookup.changed(**lookup)  # raises InvalidConfig for a setting out of range
-    options = on_device(tiers.options(INGEST_BUDGET), model_options.device)
-    files = FileIngest(
-        model,
-        lambda make: _open_or_create(store, model, codec, quota, options, make=make),
-        mode,
-        settings,
-        quiet=as_json,
-    )
-    with files:
+    first = checked(text_of(found.files[0])) if one_file else None
+    options = tiers.options(INGEST_BUDGET)
+    with opened(
+        store, model_options, options, read_only=False, make=True, codec=codec, quota=quota
+    ) as (model, memory):
+        if codec not in (None, memory.codec):
+            console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
+        if quota is not None and quota != memory.quota:
+            memory.set_quota(quota)
+        files = FileIngest(model, memory, mode, settings, quiet=as_json)
         files.read(found, first)
         if sync:
             files.forget_lost(found)
@@ -188,18 +164,6 @@ def ingest(
         console.say(files.summary())
     if files.failed:
         raise typer.Exit(1)
-
-
-def _check_options(*, alone: dict[str, bool], with_ray: dict[str, Any], ray: bool) -> None:
-    """Raises typer.BadParameter for options that do not go with --engine ray, or only with it."""
-    for name, given in alone.items():
-        if ray and given:
-            raise typer.BadParameter(f"--{name} does not go with --engine ray")
-    for name, value in with_ray.items():
-        if not ray and value is not None:
-            raise typer.BadParameter(f"--{name} goes with --engine ray")
-    if ray and with_ray["to"] is None:
-        raise typer.BadParameter("--engine ray publishes what it reads: say where with --to")
 
 
 def _find(
@@ -224,42 +188,6 @@ def _find(
     if mode == "append" and found.folders:
         raise typer.BadParameter("--append continues a document; it is not for folders")
     return found
-
-
-def _open_or_create(
-    store: Path,
-    model: "ModelAPI",
-    codec: str | None,
-    quota: int | None,
-    options: "OpenOptions",
-    *,
-    make: bool,
-) -> "MemoryStore | None":
-    """The memory; None if there is none and `make` is false."""
-    from memstore.store.memory_store import MemoryStore
-
-    try:
-        memory = MemoryStore.open(store, model.signature, **options)
-    except MemoryNotFound:
-        if not make:
-            return None
-        return MemoryStore.create(
-            store,
-            model.signature,
-            codec=codec or model.codec,
-            quota=quota,
-            selector=model.keeps,
-            **options,
-        )
-    try:
-        if codec is not None:
-            console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
-        if quota is not None and quota != memory.quota:
-            memory.set_quota(quota)
-    except BaseException:
-        memory.close()
-        raise
-    return memory
 
 
 COMMANDS = (ingest,)

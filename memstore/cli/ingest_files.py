@@ -5,16 +5,12 @@ reported, and documents of deleted files are forgotten.
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memstore.cli import console
-from memstore.closing import Closing
-from memstore.disk.files import INDEX, OWN_NAMES
-from memstore.errors import DocumentExists, InvalidInput, InvalidWeights
+from memstore.errors import DocumentExists, InvalidInput
 
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
@@ -48,28 +44,22 @@ def checked(text: "Text", which: str = "") -> "Text":
     return text
 
 
-class FileIngest(Closing):
-    """Reads files into a memory, which is opened for the first file that can be read; a context
-    manager that closes it.
-    """
+class FileIngest:
+    """Reads files into an open memory."""
 
     def __init__(
         self,
         model: "ModelAPI",
-        open_memory: "Callable[[bool], MemoryStore | None]",
+        memory: "MemoryStore",
         mode: "Mode",
         settings: dict[str, Any],
         *,
         quiet: bool,
     ) -> None:
-        """open_memory: takes whether to create the memory; returns it, or None. settings: of
-        ModelAPI.ingest. quiet: print no results.
-        """
-        self.memory: MemoryStore | None = None
+        """settings: of ModelAPI.ingest. quiet: print no results."""
         self.failed: list[dict[str, Any]] = []
-        self._model, self._open_memory, self._mode = model, open_memory, mode
+        self._model, self._memory, self._mode = model, memory, mode
         self._settings, self._quiet = settings, quiet
-        self._created = False
         self._results: list[dict[str, Any]] = []
         self._forgotten: list[Document] = []
 
@@ -79,7 +69,6 @@ class FileIngest(Closing):
         if first is not None:
             self._ingest(first, self._mode)
             return
-        self.memory = self._open_memory(False)
         many = len(found.files) if found.folders else 0
         for number, file in enumerate(found.files, 1):
             try:
@@ -93,12 +82,10 @@ class FileIngest(Closing):
         """
         from memstore.documents.folder import Source
 
-        if self.memory is None:
-            return
         for folder in found.folders:
             from_here = [
                 (document, source)
-                for document in self.memory.documents()
+                for document in self._memory.documents()
                 if (source := Source.of(document)) is not None and source.folder == folder.digest
             ]
             lost = [document for document, source in from_here if folder.has_lost(source)]
@@ -110,17 +97,17 @@ class FileIngest(Closing):
                 self.failed.append(console.report(error))
                 continue
             for document in lost:
-                self.memory.forget(document.name)
+                self._memory.forget(document.name)
                 self._forgotten.append(document)
                 if not self._quiet:
                     console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
 
     def build_index(self) -> None:
         """Build the index again if it lacks much of what was read."""
-        if self.memory is not None and self.memory.update_index():
+        if self._memory.update_index():
             unit = "layers" if self._model.keeps is None else "tokens"
             with console.working("index", unit) as show:
-                self._model.build_index(self.memory, show)
+                self._model.build_index(self._memory, show)
 
     def to_dict(self) -> dict[str, Any]:
         """The results of all files, as plain values."""
@@ -166,9 +153,7 @@ class FileIngest(Closing):
         return seen, known, there if done else None
 
     def _document_of(self, file: "File") -> "Document | None":
-        if self.memory is None or not self.memory.has(file.name):
-            return None
-        return self.memory.document(file.name)
+        return self._memory.document(file.name) if self._memory.has(file.name) else None
 
     def _known(self, there: "Document | None", seen: "Source | None") -> "Source | None":
         """The state of the file that its document recorded, if the document came from it."""
@@ -182,38 +167,14 @@ class FileIngest(Closing):
     def _update_source(self, there: "Document", seen: "Source") -> None:
         from memstore.disk.format.document import SOURCE
 
-        if self.memory is not None and there.metadata.get(SOURCE) != seen.to_dict():
-            self.memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
+        if there.metadata.get(SOURCE) != seen.to_dict():
+            self._memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
 
     def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
-        if self.memory is None:
-            self.memory = self._open_memory(False)
-        if self.memory is None:
-            self.memory, self._created = self._open_memory(True), True
-        assert self.memory is not None
-        result = _ingest_one(self._model, self.memory, text, mode, self._settings, which=which)
+        result = _ingest_one(self._model, self._memory, text, mode, self._settings, which=which)
         self._results.append(result)
         if not self._quiet:
             console.say(_result_line(result))
-
-    def close(self) -> None:
-        """Close the memory, if one was opened."""
-        if self.memory is not None:
-            self.memory.close()
-
-    def __exit__(self, *error: object) -> None:
-        """Closes the memory. A new one is removed if it is empty and the keys of its model cannot
-        be stored, since no other model could use it.
-        """
-        memory = self.memory
-        useless = self._created and memory is not None and isinstance(error[1], InvalidWeights)
-        empty = useless and memory and not any(row.tokens for row in memory.documents())
-        self.close()
-        if empty and memory is not None and memory.path is not None:
-            with suppress(OSError):
-                for name in OWN_NAMES - {INDEX}:
-                    (memory.path / name).unlink(missing_ok=True)
-                memory.path.rmdir()
 
 
 def _ingest_one(

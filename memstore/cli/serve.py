@@ -64,24 +64,6 @@ def serve(
         int | None,
         option("--max-body", "SIZE", "Largest upload; default: 64MiB.", parser=parse_size),
     ] = None,
-    max_json: Annotated[
-        int | None,
-        option(
-            "--max-json",
-            "SIZE",
-            "Largest request that is no upload; default: 4MiB.",
-            parser=parse_size,
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        option(
-            "--threads", "N", "Of the model; default: 1 for a small one, else the machine's.", min=1
-        ),
-    ] = None,
-    grace: Annotated[
-        float, option("--grace", "S", "Seconds that answers have to finish when it is ended.")
-    ] = 5.0,
     metrics: Annotated[bool, flag("--metrics", "Serve Prometheus metrics at /metrics.")] = False,
     model_options: ModelOptions,
     tiers: Tiers,
@@ -110,10 +92,8 @@ def serve(
         active=active,
         waiting=waiting,
         body_bytes=64 << 20 if max_body is None else max_body,
-        json_bytes=4 << 20 if max_json is None else max_json,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
-        grace=grace,
         metrics=metrics,
     )
     keys = Keys() if api_key_file is None else Keys.of_file(api_key_file)
@@ -127,10 +107,6 @@ def serve(
 
     options = open_options(store, tiers, published)
     with opened(store, model_options, options, read_only=False, make=True) as (model, memory):
-        if threads is not None:
-            import torch
-
-            torch.set_num_threads(threads)
         known = model.signature.model
         name = "memstore" if known is None else Path(known.title).name
         service = Service(model, memory, settings, keys=keys, name=name)
@@ -160,7 +136,6 @@ def mcp(
     """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
 
     Tools: ask, search, documents; ingest and forget unless the memory is published or --read-only.
-    Every document is a resource.
     """
     try:
         import anyio

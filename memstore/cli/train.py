@@ -78,8 +78,8 @@ def train(
     """Train a model on text; the directory of a landmark model can be given to --model."""
     from memstore.training.curriculum import default_curriculum, stages_from
     from memstore.training.finetune import Finetune, finetune_stages
+    from memstore.training.subject import TrainConfig
     from memstore.training.train import train as run_training
-    from memstore.training.train_config import TrainConfig
 
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")

@@ -13,9 +13,8 @@ from memstore.integrations.opened import Opened, label
 class MemstoreRetriever(BaseRetriever):
     """The passages of a memory most like a query, best first.
 
-    store: the memory's directory or URL, or an open Memory or MemoryStore. reader: the model, or
-    its name; None for the one that wrote the memory. documents: names of those to search; None for
-    all. k: how many passages; `invoke(query, k=..)` overrides it.
+    store: the memory's directory or URL, or an open Memory. documents: names of those to search;
+    None for all. k: how many passages; `invoke(query, k=..)` overrides it.
 
     A passage's metadata: "document", "span" (its characters), "place" (page or headings, or None),
     "block", "weight" (likeness to the query: docs/appendix/method.md section 9) and "answered":
@@ -25,7 +24,6 @@ class MemstoreRetriever(BaseRetriever):
     model_config = ConfigDict(extra="forbid")
 
     store: Any
-    reader: Any = None
     documents: list[str] | None = None
     k: int = 4
     _opened: Opened = PrivateAttr()
@@ -33,7 +31,7 @@ class MemstoreRetriever(BaseRetriever):
     def model_post_init(self, context: Any, /) -> None:
         """Open the memory at the first query, not here."""
         super().model_post_init(context)
-        self._opened = Opened(self.store, self.reader)
+        self._opened = Opened(self.store)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None

@@ -10,8 +10,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from memstore.integrations.opened import Opened, label
 
 if TYPE_CHECKING:
-    from memstore.model.model_api import ModelAPI
-    from memstore.store.memory_store import MemoryStore
+    from memstore.memory import Memory
 
 
 class MemstoreRetriever(BaseRetriever):
@@ -24,19 +23,17 @@ class MemstoreRetriever(BaseRetriever):
 
     def __init__(
         self,
-        store: "MemoryStore | Path | str",
-        reader: "ModelAPI | Path | str | None" = None,
+        store: "Memory | Path | str",
         *,
         documents: Sequence[str] | None = None,
         similarity_top_k: int = 4,
         **base: Any,
     ) -> None:
-        """store: the memory's directory or URL, or an open MemoryStore. reader: the model, or
-        its name; None for the one that wrote the memory. documents: names of those to search; None
-        for all. base: passed to BaseRetriever.
+        """store: the memory's directory or URL, or an open Memory. documents: names of those to
+        search; None for all. base: passed to BaseRetriever.
         """
         super().__init__(**base)
-        self._opened = Opened(store, reader)
+        self._opened = Opened(store)
         self._documents, self.similarity_top_k = documents, similarity_top_k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

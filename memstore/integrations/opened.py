@@ -1,81 +1,47 @@
-"""Opens the memory and model of a retriever when it is first searched."""
+"""The memory of a retriever, opened when it is first searched."""
 
 import threading
-import weakref
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memstore.memory import Memory
     from memstore.model.answer import Matches, Source
-    from memstore.model.model_api import ModelAPI
-    from memstore.store.memory_store import MemoryStore
 
 
 class Opened:
-    """A memory and its model, opened read-only at the first search, or open already.
+    """A memory that is open already, or is opened read-only at the first search."""
 
-    A memory that this opens is closed when the object is collected.
-    """
-
-    def __init__(
-        self,
-        store: "Memory | MemoryStore | Path | str",
-        reader: "ModelAPI | Path | str | None" = None,
-    ) -> None:
-        """reader: the model, or its name; None for the one that wrote the memory."""
-        given: Any = store
-        if hasattr(given, "reader"):  # a Memory has a model of its own
-            given, reader = given.store, reader or given.reader
-        self._store: MemoryStore | Path | str = given
-        self._model = reader
-        self._found: tuple[ModelAPI, MemoryStore] | None = None
-        self._opening = threading.Lock()
+    def __init__(self, store: "Memory | Path | str") -> None:
+        """store: its directory or URL, or an open Memory."""
+        self._store = store
+        self._searching = threading.Lock()  # a Memory is for one thread at a time
 
     def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "Matches":
-        """The passages most like a phrase, best first: see ModelAPI.search. Raises also what
-        loading a model and MemoryStore.open raise.
+        """The passages most like a phrase, best first: see Memory.search. Raises also what loading
+        a model and MemoryStore.open raise.
         """
-        with self._opening:
-            if self._found is None:
-                self._found = self._open()
-            model, store = self._found
-        return model.search(phrase, store, documents=documents, top_k=top_k)
+        with self._searching:
+            if isinstance(self._store, str | Path):
+                self._store = _open(self._store)
+            return self._store.search(phrase, documents=documents, top_k=top_k)
 
-    def _open(self) -> "tuple[ModelAPI, MemoryStore]":
-        from memstore.store.memory_store import MemoryStore
 
-        named, store = self._model, self._store
-        by_name = named is None or isinstance(named, str | Path)
-        if not isinstance(store, MemoryStore):
-            signature = None if by_name else cast("ModelAPI", named).signature
-            store = MemoryStore.open(store, signature, read_only=True)
-            weakref.finalize(self, store.close)
-        if named is None or isinstance(named, str | Path):
-            return _model_of(store, named), store
-        return named, store
+def _open(place: Path | str) -> "Memory":
+    from memstore.hf.models_by_name import reader_of
+    from memstore.memory import Memory
+    from memstore.store.memory_store import MemoryStore
+
+    store = MemoryStore.open(place, read_only=True)
+    try:
+        return Memory(reader_of(store.signature, str(place)), store)
+    except BaseException:
+        store.close()
+        raise
 
 
 def label(source: "Source") -> str:
     """Where a passage is, as a unique identifier: diary[195-378]."""
     first, end = source.span
     return f"{source.document}[{first}-{end}]"
-
-
-def _model_of(store: "MemoryStore", name: str | Path | None) -> "ModelAPI":
-    """The model of a memory, loaded once for all memories of that model."""
-    from memstore.hf.models_by_name import name_of
-
-    where = str(store.place)
-    model = _loaded(name_of(store.signature, where, name))
-    model.signature.check_same(store.signature, where, "ask it with its own model")
-    return model
-
-
-@lru_cache(maxsize=4)
-def _loaded(name: str | Path) -> "ModelAPI":
-    from memstore.hf.models_by_name import reader_named
-
-    return reader_named(name)

@@ -64,7 +64,6 @@ def grouped_softmax_attention(
     *,
     k_cmt: Tensor | None = None,
     controlled: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     triton: bool | None = None,
 ) -> Tensor:
     """Grouped softmax of whole windows, differentiable in q, k, v and k_cmt
@@ -73,21 +72,15 @@ def grouped_softmax_attention(
     q: [B, H, T, D] rotated and scaled; k, v: [B, Hkv, T, D]; k_cmt: [Hkv, D]; block_size as for
     `local_attention`.
     controlled: [B, T // (block_size + 1)] bool, blocks that share the gate's mass; None = all free.
-    Of packed documents [1, n], the complete blocks of all of them in their order.
-    cu_seqlens: [documents + 1] int32, where packed documents start and the last one ends (B is 1):
-    a row sees its own document, and blocks are counted from its start. Rows past the last are
-    zeros.
     triton: True or False to choose the implementation; None for what `dispatch.use_triton` says.
     Memory grows with T in the Triton kernels, with T * T in torch, where blocks too large for a
     tile go (`triton_grouped_softmax_tile.supports`).
-    Returns [B, H, T, D]. Raises ValueError for packed documents in a batch of more than one.
+    Returns [B, H, T, D].
     """
-    if cu_seqlens is not None and len(q) != 1:
-        raise ValueError(f"packed documents lie in a batch of 1, not of {len(q)}")
     attend = reference_grouped_softmax.grouped_softmax_attention
     if use_triton(q, k, v) if triton is None else triton:
         from memstore.kernels import triton_grouped_softmax, triton_grouped_softmax_tile
 
         if triton_grouped_softmax_tile.supports(q, k, block_size):
             attend = triton_grouped_softmax.grouped_softmax_attention
-    return attend(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled, cu_seqlens=cu_seqlens)
+    return attend(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled)

@@ -5,7 +5,6 @@ Softmaxes and logsumexps run in float32 at least, whatever the input dtype; floa
 """
 
 from functools import lru_cache
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -23,40 +22,13 @@ def grouped_softmax_attention(
     *,
     k_cmt: Tensor | None = None,
     controlled: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """See `memstore.kernels.api.grouped_softmax_attention`."""
-    if cu_seqlens is not None:
-        return _packed_attention(q, k, v, block_size, k_cmt, controlled, cu_seqlens)
     logits, _, null = adjusted_logits(q, k, block_size, k_cmt, controlled)
     flat = logits.flatten(-2)
     content = flat.shape[-1]
     weights = (flat if null is None else torch.cat([flat, null[..., None]], -1)).softmax(-1)
     return weighted(weights[..., :content], _content(v, block_size))
-
-
-def _packed_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_size: int,
-    k_cmt: Tensor | None,
-    controlled: Tensor | None,
-    cu_seqlens: Tensor,
-) -> Tensor:
-    """One document after the other; rows of none are zeros."""
-    bounds = cu_seqlens.tolist()
-    outputs, block = [], 0
-    for start, end in pairwise(bounds):
-        mine, blocks = slice(start, end), (end - start) // (block_size + 1)
-        under = None if controlled is None else controlled[:, block : block + blocks]
-        of_document = grouped_softmax_attention(
-            q[:, :, mine], k[:, :, mine], v[:, :, mine], block_size, k_cmt=k_cmt, controlled=under
-        )
-        outputs.append(of_document)
-        block += blocks
-    outputs.append(torch.zeros_like(q[:, :, bounds[-1] :]))
-    return torch.cat(outputs, 2)
 
 
 def local_attention(

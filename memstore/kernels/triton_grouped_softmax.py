@@ -19,19 +19,15 @@ from memstore.kernels.triton_grouped_softmax_tile import (
     SIDE,
     add_mass,
     block_masses,
-    blocks_before,
     kernel_constants,
     launch_options,
     load_blocks,
     load_controlled,
     load_landmarks,
     load_rows,
-    place,
     side_mass,
     store_rows,
     strides,
-    tile_count,
-    tile_table,
     width,
     with_rows,
 )
@@ -61,26 +57,23 @@ def _forward_tile(
 
 @triton.jit
 def _forward(
-    q, k, v, cmt, controlled, cu_seqlens, cu_blocks, tiles, out, lse, shifts, q_b, q_h, q_t, k_b,
-    k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, length, heads, blocks,
+    q, k, v, cmt, controlled, out, lse, shifts, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b,
+    o_h, o_t, length, heads, blocks,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out, lse and shifts of M rows of one head. The last rows come first: they take longest."""
     head, batch = (tl.program_id(1) % heads).to(tl.int64), (tl.program_id(1) // heads).to(tl.int64)
     stats = tl.program_id(1).to(tl.int64) * length
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence, begin, start, length = place(cu_seqlens, tiles, tile, batch, M, length)
-    if sequence < 0:
-        return
+    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     rows = begin + tl.arange(0, M)
     keep = rows < length
     own, offset = rows // (BLOCK + 1), rows % (BLOCK + 1)
     last = (tl.minimum(begin + M, length) - 1) // (BLOCK + 1)  # block of the last row
     kv_head = head // GROUP
-    k += batch * k_b + kv_head * k_h + start * k_t
-    v += batch * v_b + kv_head * v_h + start * v_t
-    queries = load_rows(q + batch * q_b + head * q_h + start * q_t, rows, keep, q_t, D, DP)
+    k += batch * k_b + kv_head * k_h
+    v += batch * v_b + kv_head * v_h
+    queries = load_rows(q + batch * q_b + head * q_h, rows, keep, q_t, D, DP)
     peak = tl.full([M], NEG, tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, DP], tl.float32)
@@ -95,7 +88,7 @@ def _forward(
             for first in range(0, last, SIDE):
                 block = first + tl.arange(0, SIDE)
                 keys = load_rows(k, block * (BLOCK + 1) + BLOCK, block < last, k_t, D, DP)
-                mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, SIDE)
+                mine = load_controlled(controlled, batch, blocks, first, SIDE)
                 mass = side_mass(queries, keys, None, shift, mine, PRECISION)
                 y_peak, y_total = add_mass(
                     y_peak, y_total, tl.where(block[None, :] < own[:, None], mass, NEG)
@@ -107,42 +100,36 @@ def _forward(
     # from here on blocks may not be earlier than every row's own
     diagonal = begin // (BLOCK + 1) // NB * NB
     for first in range(0, diagonal, NB):
-        mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
+        mine = load_controlled(controlled, batch, blocks, first, NB)
         peak, total, acc = _forward_tile(
             queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
             BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
         )  # fmt: skip
     for first in range(diagonal, last + 1, NB):
-        mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
+        mine = load_controlled(controlled, batch, blocks, first, NB)
         peak, total, acc = _forward_tile(
             queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
             BLOCK, L, NB, D, DP, IN_TILE, True, PRECISION,
         )  # fmt: skip
 
-    store_rows(
-        out + batch * o_b + head * o_h + start * o_t, rows, keep, o_t, acc / total[:, None], D, DP
-    )
-    tl.store(lse + stats + start + rows, peak + tl.log2(total), mask=keep)
-    tl.store(shifts + stats + start + rows, shift, mask=keep)
+    store_rows(out + batch * o_b + head * o_h, rows, keep, o_t, acc / total[:, None], D, DP)
+    tl.store(lse + stats + rows, peak + tl.log2(total), mask=keep)
+    tl.store(shifts + stats + rows, shift, mask=keep)
 
 
 @torch.library.custom_op("memstore::grouped_softmax", mutates_args=())
 def forward_op(
     q: Tensor, k: Tensor, v: Tensor, block_size: int, k_cmt: Tensor | None,
-    controlled: Tensor | None, cu_seqlens: Tensor | None,
+    controlled: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output [B, H, T, D], and lse and shift [B, H, T], which the gradient needs."""
     batch, heads, length, _ = q.shape
     out, lse, shifts = _forward_outputs(q)
-    if cu_seqlens is not None:  # rows of no document are in no tile
-        out.zero_()
     constants = kernel_constants(q, k, block_size)
     options = launch_options(q, constants, forward=True)
-    table = tile_table(cu_seqlens, length, options["M"])
-    _forward[tile_count(table, length, options["M"]), batch * heads](
-        q, k, v, k_cmt, controlled, cu_seqlens, blocks_before(cu_seqlens, block_size), table, out,
-        lse, shifts, *strides(q, k, v, out), length, heads, width(controlled), **constants,
-        **options,
+    _forward[triton.cdiv(length, options["M"]), batch * heads](
+        q, k, v, k_cmt, controlled, out, lse, shifts, *strides(q, k, v, out), length, heads,
+        width(controlled), **constants, **options,
     )  # fmt: skip
     return out, lse, shifts
 
@@ -166,7 +153,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, do: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     out, lse, shifts, q, k, v, *others = ctx.saved_tensors
     dq, dk, dv, dk_cmt = backward_op(do, out, lse, shifts, q, k, v, ctx.block_size, *others)
-    return dq, dk, dv, None, None if others[0] is None else dk_cmt, None, None
+    return dq, dk, dv, None, None if others[0] is None else dk_cmt, None
 
 
 forward_op.register_autograd(_gradients, setup_context=_save)
@@ -180,7 +167,6 @@ def grouped_softmax_attention(
     *,
     k_cmt: Tensor | None = None,
     controlled: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """See `memstore.kernels.api.grouped_softmax_attention`."""
     kind = q.device.type
@@ -188,5 +174,5 @@ def grouped_softmax_attention(
     return forward_op(
         with_rows(q.to(dtype)), with_rows(k.to(dtype)), with_rows(v.to(dtype)), block_size,
         None if k_cmt is None else k_cmt.to(dtype).contiguous(),
-        None if controlled is None or k_cmt is None else controlled.contiguous(), cu_seqlens,
+        None if controlled is None or k_cmt is None else controlled.contiguous(),
     )[0]  # fmt: skip

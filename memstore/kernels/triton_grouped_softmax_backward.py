@@ -22,7 +22,6 @@ from memstore.kernels.triton_grouped_softmax_tile import (
     NEG,
     SIDE,
     block_masses,
-    blocks_before,
     column_index,
     kernel_constants,
     landmark_index,
@@ -32,12 +31,9 @@ from memstore.kernels.triton_grouped_softmax_tile import (
     load_landmarks,
     load_rows,
     logit_gradients,
-    place,
     side_mass,
     store_rows,
     strides,
-    tile_count,
-    tile_table,
     widened,
     width,
     with_rows,
@@ -74,9 +70,8 @@ def _backward_q_tile(
 
 @triton.jit
 def _backward_q(
-    q, k, v, do, out, cmt, controlled, cu_seqlens, cu_blocks, tiles, lse, shifts, dq, deltas,
-    group_deltas, dc, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t,
-    length, heads, blocks,
+    q, k, v, do, out, cmt, controlled, lse, shifts, dq, deltas, group_deltas, dc, q_b, q_h, q_t,
+    k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t, length, heads, blocks,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -88,22 +83,19 @@ def _backward_q(
     """
     head, batch = (tl.program_id(1) % heads).to(tl.int64), (tl.program_id(1) // heads).to(tl.int64)
     stats = tl.program_id(1).to(tl.int64) * length
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence, begin, start, length = place(cu_seqlens, tiles, tile, batch, M, length)
-    if sequence < 0:
-        return
+    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     rows = begin + tl.arange(0, M)
     keep = rows < length
     own, offset = rows // (BLOCK + 1), rows % (BLOCK + 1)
     last = (tl.minimum(begin + M, length) - 1) // (BLOCK + 1)
     kv_head = head // GROUP
-    k += batch * k_b + kv_head * k_h + start * k_t
-    v += batch * v_b + kv_head * v_h + start * v_t
-    queries = load_rows(q + batch * q_b + head * q_h + start * q_t, rows, keep, q_t, D, DP)
-    d_out = load_rows(do + batch * d_b + head * d_h + start * d_t, rows, keep, d_t, D, DP)
-    output = load_rows(out + batch * o_b + head * o_h + start * o_t, rows, keep, o_t, D, DP)
+    k += batch * k_b + kv_head * k_h
+    v += batch * v_b + kv_head * v_h
+    queries = load_rows(q + batch * q_b + head * q_h, rows, keep, q_t, D, DP)
+    d_out = load_rows(do + batch * d_b + head * d_h, rows, keep, d_t, D, DP)
+    output = load_rows(out + batch * o_b + head * o_h, rows, keep, o_t, D, DP)
     delta = tl.sum(d_out.to(tl.float32) * output.to(tl.float32), 1)
-    at = stats + start + rows
+    at = stats + rows
     row_lse = tl.load(lse + at, mask=keep, other=0.0)
     shift = tl.load(shifts + at, mask=keep, other=0.0)
     acc = tl.zeros([M, DP], tl.float32)
@@ -116,14 +108,14 @@ def _backward_q(
 
     diagonal = begin // (BLOCK + 1) // NB * NB
     for first in range(0, diagonal, NB):
-        mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
+        mine = load_controlled(controlled, batch, blocks, first, NB)
         acc, gathered = _backward_q_tile(
             queries, d_out, k, v, mine, shift, row_lse, delta, own, offset, length, first, k_t, v_t,
             acc, gathered,
             BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
         )  # fmt: skip
     for first in range(diagonal, last + 1, NB):
-        mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
+        mine = load_controlled(controlled, batch, blocks, first, NB)
         acc, gathered = _backward_q_tile(
             queries, d_out, k, v, mine, shift, row_lse, delta, own, offset, length, first, k_t, v_t,
             acc, gathered,
@@ -142,14 +134,14 @@ def _backward_q(
             for first in range(0, last, SIDE):
                 block = first + tl.arange(0, SIDE)
                 keys = load_rows(k, block * (BLOCK + 1) + BLOCK, block < last, k_t, D, DP)
-                mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, SIDE)
+                mine = load_controlled(controlled, batch, blocks, first, SIDE)
                 mass = side_mass(queries, keys, mine, shift, mine, PRECISION)
                 p = tl.exp2(tl.where(block[None, :] < own[:, None], mass, NEG) - row_lse[:, None])
                 change = (p * (delta - group_delta)[:, None]).to(keys.dtype)
                 acc = tl.dot(change, keys, acc, input_precision=PRECISION)
 
     tl.store(deltas + at, delta, mask=keep)
-    store_rows(dq + batch * o_b + head * o_h + start * o_t, rows, keep, o_t, acc, D, DP)
+    store_rows(dq + batch * o_b + head * o_h, rows, keep, o_t, acc, D, DP)
 
 
 @triton.jit
@@ -191,9 +183,8 @@ def _backward_kv_tile(
 
 @triton.jit
 def _backward_kv(
-    q, k, v, do, controlled, cu_seqlens, cu_blocks, tiles, lse, shifts, deltas, group_deltas, dk,
-    dv, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, dk_b, dk_h, dk_t, dv_b, dv_h,
-    dv_t, length, kv_heads, blocks,
+    q, k, v, do, controlled, lse, shifts, deltas, group_deltas, dk, dv, q_b, q_h, q_t, k_b, k_h,
+    k_t, v_b, v_h, v_t, d_b, d_h, d_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t, length, kv_heads, blocks,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -202,30 +193,26 @@ def _backward_kv(
     batch = (tl.program_id(1) // kv_heads).to(tl.int64)
     stats = tl.program_id(1).to(tl.int64) * GROUP * length
     stats_h = length
-    sequence, begin, start, length = place(
-        cu_seqlens, tiles, tl.program_id(0), batch, NB * (BLOCK + 1), length
-    )
-    if sequence < 0:
-        return
-    first = begin // (BLOCK + 1)
-    k += batch * k_b + kv_head * k_h + start * k_t
+    first = tl.program_id(0) * NB
+    begin = first * (BLOCK + 1)
+    k += batch * k_b + kv_head * k_h
     index, keep = column_index(first, length, BLOCK, L, NB, IN_TILE)
     keys = load_rows(k, index, keep, k_t, D, DP)
-    values = load_rows(v + batch * v_b + kv_head * v_h + start * v_t, index, keep, v_t, D, DP)
+    values = load_rows(v + batch * v_b + kv_head * v_h, index, keep, v_t, D, DP)
     k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
-    mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
+    mine = load_controlled(controlled, batch, blocks, first, NB)
     dk_acc = tl.zeros([NB * L, DP], tl.float32)
     dv_acc = tl.zeros([NB * L, DP], tl.float32)
     # transposed: tensor cores want the long side first
     dk_landmark = tl.zeros([DP, k_landmark.shape[0]], tl.float32)
-    q += batch * q_b + kv_head * GROUP * q_h + start * q_t
-    do += batch * d_b + kv_head * GROUP * d_h + start * d_t
+    q += batch * q_b + kv_head * GROUP * q_h
+    do += batch * d_b + kv_head * GROUP * d_h
     # rows for which some block may not be earlier
     SPAN: tl.constexpr = (NB * (BLOCK + 1) + M - 1) // M * M
     tiles = tl.cdiv(tl.minimum(length - begin, SPAN), M)
     for step in range(GROUP * tiles):  # the heads of the group one after the other
         head, row = step // tiles, begin + step % tiles * M
-        at = stats + head * stats_h + start
+        at = stats + head * stats_h
         dk_acc, dv_acc, dk_landmark = _backward_kv_tile(
             q + head * q_h, do + head * d_h, lse + at, shifts + at, deltas + at, group_deltas + at,
             keys, values, k_landmark, mine, length, row, first, q_t, d_t, dk_acc, dv_acc,
@@ -235,15 +222,15 @@ def _backward_kv(
     tiles = tl.cdiv(tl.maximum(length - begin - SPAN, 0), M)
     for step in range(GROUP * tiles):
         head, row = step // tiles, begin + SPAN + step % tiles * M
-        at = stats + head * stats_h + start
+        at = stats + head * stats_h
         dk_acc, dv_acc, dk_landmark = _backward_kv_tile(
             q + head * q_h, do + head * d_h, lse + at, shifts + at, deltas + at, group_deltas + at,
             keys, values, k_landmark, mine, length, row, first, q_t, d_t, dk_acc, dv_acc,
             dk_landmark,
             BLOCK, L, NB, M, D, DP, IN_TILE, False, PRECISION,
         )  # fmt: skip
-    dk += batch * dk_b + kv_head * dk_h + start * dk_t
-    dv += batch * dv_b + kv_head * dv_h + start * dv_t
+    dk += batch * dk_b + kv_head * dk_h
+    dv += batch * dv_b + kv_head * dv_h
     store_rows(dk, index, keep, dk_t, dk_acc, D, DP)
     store_rows(dv, index, keep, dv_t, dv_acc, D, DP)
     if not IN_TILE:
@@ -255,7 +242,7 @@ def _backward_kv(
 @torch.library.custom_op("memstore::grouped_softmax_backward", mutates_args=())
 def backward_op(
     do: Tensor, out: Tensor, lse: Tensor, shifts: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    block_size: int, k_cmt: Tensor | None, controlled: Tensor | None, cu_seqlens: Tensor | None,
+    block_size: int, k_cmt: Tensor | None, controlled: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v and k_cmt; without a k_cmt the last is empty."""
     batch, heads, length, _ = q.shape
@@ -264,27 +251,17 @@ def backward_op(
     gradients = _backward_outputs(q, k, v, k_cmt)
     dq, dk, dv, dk_cmt = gradients
     deltas, group_deltas, dc = (torch.empty_like(lse) for _ in range(3))
-    if cu_seqlens is not None:
-        for x in (dq, dk, dv, dc):
-            x.zero_()
     constants = kernel_constants(q, k, block_size)
     options = launch_options(q, constants)
-    rows, of_blocks = options["M"], constants["NB"] * (block_size + 1)
-    before = blocks_before(cu_seqlens, block_size)
 
-    table = tile_table(cu_seqlens, length, rows)
-    tiles = tile_count(table, length, rows)
-    _backward_q[tiles, batch * heads](
-        q, k, v, do, out, k_cmt, controlled, cu_seqlens, before, table, lse, shifts, dq, deltas,
-        group_deltas, dc, *strides(q, k, v, out, do), length, heads, width(controlled), **constants,
-        **options,
+    _backward_q[triton.cdiv(length, options["M"]), batch * heads](
+        q, k, v, do, out, k_cmt, controlled, lse, shifts, dq, deltas, group_deltas, dc,
+        *strides(q, k, v, out, do), length, heads, width(controlled), **constants, **options,
     )  # fmt: skip
 
-    of_keys = tile_table(cu_seqlens, length, of_blocks)
-    _backward_kv[tile_count(of_keys, length, of_blocks), batch * kv_heads](
-        q, k, v, do, controlled, cu_seqlens, before, of_keys, lse, shifts, deltas, group_deltas, dk,
-        dv, *strides(q, k, v, do, dk, dv), length, kv_heads, width(controlled), **constants,
-        **options,
+    _backward_kv[triton.cdiv(length, constants["NB"] * (block_size + 1)), batch * kv_heads](
+        q, k, v, do, controlled, lse, shifts, deltas, group_deltas, dk, dv,
+        *strides(q, k, v, do, dk, dv), length, kv_heads, width(controlled), **constants, **options,
     )  # fmt: skip
 
     if k_cmt is not None:

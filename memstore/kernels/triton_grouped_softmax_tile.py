@@ -10,7 +10,6 @@ online softmax runs over the blocks' log-masses. All logarithms here are to base
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,22 +17,6 @@ from torch import Tensor
 NEG = tl.constexpr(-1e30)
 LOG2E = tl.constexpr(1.4426950408889634)
 SIDE = tl.constexpr(64)  # landmarks in a tile of nothing else
-
-
-@triton.jit
-def place(cu_seqlens, tiles, index, batch, tile_rows, length):
-    """Sequence, first row, where the sequence starts and how long it is, of a tile; packed
-    documents look it up.
-    """
-    if cu_seqlens is None:
-        return batch, index * tile_rows, batch * 0, length
-    else:
-        sequence = tl.load(tiles + 2 * index).to(
-            tl.int64
-        )  # -1: fewer tiles than the bound that was launched
-        start = tl.load(cu_seqlens + sequence, mask=sequence >= 0, other=0)
-        end = tl.load(cu_seqlens + sequence + 1, mask=sequence >= 0, other=0)
-        return sequence, tl.load(tiles + 2 * index + 1), start.to(tl.int64), end - start
 
 
 @triton.jit
@@ -207,20 +190,14 @@ def add_mass(y_peak, y_total, mass):
 
 
 @triton.jit
-def load_controlled(controlled, cu_blocks, sequence, blocks, first, count: tl.constexpr):
-    """Which of `count` blocks of a sequence are controlled, or None. Packed documents' blocks lie
-    one after another.
-    """
+def load_controlled(controlled, batch, blocks, first, count: tl.constexpr):
+    """Which of `count` blocks of a sequence are controlled, or None."""
     if controlled is None:
         return  # None, which a Triton function cannot say
     else:
         block = first + tl.arange(0, count)
-        if cu_blocks is None:
-            at, end = sequence * blocks, blocks
-        else:
-            at = tl.load(cu_blocks + sequence)
-            end = tl.load(cu_blocks + sequence + 1) - at
-        return tl.load(controlled + at + block, mask=block < end, other=0) != 0
+        at = controlled + batch * blocks + block
+        return tl.load(at, mask=block < blocks, other=0) != 0
 
 
 def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
@@ -267,34 +244,6 @@ def supports(q: Tensor, k: Tensor, block_size: int) -> bool:
     """
     fits = q.shape[3] <= 256 and _tile_bytes(q, kernel_constants(q, k, block_size)) <= 1 << 16
     return fits and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-
-
-def tile_table(cu_seqlens: Tensor | None, total: int, rows: int) -> Tensor | None:
-    """(document, first row) of every tile of `rows` rows of packed documents [.., 2] int32;
-    document -1 past the last.
-
-    As long as it can become, so that nothing has to wait for the device to say how long it is.
-    """
-    if cu_seqlens is None:
-        return None
-    tiles = (cu_seqlens.diff() + rows - 1) // rows
-    ends = tiles.cumsum(0)
-    index = torch.arange(total // rows + len(tiles), device=cu_seqlens.device)
-    document = torch.searchsorted(ends, index, right=True)
-    begin = (index - (ends - tiles)[document.clamp(max=len(tiles) - 1)]) * rows
-    return torch.stack([torch.where(document < len(tiles), document, -1), begin], 1).int()
-
-
-def blocks_before(cu_seqlens: Tensor | None, block_size: int) -> Tensor | None:
-    """Complete blocks before each document [n + 1]."""
-    if cu_seqlens is None:
-        return None
-    return F.pad((cu_seqlens.diff() // (block_size + 1)).cumsum(0), (1, 0))
-
-
-def tile_count(table: Tensor | None, length: int, rows: int) -> int:
-    """Tiles of `rows` rows in a sequence, or in all packed documents."""
-    return triton.cdiv(length, rows) if table is None else len(table)
 
 
 def strides(*tensors: Tensor) -> list[int]:

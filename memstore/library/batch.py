@@ -4,10 +4,10 @@ progress of all workers. Imports no model.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from memstore.compute import Compute
 from memstore.disk.format.text_parts import Keep
@@ -63,11 +63,10 @@ class Job:
     codec: str | None = None  # of a new memory; None for the model's
     keep: Keep = "kv"
     replace: bool = False
-    lookup: tuple[tuple[str, Any], ...] = ()  # settings of ModelAPI.ingest
 
     def key(self, batch: Batch) -> str:
         """The name of a batch under these settings."""
-        digest = blake2b(repr((self.model, self.codec, self.keep, self.lookup)).encode())
+        digest = blake2b(repr((self.model, self.codec, self.keep)).encode())
         for one in batch:
             data = blake2b(one.data, digest_size=20).hexdigest()
             digest.update(repr((one.name, data)).encode("utf-8", "surrogatepass"))
@@ -76,7 +75,7 @@ class Job:
 
 @dataclass
 class Progress:
-    """The progress of all workers, for people and as metrics."""
+    """The progress of all workers."""
 
     files: int
     bytes: int  # of all files
@@ -107,24 +106,3 @@ class Progress:
         self.documents[outcome.status] += 1
         self.passages += outcome.passages
         self.tokens += outcome.tokens
-
-    def collect(self) -> Iterable[Any]:
-        """Metrics for a registry of prometheus_client: counters of documents by status, passages
-        and tokens; gauges of speed and of the time left.
-        """
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        documents = CounterMetricFamily(
-            "memstore_library_documents", "Documents that are done.", labels=["status"]
-        )
-        for status in get_args(Status):
-            documents.add_metric([status], self.documents[status])
-        yield documents
-        yield CounterMetricFamily("memstore_library_passages", "Passages read.", self.passages)
-        yield CounterMetricFamily("memstore_library_tokens", "Tokens read.", self.tokens)
-        for name, text, value in (
-            ("files", "Files that were found.", self.files),
-            ("tokens_per_second", "Tokens that all readers read.", self.tokens_per_second),
-            ("seconds_left", "At the speed so far.", self.seconds_left),
-        ):
-            yield GaugeMetricFamily(f"memstore_library_{name}", text, value)

@@ -31,7 +31,7 @@ class RayEngine(Closing):
             import ray
             import ray.exceptions
         except ImportError:
-            raise InvalidInput(f"--engine ray needs Ray: {install_extra('ray')}") from None
+            raise InvalidInput(f"--to needs Ray: {install_extra('ray')}") from None
         self._ray = ray
         try:
             _reach(address)

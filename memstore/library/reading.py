@@ -79,7 +79,7 @@ def _text(given: Given) -> Text:
 
 def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Outcome:
     try:
-        document = reader.ingest(text, memory, **dict(job.lookup))
+        document = reader.ingest(text, memory, keep=job.keep)
     except (InvalidInput, DocumentExists) as error:
         if memory.has(given.name):  # what was read of it
             memory.forget(given.name)

@@ -4,7 +4,6 @@ uploads that the model's thread ingests in the background.
 
 import threading
 import unicodedata
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from memstore.errors import DocumentNotFound, MemstoreError
 from memstore.model.answer import Matches
 from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.document_text import block_texts, document_text
+from memstore.model.texts.document_text import block_texts
 from memstore.model.texts.source_text import Text
 from memstore.serve.answering.worker import Job, Worker
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
@@ -79,13 +78,9 @@ class Documents:
             self.check(access, name)
         return [document.name for document in self._store.ready(unique)] if unique else []
 
-    def visible(self, access: Access, name: str) -> bool:
-        """Is there a document of this name that the key may read?"""
-        return access.sees(name) and self._store.has(name)
-
     def check(self, access: Access, name: str) -> None:
         """Raises ApiError (404) where there is no such document, or the key may not read it."""
-        if not self.visible(access, name):
+        if not (access.sees(name) and self._store.has(name)):
             raise not_found("document", name)
 
     def writable(self, access: Access) -> bool:
@@ -108,16 +103,6 @@ class Documents:
             self.check(access, name)
         document = self._store.document(name) if self._store.has(name) else None
         return _row(name, document, upload)
-
-    # Text and passages
-
-    def text(self, access: Access, name: str) -> Iterator[str]:
-        """The text of a finished document, in pieces. Raises ApiError (404), InvalidInput,
-        CorruptMemory.
-        """
-        self.check(access, name)
-        (document,) = self._store.ready([name])
-        return document_text(self._model.tokenizer, self._store, document)
 
     def blocks(self, access: Access, name: str, first: int, end: int) -> list[dict[str, Any]]:
         """Blocks first .. end - 1 of a document: {"block", "span", "text"} each, whose texts follow

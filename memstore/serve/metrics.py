@@ -4,8 +4,7 @@ or an answer is in them.
 Needs the optional package prometheus-client, which is imported where it is used.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memstore.errors import InvalidInput, install_extra
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from memstore.serve.answering.answers import Outcome
     from memstore.store.memory_store import MemoryStore
 
-ADDRESS = "127.0.0.1"
 _HELP = {
     "hits": "Units (blocks of one KV head) looked up that were there or on their way.",
     "misses": "Units that a lookup had to fetch from below.",
@@ -34,17 +32,6 @@ _LOAD = {
     "jobs": "Documents that are being ingested or wait for it.",
     "documents": "Documents of the memory.",
 }
-
-
-def new_registry() -> Any:
-    """An empty registry of prometheus_client. Raises InvalidInput where that package is missing."""
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError:
-        raise InvalidInput(
-            f"metrics need the package prometheus-client: {install_extra('metrics')}"
-        ) from None
-    return CollectorRegistry(auto_describe=False)
 
 
 class TierMetrics:
@@ -87,8 +74,13 @@ class ServerMetrics:
         """load: gives the numbers of questions that are "active" and "waiting", and of "jobs".
         Raises InvalidInput where prometheus_client is missing.
         """
-        self.registry = new_registry()
-        from prometheus_client import Gauge, Histogram
+        try:
+            from prometheus_client import CollectorRegistry, Gauge, Histogram
+        except ImportError:
+            raise InvalidInput(
+                f"metrics need the package prometheus-client: {install_extra('metrics')}"
+            ) from None
+        self.registry = CollectorRegistry(auto_describe=False)
 
         self._duration = Histogram(
             "gen_ai_server_request_duration_seconds",
@@ -127,26 +119,3 @@ class ServerMetrics:
             self._first.observe(outcome.first_token_seconds)
         self._usage.labels("input").observe(outcome.prompt_tokens)
         self._usage.labels("output").observe(outcome.completion_tokens)
-
-
-@contextmanager
-def served(collector: Any, port: int) -> Iterator[int]:
-    """Serve a custom collector of prometheus_client until the block ends; yields the port. Raises
-    InvalidInput for a missing prometheus-client, and for a port that is not free.
-    """
-    registry = new_registry()
-    registry.register(collector)
-    from prometheus_client import start_http_server
-
-    try:
-        server, thread = start_http_server(port, ADDRESS, registry)
-    except OSError as error:
-        raise InvalidInput(
-            f"metrics cannot be served at {ADDRESS}:{port}: {error.strerror}; choose another port"
-        ) from None
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -591,8 +591,8 @@ class MemoryStore(Closing):
         """Read a published document into this memory, as `import_document` does a file. Raises also
         DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
         """
-        from memstore.share.format.published import Published
-        from memstore.share.objects.open_object_store import open_object_store
+        from memstore.share.open_object_store import open_object_store
+        from memstore.share.published import Published
         from memstore.store.transfer.document_parts import Head
         from memstore.store.transfer.published_document import entry_of, usable
 

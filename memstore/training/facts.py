@@ -84,11 +84,9 @@ class Pools:
     attributes: tuple[str, ...] = ()
     words: tuple[str, ...] = field(default=(), repr=False)  # of the split; a corpus has thousands
     simple: bool = False  # names of a colour and a noun or of words, values of digits or words
-    repeats: float = (
-        # numbers of few different digits: the first ones give the others away, so they teach little
-        # at first
-        0.3
-    )
+    # numbers of few different digits: the first ones give the others away, so they teach little at
+    # first
+    repeats: float = 0.3
     entity_kind: EntityKind | None = None  # one kind of name for all, where it is narrowed to one
 
     @classmethod

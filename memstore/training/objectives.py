@@ -8,7 +8,7 @@ of the top k, and landmarks of all other windows are negatives with values.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,9 @@ class Trainee(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Of its weights."""
+
+    def parameters(self) -> Any:
+        """Its weights."""
 
     def cmt_keys(self) -> Sequence[Tensor] | None:
         """The context miss token's key of every layer, [Hkv, D], at position -1; None for a model

@@ -1,9 +1,12 @@
-"""What a run trains: a model with its tokenizer, the weights that learn, and how they are kept."""
+"""What a run is configured with, and what it trains: a model with its tokenizer, the weights that
+learn, and how they are stored.
+"""
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -14,19 +17,40 @@ from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
-from memstore.training.curriculum import Stage
-from memstore.training.finetune import HuggingFaceModel
+from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.finetune import Finetune, HuggingFaceModel
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
 from memstore.training.steps import Steps
-from memstore.training.train_config import TrainConfig
+
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
-class TrainedModule(Trainee, Protocol):
-    """A Trainee that is a module."""
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. `minutes` bounds the wall clock: the learning rates then decay by whichever
+    runs out first.
+    """
 
-    def parameters(self) -> Any:
-        """Its weights."""
+    out: Path  # the directory of the checkpoint, its metrics and its state
+    model: ModelConfig = field(default_factory=ModelConfig)
+    stages: tuple[Stage, ...] = field(default_factory=default_curriculum)
+    # shared among the stages in proportion to their steps times what a step costs
+    minutes: float | None = None
+    seed: int = 0
+    threads: int = 1
+    # where it computes, such as "cuda"; no part of a run: it is resumed on any device
+    device: str = "cpu"
+    # weights and tokenizer to start from: of this architecture
+    init: Path | None = None
+    tokenizer: Path | None = None  # a tokenizer.json, without init; None = one is made of the texts
+    # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`
+    finetune: Finetune | None = None
+    # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
+    # is faster at; in a resumed run what that began with, so that it ends with the same bits
+    precision: Precision = "auto"
+    save_every: int = 100  # steps between checkpoints
+    log_every: int = 20  # steps a line of metrics stands for
 
 
 class Subject(Protocol):
@@ -37,7 +61,7 @@ class Subject(Protocol):
         """What texts are cut by."""
 
     @property
-    def model(self) -> TrainedModule:
+    def model(self) -> Trainee:
         """What steps compute with."""
 
     @property
@@ -77,7 +101,6 @@ class OwnModel:
         """
         model = _begun_with(config) if resume else config.model
         self.tokenizer = _tokenizer(config, texts, model, resume=resume)
-        self._out = config.out
         init = None if resume else config.init
         self.model = new_model(model, init, config.seed).to(device)
         self.identity: dict[str, Any] = {}
@@ -95,14 +118,8 @@ class OwnModel:
         return self.model.state_dict()
 
     def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Take them. Raises InvalidConfig for those of another shape."""
-        try:
-            self.model.load_state_dict(state)
-        except RuntimeError:  # a run that was killed before it could say its configuration
-            raise InvalidConfig(
-                f"{self._out} was begun in another shape; name that with --preset, or with --init "
-                "the weights that it started from"
-            ) from None
+        """Take them."""
+        self.model.load_state_dict(state)
 
     def save(self, directory: Path) -> None:
         """A checkpoint: see memstore.model.landmark.checkpoint."""
@@ -139,8 +156,6 @@ def by_landmarks(
 
 def _begun_with(config: TrainConfig) -> ModelConfig:
     """The model of the run that is resumed. Raises InvalidConfig where another is asked for."""
-    if not (config.out / "config.json").is_file():  # killed while it saved for the first time
-        return config.model
     begun = read_configuration(config.out)
     asked = config.model.architecture()
     other = [f"{n} {x}" for n, x in begun.architecture().items() if x != asked[n]]

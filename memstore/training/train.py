@@ -4,15 +4,11 @@ next to the weights.
 
 import json
 import pickle
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, get_args
 
 import torch
@@ -26,9 +22,8 @@ from memstore.freed_memory import keep_freed_memory
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss
-from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
-from memstore.training.train_config import Precision, TrainConfig
+from memstore.training.objectives import Loss, Trainee
+from memstore.training.subject import MakeSubject, Precision, Subject, TrainConfig, by_landmarks
 
 _CLIP = 1.0
 
@@ -54,14 +49,13 @@ def train(
     resume: bool = False,
     report: Report | None = None,
     subject: MakeSubject | None = None,
-) -> TrainedModule:
+) -> Trainee:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there, with its model and tokenizer. report: called with
     every line of metrics, the first of which says the precision. subject: makes what is trained, if
-    that is neither a landmark model nor `config.finetune`. An interrupt takes effect when its
-    step is done: KeyboardInterrupt is raised after a checkpoint is saved, by a second one at once
-    and without. Raises InvalidConfig for an unknown precision, a device that this machine does not
+    that is neither a landmark model nor `config.finetune`. An interrupted run resumes at its last
+    checkpoint. Raises InvalidConfig for an unknown precision, a device that this machine does not
     have, and another model than the resumed run's.
     """
     if config.precision not in get_args(Precision):
@@ -90,12 +84,7 @@ def train(
     else:
         (config.out / "metrics.jsonl").unlink(missing_ok=True)
     run.metrics.write({"precision": precision})
-    try:
-        run.go()
-    except KeyboardInterrupt:
-        if run.between_steps:
-            run.save()
-        raise
+    run.go()
     return trained.model
 
 
@@ -118,7 +107,7 @@ def _precision(asked: Precision, device: torch.device, state: dict[str, Any] | N
     return str(devices.fast_dtype(device)).removeprefix("torch.")
 
 
-def update(model: TrainedModule, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
+def update(model: Trainee, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
     """One step down the loss: gradients, clipped, and the optimisers."""
     for optimizer in optimizers:
         optimizer.zero_grad()
@@ -145,7 +134,6 @@ class _Run:
         self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
         self.steps = subject.steps(self.data, device, config.seed)
         self.progress = Progress()
-        self.between_steps = True  # what `save` writes is that of a step's end
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
 
@@ -162,28 +150,24 @@ class _Run:
         return self.config.stages[min(self.progress.stage, len(self.config.stages) - 1)]
 
     def go(self) -> None:
-        with _interrupts_put_off() as check:
-            while self.progress.stage < len(self.config.stages):
-                check()
-                share = self._share_done()
-                if share >= 1:
-                    self.save()
-                    self._next_stage()
-                    continue
-                self._step(share)
-                if self.progress.step % self.config.log_every == 0:
-                    self._log(share)
-                if self.progress.step % self.config.save_every == 0:
-                    self.save()
-            self.save()
+        while self.progress.stage < len(self.config.stages):
+            share = self._share_done()
+            if share >= 1:
+                self.save()
+                self._next_stage()
+                continue
+            self._step(share)
+            if self.progress.step % self.config.save_every == 0:
+                self.save()
+            if self.progress.step % self.config.log_every == 0:
+                self._log(share)
+        self.save()
 
     def _next_stage(self) -> None:
-        self.between_steps = False
         stage = self.progress.stage + 1
         self.progress = replace(self.progress, stage=stage, step=0, stage_seconds=0.0)
         if stage < len(self.config.stages):
             self._start_stage()
-        self.between_steps = True
 
     def _share_done(self) -> float:
         share = self.progress.step / self.stage.steps
@@ -194,7 +178,7 @@ class _Run:
         return share
 
     def _step(self, share: float) -> None:
-        self.between_steps, started = False, time.monotonic()
+        started = time.monotonic()
         stage = self.stage
         factor = max(min(1.0, (self.progress.step + 1) / stage.warmup) * (1 - share), stage.min_lr)
         for optimizer in self.optimizers:
@@ -211,7 +195,6 @@ class _Run:
         spent, p = time.monotonic() - started, self.progress
         p.step, p.total_steps = p.step + 1, p.total_steps + 1
         p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
-        self.between_steps = True
 
     def _log(self, share: float) -> None:
         p = self.progress
@@ -229,6 +212,7 @@ class _Run:
         """Write the checkpoint and everything a resumed run needs, on the CPU whatever the
         device.
         """
+        self.subject.save(self.config.out)
         state = {
             "progress": vars(self.progress),
             "model": self.subject.state(),
@@ -245,7 +229,6 @@ class _Run:
                 if isinstance(error.__context__, OSError):  # of a disk that is full
                     raise error.__context__ from None
                 raise
-        self.subject.save(self.config.out)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""
@@ -303,39 +286,3 @@ class Metrics:
             error.filename = str(self._path)
             raise
         self._report(line)
-
-
-@contextmanager
-def _interrupts_put_off() -> Iterator[Callable[[], None]]:
-    """Delay the KeyboardInterrupt of a signal until the yielded function is called, or until the
-    block ends; a second one is raised at once. Signals reach the main thread alone.
-    """
-    asked = False
-    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-
-    def put_off(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        try:
-            handlers[number](number, frame)
-        except KeyboardInterrupt:
-            if asked:
-                raise
-            asked = True
-
-    def check() -> None:
-        if asked:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is threading.main_thread():
-        for asking in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(asking)
-            if callable(handler):
-                handlers[asking] = handler
-    try:
-        for number in handlers:
-            signal.signal(number, put_off)
-        yield check
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    check()

@@ -8,38 +8,12 @@ split (`questions.split`).
 
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 Words = tuple[str, ...]
 Pairs = tuple[tuple[str, str], ...]
-
-
-class WordPools(NamedTuple):
-    """The pools by name. Pairs: a word and its synonym."""
-
-    things: Pairs
-    places: Pairs
-    beings: Pairs
-    qualities: Pairs
-    others: Pairs
-    first_names: Words
-    last_names: Words
-    towns: Words
-    colours: Words
-    materials: Words
-    goods: Words
-    number_attributes: Words
-    word_attributes: Words
-    keys: Words
-    languages: Words
-    music: Words
-    roles: Words
-    months: Words
-
-    @property
-    def pairs(self) -> Pairs:
-        """All pairs of synonyms."""
-        return (*self.things, *self.places, *self.beings, *self.qualities, *self.others)
+PAIRS = ("THINGS", "PLACES", "BEINGS", "QUALITIES", "OTHERS")
+"""The sections of word_pools.txt that hold pairs of synonyms."""
 
 
 class Relation(NamedTuple):
@@ -57,12 +31,20 @@ class Relation(NamedTuple):
 
 
 @cache
-def word_pools() -> WordPools:
-    """The pools of word_pools.txt: words, or pairs "word/synonym", between commas."""
-    pools = {name.lower(): between_commas(text) for name, text in sections("word_pools").items()}
-    pairs = ("things", "places", "beings", "qualities", "others")
-    fields: dict[str, Any] = {name: pools[name] for name in WordPools._fields}
-    return WordPools(**fields | {name: _pairs(pools[name]) for name in pairs})
+def pool(name: str) -> Words:
+    """The words of a section of word_pools.txt."""
+    return between_commas(sections("word_pools")[name])
+
+
+@cache
+def pairs(name: str) -> Pairs:
+    """The pairs of a word and its synonym of a section of word_pools.txt."""
+    return tuple((one, other) for one, _, other in (word.partition("/") for word in pool(name)))
+
+
+def all_pairs() -> Pairs:
+    """All pairs of synonyms."""
+    return tuple(pair for name in PAIRS for pair in pairs(name))
 
 
 @cache
@@ -79,6 +61,7 @@ def relations() -> dict[str, Relation]:
     return found
 
 
+@cache
 def sections(file: str) -> dict[str, str]:
     """The text below each "[NAME]" of a file."""
     parts = (part.partition("]") for part in _read(file).split("[")[1:])
@@ -97,7 +80,3 @@ def forms(text: str) -> Words:
 
 def _read(name: str) -> str:
     return (Path(__file__).parent / "words" / f"{name}.txt").read_text(encoding="utf-8")
-
-
-def _pairs(words: Words) -> Pairs:
-    return tuple((one, other) for one, _, other in (word.partition("/") for word in words))

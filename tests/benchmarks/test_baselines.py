@@ -194,15 +194,6 @@ def test_transformer_xl_is_its_paper_with_rotary_positions(cache: int) -> None:
         torch.testing.assert_close(row, transformer_xl(model, text, SEGMENT, cache, rotary))
 
 
-def test_no_memory_is_transformer_xl_without_a_cache() -> None:
-    ids = tokens(2, 3 * SEGMENT + 2)
-    plain = read(decoder("none"), ids)
-    torch.testing.assert_close(plain, read(decoder("transformer-xl", cache=0), ids))
-    model = decoder("none")
-    torch.testing.assert_close(plain[0], transformer_xl(model, ids[0], SEGMENT, 0, rotary))
-    torch.testing.assert_close(plain[:, -2:], read(model, ids[:, -2:]))
-
-
 def test_full_attention_is_one_long_segment_and_a_cache_that_loses_nothing() -> None:
     ids = tokens(2, 3 * SEGMENT + 2)
     full = read(decoder("full"), ids)
@@ -303,18 +294,6 @@ def test_gradients_stay_out_of_caches_and_pass_through_what_is_learned_to_be_wri
     gradient = model.embedding.weight.grad
     assert gradient is not None and gradient[20:30].any()
     assert bool(gradient[:10].any()) is (name == "full" or name.startswith("infini"))
-
-
-def test_every_memory_begins_with_the_same_layers() -> None:
-    drawn = []
-    for memory in MEMORIES.values():
-        model = BaselineTransformer(CONFIG, memory)
-        model.initialise(torch.Generator().manual_seed(5))
-        drawn.append({n: x for n, x in model.state_dict().items() if not n.startswith("memory.")})
-    landmarks = Transformer(CONFIG)
-    landmarks.initialise(torch.Generator().manual_seed(5))
-    for weights in drawn:
-        torch.testing.assert_close(weights, dict(landmarks.state_dict()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

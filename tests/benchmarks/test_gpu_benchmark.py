@@ -19,12 +19,10 @@ from support.paths import ROOT
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from benchmarks.gpu import run, wheels
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.correct import passages
 from benchmarks.gpu.part import Setting
-from benchmarks.gpu.run import PARTS, Part, Run
-from benchmarks.gpu.state import State
+from benchmarks.gpu.run import PARTS
 
 
 def begun(out: Path, *, fresh: bool) -> "subprocess.Popen[str]":
@@ -73,41 +71,3 @@ def test_passages_on_a_device_match_the_cpu() -> None:
     with FakeDevice():
         rows = list(passages(Setting("cuda", tiny=True), 16))
     assert len(rows) == 2 and all(row.right for row in rows), rows
-
-
-def test_failing_hanging_and_dying_cases_are_recorded_and_stop_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = {
-        "absent": Part("no_such_part", "cannot be imported", 600, 600),
-        "breaking": Part("support.breaking_part", "ends in every way", 600, 3),
-    }
-    monkeypatch.setattr(run, "PARTS", parts)
-    setting = Setting("cpu", tiny=True)
-    state = State(tmp_path, vars(setting).copy())
-    state.content["machines"].append({})
-    Run(state, setting, 9999, tmp_path / "log").parts(list(parts))
-    found = told(tmp_path)["parts"]
-    assert "no_such_part" in found["absent"]["error"]
-    broken = found["breaking"]["found"]
-    assert broken["raises"]["error"] == "ValueError: two lines"
-    assert broken["hangs"]["error"] == "took longer than 3 s"
-    assert "ended by itself" in broken["dies"]["error"]
-    assert all(len(case["rows"]) == 1 for case in broken.values())
-    assert "error" not in broken["is wrong"]
-    report = state.report()
-    assert report.count("**failed**") == 4 and report.count("**WRONG**") == 1
-
-
-def test_results_of_other_options_are_not_continued(tmp_path: Path) -> None:
-    State(tmp_path, {"device": "cpu"}).save()
-    with pytest.raises(ValueError, match="another --out"):
-        State(tmp_path, {"device": "cuda"})
-
-
-def test_wheels_are_the_dependencies_that_a_machine_with_torch_lacks() -> None:
-    names = [line.split(">")[0] for line in wheels.wanted(wheels.PRESENT)]
-    assert names == ["lmdb", "msgpack", "msgspec", "zstandard", "faiss-cpu"]
-    if not (ROOT / ".git").exists():
-        pytest.skip("a tree without git has no size that is known")
-    assert wheels.tree_bytes(ROOT / "docs") < wheels.tree_bytes(ROOT / "nothing") < wheels.LIMIT

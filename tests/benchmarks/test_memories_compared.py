@@ -1,18 +1,11 @@
 """What benchmarks of several memories count and score, on tiny random models."""
 
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
 
-from benchmarks.baselines.config import MEMORIES
-from benchmarks.baselines.reading import load_baseline, save_baseline
-from benchmarks.baselines.transformer import BaselineTransformer
-from benchmarks.common.needle_memory import ask_streamed, reply
-from benchmarks.common.needles import Plan, Question
 from benchmarks.common.reading import LONGEST_CHUNK, score_whole
-from benchmarks.common.sessions import Texts
 from benchmarks.paper.figure5 import distinct_blocks
 from memstore.training.objectives import encode_windows
 from support.tiny_model import text, tiny_model
@@ -54,36 +47,3 @@ def test_distinct_blocks_are_counted_by_head_and_layer(tmp_path: Path) -> None:
     assert counts["shared"] == 4
     assert counts["shared"] < counts["per_head"] <= 8 < counts["per_token"]
     assert counts["per_token"] <= counts["per_token_per_head"] <= 60
-
-
-def test_a_memory_without_documents_reads_again_what_stands_before_a_question(
-    tmp_path: Path,
-) -> None:
-    landmarks = tiny_model(tmp_path / "landmarks")
-    baseline = BaselineTransformer(landmarks.config, MEMORIES["transformer-xl"])
-    baseline.initialise(torch.Generator().manual_seed(1))
-    save_baseline(baseline, landmarks.tokenizer, tmp_path / "model")
-    model = load_baseline(tmp_path / "model")
-    texts = Texts(tmp_path)
-    for number, name in enumerate(("filler 0", "a", "b")):
-        texts.ids[name] = np.array(model.tokenizer.encode(text(70, seed=number)))
-    texts.save()
-    lengths = {name: len(ids) for name, ids in texts.ids.items()}
-    questions = [Question("fact", f"What is {name}?", " 7", ["b", "a"]) for name in "xyz"]
-    plan = Plan({}, [], {name: lengths[name] for name in "ab"}, questions)
-    plan.save(tmp_path)
-    total = lengths["a"] + lengths["b"]
-    row = ask_streamed(model, tmp_path, "fact", total, trials=2, seed=0)
-    assert row is not None and row["trials"] == 2
-    assert row["state_bytes"] == 2 * 32 * 32 * 4
-    for question, wrong in zip(questions[:2], row["wrong"], strict=True):
-        documents = plan.documents(question, total, Random(0))
-        assert documents is not None and sorted(documents) == ["a", "b"]
-        answers = set()
-        for order in (["a", "b"], ["b", "a"]):
-            with model.session() as session:
-                for name in order:
-                    session.feed(texts.ids[name].tolist())
-                answers.add(reply(model, session, question, generate=False).text)
-        assert wrong["got"] in answers
-    assert ask_streamed(model, tmp_path, "passkey", total, trials=2, seed=0) is None

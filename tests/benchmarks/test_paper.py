@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.intervals import mean_interval
-from benchmarks.paper import baselines, baselines_measures, baselines_tables, masked, table1
+from benchmarks.paper import baselines, masked, table1
 from benchmarks.paper import runs as paper_runs
 from benchmarks.paper.measures import Measured
 from benchmarks.paper.published import TABLE_1, blocks
@@ -76,36 +76,6 @@ def test_a_run_is_trained_once_and_resumes_after_an_interrupt(
     assert spent(directory)["cpu_seconds"] > 0
 
 
-def test_all_memories_of_a_seed_start_from_the_same_weights(
-    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began: list[Path | None] = []
-    real = paper_runs.train
-
-    def noted(config: Any, texts: Any, **more: Any) -> None:
-        began.append(config.init)
-        real(config, texts, **more)
-
-    monkeypatch.setattr(paper_runs, "train", noted)
-    runs = [Run(name, preset="tiny", steps=3) for name in ("landmark", "infini")]
-    of(tmp_path, book).trained(runs)
-    start = tmp_path / Run("start", preset="tiny", steps=3).name
-    assert began == [None, start, start] and spent(start)["finished"]
-
-
-def test_runs_of_other_texts_or_other_processes_are_refused(tmp_path: Path, book: Path) -> None:
-    run, runs = Run("none", preset="tiny", steps=2), of(tmp_path, book)
-    runs.path(run).mkdir(parents=True)
-    theirs = paper_runs.alone(runs.path(run), wait=False)
-    with theirs, pytest.raises(InvalidInput, match="another process"):
-        runs.trained([run])
-    with pytest.raises(InvalidInput, match="--math"):
-        runs.trained([replace(run, text="math")])
-    (runs.path(run) / "run.json").write_text(json.dumps({"texts": [["other.txt", 1]]}))
-    with pytest.raises(InvalidInput, match="other texts or settings"):
-        runs.trained([run])
-
-
 def test_table_1_trains_and_measures_each_model_once(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,17 +119,6 @@ def test_baselines_are_compared_after_training(
     heads, dim = TINY.num_heads, TINY.head_dim
     state = TINY.num_layers * heads * dim * (dim + 1) * 2 / 1024
     assert float(cost[5]) == pytest.approx(state, abs=0.05)
-
-
-def test_answers_of_all_seeds_are_in_one_cell() -> None:
-    rows = [[{"task": "passkey", "right": right, "trials": 4}] for right in (4, 2)]
-    found = {"landmark": {2048: rows, 4096: rows}, "memorizing": {2048: rows, 4096: []}}
-    printed = [
-        line for line in baselines_tables.recall_table(found).splitlines() if "passkey" in line
-    ]
-    assert printed[0].count("0.750") == 2 and printed[0].count("0.50..1.00") == 2
-    assert printed[1].count("0.750") == 1  # what was not asked is left empty
-    assert [baselines_measures.trials_of(n, 40, 200) for n in (2, 10, 100)] == [40, 20, 5]
 
 
 def test_an_encoder_is_trained_on_masked_text(

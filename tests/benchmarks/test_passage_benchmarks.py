@@ -3,7 +3,6 @@ as each alone, interrupted runs continue, and what is timed is what is answered.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
-from benchmarks.common.stock import Stock
-from benchmarks.real import first_token, recall_figure
-from benchmarks.real.baselines import Fused, Right, Words
+from benchmarks.real import first_token
+from benchmarks.real.baselines import Right, Words
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import Baselines, Nothing, Retrieval, Whole, ask_all
@@ -32,11 +30,9 @@ from benchmarks.real.recall_tables import (
     worths,
 )
 from benchmarks.real.results import Results, Row
-from benchmarks.real.selectors import found_among, let_through
 from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
 from memstore.hf.load import load_reader
 from memstore.model.lookup_settings import LookupSettings
-from support.paths import ROOT
 
 HAY = "the grass is green and the sky is blue . "
 DOCUMENTS = {
@@ -73,18 +69,6 @@ def test_bm25_and_the_known_right_blocks_find_the_answer(tiny: Path) -> None:
         assert [scope[at] for at in np.flatnonzero(Right(blocks).scores(question))] == right
     unknown = Question("", "", 0, ("a",), "where lies Rome", "", (), "forced")
     assert not Words(blocks).scores(unknown).any()
-
-
-def test_fused_ranks_ignore_blocks_without_a_score() -> None:
-    class Given:
-        def __init__(self, *scores: float) -> None:
-            self.given = np.array(scores, np.float32)
-
-        def scores(self, question: Question) -> np.ndarray:
-            return self.given
-
-    fused = Fused([Given(3, 0, 2, 1), Given(0.1, 0.4, 0.3, -0.2)]).scores(QUESTIONS[0])
-    np.testing.assert_allclose(fused, [1 / 61 + 1 / 63, 1 / 61, 2 / 62, 1 / 63], rtol=1e-6)
 
 
 def test_baselines_use_their_tuned_threshold_and_count(tiny: Path, tmp_path: Path) -> None:
@@ -225,16 +209,6 @@ def test_a_memory_is_ingested_once_and_reports_what_it_chose(
         assert (row["right"], row["said"]) == (given["right"], given["said"])
 
 
-def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(tiny: Path) -> None:
-    prompted = Prompted(tiny)
-    ids = prompted.ids(HAY * 9)
-    behind, token = Stock(prompted.model, 17).read(ids)
-    with torch.no_grad():
-        assert token == int(prompted.model(torch.tensor([ids])).logits[0, -1].argmax())
-    (cache,) = behind.values()
-    assert cache.get_seq_length() == len(ids)
-
-
 @pytest.mark.parametrize("keep", ["kv", "text"])
 def test_the_first_token_that_is_timed_is_that_of_the_answer(
     keep: Any, tiny: Path, tmp_path: Path
@@ -261,28 +235,3 @@ def test_the_first_token_that_is_timed_is_that_of_the_answer(
             computed = memory.store.tier_stats()["computed"]["hits"]
             asked.first_token()
             assert 0 < computed == memory.store.tier_stats()["computed"]["hits"]
-
-
-def test_shares_let_through_are_at_given_shares_of_false_answers() -> None:
-    def row(task: str, best: float, rank: int | None, answered: bool) -> dict[str, Any]:
-        return {"method": "m", "task": task, "best": best, "rank": rank, "answered": answered}
-
-    absent = [row("absent", i / 20, None, i == 19) for i in range(20)]
-    rows = [*absent, row("fact", 0.99, 0, True), row("fact", 0.82, 5, False)]
-    found = let_through(rows)
-    shares = [(one.false, one.shares["fact"]) for one in found]
-    assert shares == [(0.05, 0.5), (0.1, 0.5), (0.15, 1), (0.25, 1), (0.4, 1), (0.05, 0.5)]
-    assert found[-1].name == "m, its gate"
-    assert found_among(rows) == {"m": {"fact": [0.5, 0.5, 1.0, 1.0]}}
-
-
-def test_the_picture_of_accuracy_is_drawn_from_the_results() -> None:
-    mean, half = recall_figure.mean_of_kinds(
-        [{"right": 10, "questions": 10}, {"right": 50, "questions": 100}]
-    ) or (0.0, 0.0)
-    assert mean == pytest.approx(0.75) and 0.05 < half < 0.15
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    files = [ROOT / f"docs/results/recall-{name}.json" for name in ("8k", "200", "128k")]
-    rows = [row for file in files for row in json.loads(file.read_text())["answers"]]
-    recall_figure.draw(figure, rows)
-    assert len(figure.axes) == 2

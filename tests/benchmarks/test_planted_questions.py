@@ -3,7 +3,6 @@ says what the questions ask for, whatever books it is planted in.
 """
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from random import Random
@@ -12,8 +11,7 @@ import pytest
 import zstandard
 
 from benchmarks.real import planted
-from benchmarks.real.hay import flowing
-from benchmarks.real.planted import digest, load
+from benchmarks.real.planted import load
 
 CONTENT = {
     "books-test": "48af9a55e986d3348744194814b9727e",
@@ -56,57 +54,3 @@ def test_planted_sentences_hold_the_answers_in_other_books(corpus: str, books: l
             if stated.value is not None:
                 assert stated.start <= stated.value < stated.stop
                 assert text[stated.value :].startswith(question.answers)
-
-
-def test_original_books_give_the_measured_documents_or_an_error(
-    books: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    book = flowing(books[0])
-    slot = book.index(".", 200) + 1
-    excerpt, sentence = book[100:2000], " The code is 12345."
-    document = excerpt[: slot - 100] + sentence + excerpt[slot - 100 :]
-    header = {
-        "trials": {"2048": 1},
-        "books": [["A. Writer, A Book (1900)", digest(book)], ["", digest(flowing(books[1]))]],
-    }
-    row = {
-        "document": "book 0",
-        "book": 0,
-        "start": 100,
-        "stop": 2000,
-        "excerpt": digest(excerpt),
-        "digest": digest(document),
-        "planted": [[slot - 100, sentence]],
-    }
-    question = {
-        "question": "fact 0",
-        "task": "fact",
-        "length": 2048,
-        "documents": ["book 0"],
-        "text": "What is the code?",
-        "primed": "The code is ",
-        "answers": ["12345"],
-        "rule": "forced",
-        "stated": [["book 0", 0, 1, 19, 13]],
-    }
-
-    def stored(*lines: dict[str, object]) -> None:
-        content = "\n".join(map(json.dumps, lines)).encode()
-        (tmp_path / "books-test.jsonl.zst").write_bytes(zstandard.compress(content))
-
-    monkeypatch.setattr(planted, "_FOLDER", tmp_path)
-    stored(header, row, question)
-    plan = load("books-test", books, [2048])
-    assert plan.documents == {"book 0": document}
-    (stated,) = plan.questions[0].stated
-    assert document[stated.start : stated.stop] == "The code is 12345."
-    assert stated.value is not None and document[stated.value :].startswith("12345")
-
-    stored(header, row | {"planted": [[slot - 90, sentence]]}, question)
-    with pytest.raises(ValueError, match="differs from the one measured"):
-        load("books-test", books, [2048])
-    stored(header, row | {"start": 101}, question)
-    with pytest.raises(ValueError, match="excerpt"):
-        load("books-test", books, [2048])
-    with pytest.raises(ValueError, match="no questions at 4096 tokens"):
-        load("books-test", books, [4096])

@@ -52,14 +52,6 @@ def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:
     assert re.match(r"lookups [\d,]+ done, .* host .*; disk .* s$", last)
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-def test_an_empty_answer_is_reported(capsys: pytest.CaptureFixture[str], streamed: bool) -> None:
-    lookups = {"done": 1, "skipped": 0}
-    answer = {"text": "", "sources": [], "lookups": lookups, "tiers": {}, "seconds": 1.0}
-    console.print_answer(answer, streamed=streamed)
-    assert capsys.readouterr().out.splitlines()[0] == "(nothing was found)"
-
-
 @pytest.mark.parametrize(("needed", "shown"), [(0.66, " A passage needs 0.66."), (None, "")])
 def test_a_refusal_shows_the_closest_passages_and_their_scores(
     capsys: pytest.CaptureFixture[str], needed: float | None, shown: str
@@ -178,7 +170,7 @@ def test_every_command_that_reads_blocks_records_a_trace(
         (("ask", "The code of the red fox is", *here, *always, "--prefetch", "speculative"), ""),
         (("chat", *here, *always), "Who lives there?\n"),
         (("search", "the old mill", *here), ""),
-        (("ingest", story, "--store", tmp_path / "new", "--chunk-blocks", "1"), ""),
+        (("ingest", story, "--store", tmp_path / "new"), ""),
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
         assert Recorded.load(trace).requests
@@ -209,11 +201,3 @@ def test_a_terminal_shows_progress_and_streams_the_answer(tmp_path: Path, story:
     ask = shown("ask", "The code of the red fox is", *store)
     assert "reading the memory" in ask and "\r\n\r\n1. story: " in ask  # below the streamed answer
     assert "searching" in shown("search", "the old mill", *store)
-
-
-def test_progress_is_shown_on_terminals_only(store: Path) -> None:
-    for command in (("ask", "Who lives there?"), ("search", "the old mill")):
-        result = run(*command, "--store", store)
-        assert (result.status, result.err) == (0, "")
-    lines = result.out.splitlines()
-    assert lines and all(re.match(r"\d\. +\d{1,3}%  story: ", line) for line in lines)

@@ -60,15 +60,6 @@ def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
     refused(run("demo", "--model", tiny, "--store", store), "is not empty")
 
 
-def test_a_users_text_is_read_and_asked_line_by_line(tiny: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own.txt"
-    own.write_text("The keeper of the mill is called Anna. " * 12)
-    words = ("demo", "--model", tiny, "--text", own)
-    result = run(*words, "--json", stdin="Who keeps the mill?\n\nWhere?\n").json
-    assert [row["question"] for row in result["answers"]] == ["Who keeps the mill?", "Where?"]
-    refused(run("demo", "--model", tiny, "--text", tmp_path / "none.txt"), "none.txt")
-
-
 def test_a_landmark_model_is_refused() -> None:
     refused_of = run("demo", "--model", "books-1m")
     assert refused_of.status == 1 and "takes a language model" in refused_of.err

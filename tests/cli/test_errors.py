@@ -1,6 +1,5 @@
 """Every error of a user is one line, and changes nothing."""
 
-import json
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -58,23 +57,6 @@ def test_memories_of_another_model_or_a_newer_format_are_refused(
     refused(run("ask", "Who?", "--store", store), "99", "update")
 
 
-def test_weights_that_are_truncated_or_of_another_architecture_are_refused(
-    store: Path, tmp_path: Path
-) -> None:
-    broken = write_model(tmp_path / "broken")
-    weights = (broken / "model.safetensors").read_bytes()
-    (broken / "model.safetensors").write_bytes(weights[:-100])
-    refused(run("ask", "Who?", "--store", store, "--model", broken), "truncated")
-    other = write_model(tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"mlp_size": 128}))
-    refused(run("ask", "Who?", "--store", store, "--model", other), "architecture")
-    (other / "config.json").write_text(json.dumps(config | {"num_kv_heads": 3}))
-    refused(run("ask", "Who?", "--store", store, "--model", other), "num_kv_heads")
-    refused(run("ask", "Who?", "--store", store, "--model", tmp_path), "config.json")
-    refused(run("ask", "Who?", "--store", store, "--model", tmp_path / "none"), "none")
-
-
 def test_unknown_documents_and_empty_memories_are_reported(store: Path, tmp_path: Path) -> None:
     for arguments in [
         ("ask", "Who?", "--document", "tale"),
@@ -93,25 +75,18 @@ def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: P
     new = tmp_path / "new"
     for arguments, word in [
         (("ask", "Who?", "--store", store, "--top-k", "0"), "top_k"),
-        (("ask", "Who?", "--store", store, "--top-k", "100000"), "top_k"),
         (("ask", "Who?", "--store", store, "--score-range", "-1"), "score_range"),
         (("chat", "--store", store, "--score-range", "nan"), "score_range"),
         (("ask", "Who?", "--store", store, "--cmt-cutoff", "1.5"), "cmt_cutoff"),
         (("ask", "Who?", "--store", store, "--granularity", "per_word"), "granularity"),
         (("ask", "Who?", "--store", store, "--max-new-tokens", "0"), "max_new_tokens"),
         (("ask", "Who?", "--store", store, "--temperature", "-1"), "temperature"),
-        (("ask", "Who?", "--store", store, "--temperature", "nan"), "temperature"),
-        (("ask", "Who?", "--store", store, "--temperature", "inf"), "temperature"),
         (("ask", "Who?", "--store", store, "--seed", "9" * 20), "seed"),
         (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
         (("ask", "Who?", "--store", store, "--policy", "fifo"), "lru"),
         (("chat", "--store", store, "--prefetch", "all"), "speculative"),
         (("search", "mill", "--store", store, "--trace", tmp_path / "no" / "trace"), "trace"),
-        (("ingest", story, "--store", new, "--policy", "fifo"), "lru"),
-        (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
         (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
-        (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
-        (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
         (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int8"),
         (("ingest", story, "--store", store, "--codec", "jpeg"), "int8"),

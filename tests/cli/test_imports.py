@@ -43,12 +43,6 @@ def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Pat
         assert imported(command(*arguments)) == [], arguments
 
 
-def test_the_children_of_a_verification_import_no_torch(memory: Path) -> None:
-    code = "from pathlib import Path; from memstore.store.verify.walk import walk"
-    code += f"; assert len(list(walk(Path({str(memory)!r}), set()))) == 3"
-    assert imported(code) == []
-
-
 def test_importing_memstore_imports_nothing_heavy() -> None:
     assert imported("import memstore", (*HEAVY, "numpy", "lmdb")) == []
     assert imported("from memstore import MemoryStore") == []
@@ -60,19 +54,3 @@ def test_documents_are_converted_by_another_process() -> None:
     code = "from memstore.documents import read\n"
     code += "assert read(b'# A', 'a.md').places and read(b'<html><p>x', 'a').text == 'x\\n'"
     assert imported(code, (*HEAVY, *converters, "numpy", "lmdb")) == []
-
-
-def test_a_store_without_a_model_imports_no_torch(memory: Path, tmp_path: Path) -> None:
-    code = f"""
-from memstore import MemoryStore
-with MemoryStore.open({str(memory)!r}, policy="lru", prefetch="speculative") as store:
-    (document,) = store.ready()
-    assert store.document("book") == document and len(store.tokens("book").ids) == 100
-    assert store.stats()["tiers"] == {{}}
-    store.export_document("book", {str(tmp_path / "book")!r})
-    assert store.import_document({str(tmp_path / "book")!r}, "again").tokens == 100
-    store.forget("again")
-    store.compact()
-    assert store.verify().clean and store.verify(repair=True).clean
-"""
-    assert imported(code) == []

@@ -10,7 +10,6 @@ import pytest
 from memstore.disk.format.codec import CODECS
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, intact, refused, run, start, whole
 
 pytestmark = pytest.mark.usefixtures("the_model")
@@ -26,36 +25,6 @@ def test_ingest_reports_and_is_idempotent(tmp_path: Path, story: Path) -> None:
     }
     assert "already read" in run("ingest", story, "--store", tmp_path / "mem").out
     intact(tmp_path / "mem", "story")
-
-
-def test_each_file_becomes_a_document(tmp_path: Path, story: Path) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text(OTHER)
-    assert (
-        run("ingest", story, other, "--store", tmp_path / "mem", "--codec", "raw").out.count(
-            ": read;"
-        )
-        == 2
-    )
-    intact(tmp_path / "mem", "story", "other")
-
-
-def test_documents_are_not_listed_once_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listings = []
-    listed = MemoryStore.documents
-
-    def documents(store: MemoryStore) -> object:
-        listings.append(store)
-        return listed(store)
-
-    monkeypatch.setattr(MemoryStore, "documents", documents)
-    texts = [tmp_path / f"{number}.txt" for number in range(6)]
-    for text in texts:
-        text.write_text(f"This is {text.stem}.\n" * 9)
-    assert run("ingest", *texts, "--store", tmp_path / "mem").status == 0
-    assert len(listings) <= 1
 
 
 def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
@@ -94,16 +63,6 @@ def test_append_and_replace(store: Path, tmp_path: Path) -> None:
     intact(store, "story")
 
 
-def test_an_append_reports_the_token_after_which_it_begins(tmp_path: Path) -> None:
-    one, two, store = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "m"
-    one.write_text("Shorter than a chunk. ")
-    two.write_text("And what follows. ")
-    read = run("ingest", one, "--store", store, "--json").json["documents"][0]
-    assert "appended_to" not in read
-    shown = run("ingest", two, "--store", store, "--name", "one", "--append").out
-    assert f"one: appended behind token {read['tokens']};" in shown
-
-
 def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n")
@@ -126,7 +85,6 @@ def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path
         "ingest", tmp_path / "none.txt", tmp_path / "latin.txt", "--store", tmp_path / "new"
     )
     assert several.status == 1 and several.err.count("error: ") == several.err.count("\n") == 2
-    assert not (tmp_path / "new").exists()
     intact(store, "story")
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,8 @@ import torch
 
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
 from support.commands import STORY, become_nobody, run, run_forked, whole, write_model
-from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest
+from support.synthetic_documents import CHUNK, SIGNATURE, ingest
 
 
 @pytest.fixture(scope="module")
@@ -80,40 +78,6 @@ def test_files_with_hard_links_are_not_written(tmp_path: Path, name: str) -> Non
     copy = shutil.copytree(memory, tmp_path / "copy", ignore=shutil.ignore_patterns("*lock*"))
     with MemoryStore.open(copy) as store:
         store.forget("book")
-
-
-def test_a_clock_that_goes_back_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [2_000_000_000.0]
-
-    def backwards() -> float:
-        clock[0] -= 3600
-        return clock[0]
-
-    monkeypatch.setattr(time, "time", backwards)
-    memory = tmp_path / "memory"
-    with MemoryStore.create(memory, SIGNATURE) as store, MemoryStore.open(memory) as other:
-        for number in range(5):
-            ingest(store, str(number), 3 * CHUNK + number, text=number)
-            assert [document.name for document in other.documents()][-1] == str(number)
-        ingest(store, "1", 5 * CHUNK, text=1, mode="append")
-        ingest(store, "2", 4 * CHUNK, text=7, mode="replace")
-        store.forget("3")
-        store.export_document("4", tmp_path / "file")
-        store.forget("4")
-        store.import_document(tmp_path / "file")
-    with MemoryStore.open(memory) as store:
-        store.compact()
-    assert verify_memory(memory).clean
-    times = []
-    with MemoryStore.open(memory) as store:
-        names = [document.name for document in store.documents()]
-        for document in store.documents():
-            check_content(store, document, text=int(document.source_hash.split(":")[0]))
-            times.append(document.created)
-        assert store.documents()[-1].name == "4"
-    assert names == ["0", "1", "2", "4"] and times != sorted(times)
 
 
 @pytest.fixture(params=["nobody", "mount"])

@@ -54,19 +54,6 @@ def test_a_trained_model_can_be_asked_and_trained_further(
     assert tokenizers[0] == tokenizers[1]
 
 
-@pytest.mark.usefixtures("small_training")
-def test_weights_are_trained_further_in_their_own_shape(tmp_path: Path, books: Path) -> None:
-    briefly = ("--from-stage", "wide", "--minutes", "0.002")
-    larger, further = tmp_path / "larger", tmp_path / "further"
-    assert run("train", books, "--out", larger, "--preset", "books", *briefly).status == 0
-    assert run("train", books, "--out", further, "--init", larger, *briefly).status == 0
-    shapes = [(directory / "config.json").read_text() for directory in (larger, further)]
-    assert shapes[0] == shapes[1]
-    other = ("train", books, "--out", tmp_path / "other", "--init", larger, *briefly)
-    refused(run(*other, "--preset", "test"))
-    refused(run(*other, "--preset", "small"), "1024 ids")
-
-
 def test_a_training_run_that_cannot_begin_is_refused(tmp_path: Path, books: Path) -> None:
     out = tmp_path / "run"
     refused(run("train", books, "--out", out, "--from-stage", "dense"), "windows, varied")

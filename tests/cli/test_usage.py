@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from docs_build.commands import commands
-from memstore.cli import console
 from support.commands import STORY, refused, run
 
 COMMANDS = dict(commands())
@@ -33,7 +32,6 @@ def test_no_arguments_show_the_help() -> None:
         ("ask who planted it", "ask", 'put the text in quotes: memstore ask "..."'),
         ("search who planted it", "search", 'put the text in quotes: memstore search "..."'),
         ("search x --top-k 0", "search", "--top-k"),
-        ("search x --shortlist 0", "search", "--shortlist"),
         ("ingest", "ingest", "PATH"),
         ("ingest a.txt --append --replace", "ingest", "exclude"),
         ("ingest a.txt b.txt --name x", "ingest", "--name"),
@@ -41,9 +39,8 @@ def test_no_arguments_show_the_help() -> None:
         ("ingest a.txt --quota 9223372036GB", "ingest", "below"),
         (f"ingest a.txt --quota {'9' * 400}TB", "ingest", "below"),
         ("ingest a.txt --keep nothing", "ingest", "'text'"),
-        ("ingest a.txt --to s3://team/library", "ingest", "--engine ray"),
-        ("ingest a.txt --engine ray", "ingest", "--to"),
-        ("ingest a.txt --engine ray --to s3://x --append", "ingest", "--append"),
+        ("ingest a.txt --address localhost:6379", "ingest", "--to"),
+        ("ingest a.txt --to s3://x --append", "ingest", "--append"),
         ("train a.txt --out run --preset huge", "train", "paper"),
         ("train a.txt --out run --rank 4", "train", "--model"),
         ("share push", "share push", "URL"),
@@ -65,42 +62,6 @@ def test_wrong_usage_is_one_line_that_names_the_help(
     refused(result, words, status=2)
     assert result.err.endswith(f"(see {' '.join(['memstore', *command.split()])} --help)\n")
     assert not Path("memory").exists() and not Path("run").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4096", 4096),
-        ("64MB", 64_000_000),
-        ("1.5gb", 1_500_000_000),
-        ("512MiB", 1 << 29),
-        ("2 K", 2000),
-        ("10b", 10),
-    ],
-)
-def test_sizes_are_parsed_as_people_write_them(text: str, size: int) -> None:
-    assert console.parse_size(text) == size
-
-
-def test_completion_scripts_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    # else typer looks for the shell among the parents of this process
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    shown = run("--show-completion", "bash")
-    assert shown.status == 0 and "_MEMSTORE_COMPLETE=complete_bash" in shown.out
-    assert "complete -o default -F _memstore_completion memstore" in shown.out
-
-
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [("memstore se", ["search", "serve"]), ("memstore share p", ["push", "pull", "prune"])],
-)
-def test_commands_are_completed(
-    monkeypatch: pytest.MonkeyPatch, typed: str, completed: list[str]
-) -> None:
-    monkeypatch.setenv("_MEMSTORE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", typed)
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
-    assert run().out.split() == completed
 
 
 # The memory: --store, else $MEMSTORE_STORE, else ./memory
@@ -130,11 +91,6 @@ def test_the_default_memory_is_in_the_working_directory(here: Path) -> None:
 def test_a_missing_default_memory_is_reported(here: Path, command: list[str]) -> None:
     refused(run(*command), "./memory holds no memory; make one: memstore ingest FILE\n")
     assert not (here / "memory").exists()
-
-
-def test_a_missing_published_memory_is_not_confused_with_the_default(here: Path) -> None:
-    said = run("share", "pull", f"file://{here}/none", "diary").err
-    assert "./memory" not in said and "none" in said
 
 
 def test_the_environment_names_a_memory_and_the_option_wins(

@@ -21,7 +21,6 @@ from memstore.disk.format.citations import (
 from memstore.documents import Converted, read
 from memstore.documents.conversion import convert
 from memstore.documents.detect import form_of
-from memstore.errors import InvalidInput, UnreadableDocument
 from memstore.model.answer import Source
 from memstore.model.texts.document_text import block_texts
 from memstore.model.texts.source_text import Text
@@ -381,38 +380,6 @@ def test_appending_keeps_the_places_of_both_parts(model, tmp_path: Path) -> None
         assert document.places.at(at, at + 5) == "The Mill > The Ferry"
         replaced = model.ingest(Text("Plain words.\n", "a"), store, mode="replace")
         assert replaced.metadata == {}
-
-
-def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(state: object) -> None:
-        if seen:
-            raise Stop
-        seen.append(state)
-
-    seen: list[object] = []
-    (tmp_path / "a.html").write_bytes(made.html(numbered([(1, ["mill"], [9])] * 3)[0]))
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        with pytest.raises(Stop):
-            model.ingest(tmp_path / "a.html", store, progress=stop, chunk_blocks=1)
-        assert store.document("a").state == "ingesting"
-        states = []
-        done = model.ingest(tmp_path / "a.html", store, progress=states.append, chunk_blocks=1)
-        assert done.state == "ready" and states[0].resumed_tokens > 0
-        assert len(unpack_places(done.metadata)) == 3
-
-
-def test_a_path_and_its_bytes_are_read_alike_and_errors_name_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.html"
-    path.write_bytes(made.html(BOOK))
-    assert read(path, "a.html") == read(path.read_bytes(), "other.html")
-    for wrong in (tmp_path / "none.pdf", tmp_path):
-        with pytest.raises(UnreadableDocument, match=wrong.name):
-            read(wrong, wrong.name)
-    with pytest.raises(InvalidInput, match="needs a name"):
-        Text(Converted("x", (), "pdf"))
 
 
 def test_word_processors_own_files_are_read() -> None:

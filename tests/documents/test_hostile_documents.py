@@ -16,18 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.format.citations import Place, pack_places
+from memstore.disk.format.citations import pack_places
 from memstore.documents import Converted, read
 from memstore.documents.conversion import convert
 from memstore.documents.converted import LIMITS, Limits
 from memstore.documents.detect import form_of
-from memstore.errors import InvalidInput, UnreadableDocument
-from memstore.store.memory_store import MemoryStore
+from memstore.errors import UnreadableDocument
 from support import made_documents as made
 from support.damaged_bytes import damaged
 from support.made_documents import Section
 from support.processes import TELLS_CHILDREN, children_of, processor_seconds, runs
-from support.synthetic_documents import SIGNATURE, ingest
 
 pytest.importorskip("lxml")
 pytest.importorskip("pypdf")
@@ -173,20 +171,6 @@ def test_child_imports_nothing_from_the_working_directory(tmp_path: Path) -> Non
     assert not (tmp_path / "ran").exists()
 
 
-def test_child_that_cannot_start_is_no_broken_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memstore.errors import MemstoreError
-
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\nexit 3\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(broken))
-    with pytest.raises(MemstoreError, match="did not start") as said:
-        read(GOOD["a.html"], "a.html")
-    assert not isinstance(said.value, UnreadableDocument)
-
-
 def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
     if not TELLS_CHILDREN:
         pytest.skip("the system does not tell the children of a process")
@@ -253,21 +237,3 @@ def test_damaged_document_is_a_text_or_refused(name: str, draw: st.DataObject) -
 
 
 # What a row says of places
-
-
-@pytest.mark.parametrize(
-    "places",
-    [1, ["0 1 x"], "0 1 x", "x 1 a\n", "0 11 a\n", "-1 1 a\n", "0 1 a\x00\n", "9" * 16 + " 1 a\n",
-     "0 1 " + "x" * 121 + "\n"],
-)  # fmt: skip
-def test_malformed_places_are_ignored(tmp_path: Path, places: object) -> None:
-    with MemoryStore.create(tmp_path / "m", SIGNATURE, host_budget=1 << 20) as store:
-        ingest(store, "a", text=1, tokens=40)
-        store.describe("a", {"places": places, "later": {"b": [1]}})
-        store.export_document("a", tmp_path / "a.memstore")
-        assert store.import_document(tmp_path / "a.memstore", "b").metadata["places"] == places
-        with pytest.raises(InvalidInput, match="metadata"):
-            store.describe("a", {"places": b"bytes"})
-    with MemoryStore.open(tmp_path / "m", host_budget=1 << 20) as store:
-        assert [document.places.at(0, 5) for document in store.ready()] == [None, None]
-        assert store.describe("a", pack_places([Place(0, 0, "1")])).places.at(0, 5) == "page 1"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.memory import Memory
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.model.passages.selector import Gate
 from memstore.store.memory_store import MemoryStore
@@ -43,8 +44,8 @@ class TestLangChain(RetrieversIntegrationTests):
     """LangChain's standard tests."""
 
     @pytest.fixture(autouse=True)
-    def _memory(self, diary: Path, reader: LandmarkModel) -> None:
-        self.diary, self.reader = diary, reader
+    def _memory(self, diary: Path) -> None:
+        self.diary = diary
 
     @property
     def retriever_constructor(self) -> Any:
@@ -54,7 +55,7 @@ class TestLangChain(RetrieversIntegrationTests):
 
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
-        return {"store": self.diary, "reader": self.reader}
+        return {"store": self.diary}
 
     @property
     def retriever_query_example(self) -> str:
@@ -84,8 +85,9 @@ def test_retrievers_say_where_the_memory_would_refuse(tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "m", model.signature, selector=model.keeps) as store:
         model.ingest(DIARY, store, name="diary")
         for query, answered in (("Why do whales sing?", False), ("price of the mare", True)):
-            documents = langchain.MemstoreRetriever(store=store, reader=model).invoke(query)
-            nodes = llama_index.MemstoreRetriever(store, model).retrieve(query)
+            memory = Memory(model, store)
+            documents = langchain.MemstoreRetriever(store=memory).invoke(query)
+            nodes = llama_index.MemstoreRetriever(memory).retrieve(query)
             found = [one.metadata for one in [*documents, *nodes]]
             assert found and all(one["answered"] is answered for one in found)
 
@@ -99,7 +101,7 @@ def test_llama_index_query_engine_answers_from_retrieved_passages(
     from memstore.integrations.llama_index import MemstoreRetriever
 
     with MemoryStore.open(diary, reader.signature, read_only=True) as store:
-        retriever = MemstoreRetriever(store, reader, similarity_top_k=2)
+        retriever = MemstoreRetriever(Memory(reader, store), similarity_top_k=2)
         engine = RetrieverQueryEngine.from_args(retriever, llm=MockLLM())
         response = engine.query("the name of the new foal")
         assert "Clover" in str(response)  # it repeats its prompt, with the passages in it

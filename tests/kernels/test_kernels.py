@@ -298,31 +298,3 @@ def test_memory_attention_reads_no_slot_that_was_not_named(rotations: int, share
     for slot in (0, 1, 3):
         keys[slot] = values[slot] = float("nan")
     assert torch.equal(attend(), expected)
-
-
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize(("rotations", "rows"), [(1, 1), (2, 1), (2, 2)])
-def test_memory_attention_without_a_unit_is_the_local_attention(
-    rotations: int, rows: int, gated: bool
-) -> None:
-    generator = torch.Generator().manual_seed(7)
-    q = torch.randn(rotations, 1, 4, 2, 8, generator=generator)
-    nothing = torch.full((5, 3, 8), float("nan"))  # as a slot is before a unit comes
-    local = api.local_attention(
-        *(torch.randn(1, 4, 2, 8, generator=generator) for _ in range(3)), 3
-    )
-    slots = torch.full((1, 4, rows, 3), -1)
-    marks = torch.randn(1, 4, 2, 3, generator=generator)
-    output, mass = api.memory_attention(
-        q,
-        nothing,
-        nothing,
-        torch.full((5,), 3),
-        slots,
-        slots * 0,
-        marks,
-        local,
-        gated=gated,
-        return_mass=True,
-    )
-    assert torch.equal(output, local.output) and mass is not None and not mass.any()

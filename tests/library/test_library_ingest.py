@@ -51,14 +51,13 @@ def test_workers_publish_what_one_process_publishes(
     keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, url = folder(tmp_path / "library", 9), f"file://{tmp_path}/many"
-    settings = (("keep", keep),) if keep == "text" else ()
-    library = job(url, keep=keep, lookup=settings)
+    library = job(url, keep=keep)
     progress, number, told = ingest(path, library)
     assert number == 1 and {one.status for one in told.values()} == {"read"}
     assert progress.documents.total() == progress.files == len(told) == 9
     assert progress.done == progress.bytes and progress.passages and progress.tokens
     alone = f"file://{tmp_path}/one"
-    one_process(path, tmp_path / "memory", alone, **({"keep": keep} if settings else {}))
+    one_process(path, tmp_path / "memory", alone, **({"keep": keep} if keep == "text" else {}))
     assert content(url, tmp_path) == content(alone, tmp_path)
     clean(url)
     place = watched(monkeypatch, url)  # the same again sends nothing
@@ -88,7 +87,7 @@ def test_other_content_is_refused_or_replaces(tmp_path: Path) -> None:
 def test_published_documents_become_text_alone_without_replace(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
     ingest(path, job(url))
-    as_text = job(url, keep="text", lookup=(("keep", "text"),))
+    as_text = job(url, keep="text")
     _, _, told = ingest(path, as_text)
     assert {one.status for one in told.values()} == {"read"}
     assert document(url, "001.txt").bytes == 0
@@ -111,15 +110,6 @@ def test_bad_documents_are_reported_and_the_others_ingested(tmp_path: Path) -> N
         assert kind == "UnreadableDocument" and str(path / name) in why
     names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
     assert names == ["000.txt", "001.txt", "002.txt"]
-
-
-def test_nothing_to_ingest_publishes_nothing(tmp_path: Path) -> None:
-    path, url = folder(tmp_path / "library", 0), f"file://{tmp_path}/many"
-    (path / "empty.txt").write_text("")
-    progress, number, _ = ingest(path, job(url))
-    assert number == 0 and progress.documents == {"refused": 1}
-    with pytest.raises(MemoryNotFound):
-        Published.open(open_object_store(url))
 
 
 def test_a_large_library_is_searched_in_two_stages(

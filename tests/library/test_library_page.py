@@ -23,7 +23,7 @@ def timeless(output: str) -> str:
 def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:
     (console,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     every = steps(console)
-    assert sum("--engine ray" in step.command for step in every) == 2
+    assert sum(" --to " in step.command for step in every) == 2
     for command, shown in every:
         status = 1 if "refused" in shown else 0
         printed = run(["bash", "-c", command], tmp_path, status=status)

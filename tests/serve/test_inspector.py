@@ -138,17 +138,6 @@ def test_a_click_on_a_word_shows_its_sources(page):
     assert of_word != whole or page.ask(WORDS) == 1
 
 
-def test_a_question_follows_the_last_answer_where_the_box_is_checked(page):
-    ask(page)
-    page.click("#follow")
-    ask(page, "What is the price of the brown mare?")
-    assert "310" in page.ask(TEXT.format("answer"))
-    alone = page.ask(TEXT.format("cost"))
-    page.click("#follow")
-    ask(page, "What is the price of the brown mare?")
-    assert page.ask(TEXT.format("cost")) != alone  # fewer tokens of question
-
-
 def test_all_of_it_can_be_done_by_keyboard(page):
     page.ask("document.getElementById('main').focus()")
     focused = "document.activeElement.id || document.activeElement.className"
@@ -227,25 +216,6 @@ def test_files_that_are_dropped_are_read_and_their_text_is_text(page, served):
     assert HOSTILE.strip() in page.ask(TEXT.format("document-text"))
     assert page.ask("document.querySelectorAll('#document img, #document script').length") == 0
     served.service.documents.delete(Access(), name)
-
-
-def test_light_and_dark_follow_the_system_or_what_is_chosen(page):
-    ask(page)
-    page.click("#sources .source")
-    page.until("document.querySelector('#document .marked.place')")
-    back = "getComputedStyle(document.body).backgroundColor"
-    light = page.ask(back)
-    page.prefers("dark")
-    dark = page.until(f"{back} !== {json.dumps(light)} && {back}")
-    page.prefers("light")
-    page.click("#theme")
-    page.prefers("dark")
-    assert page.ask(back) == light
-    page.click("#theme")
-    page.prefers("light")
-    assert page.until(f"{back} === {json.dumps(dark)}")
-    page.click("#theme")
-    assert page.until(f"{back} === {json.dumps(light)}")
 
 
 SETTLED = "Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null)))"

@@ -189,14 +189,6 @@ def test_a_body_that_is_too_long_is_refused_with_or_without_its_length(bounded: 
         assert client.post(DOCUMENTS, content=b"a=b", headers=urlencoded).status_code == 415
 
 
-def test_a_file_may_be_longer_than_json(tmp_path: Path) -> None:
-    text, settings = "It rained. " * 200, ServeSettings(json_bytes=1024)
-    with serving(tmp_path / "mem", settings) as server, server.client() as client:
-        assert client.post(DOCUMENTS, json={"name": "a", "text": text}).status_code == 413
-        form = {"file": ("a.txt", text.encode())}
-        assert client.post(DOCUMENTS, files=form).status_code == 202
-
-
 def test_a_body_that_does_not_come_is_given_up(tmp_path: Path) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
     impatient = ServeSettings(body_seconds=0.2)

@@ -78,29 +78,10 @@ HARMLESS: dict[str, Any] = {
     "logprobs": False,
     "n": 1,
 }
-OPTIONAL = (
-    "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
-    "max_completion_tokens", "max_tokens", "metadata", "modalities", "n", "parallel_tool_calls",
-    "prediction", "presence_penalty", "prompt_cache_key", "reasoning_effort", "response_format",
-    "safety_identifier", "seed", "service_tier", "stop", "store", "stream_options", "stream",
-    "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
-    "web_search_options",
-)  # fmt: skip
 
 
 def test_harmless_and_unknown_parameters_are_ignored(served: Served) -> None:
     answer = served.chat(QUESTION, **HARMLESS, extra_body={"colour": "red", "best_of": 3})
-    assert answer.choices[0].message.content == ANSWER
-
-
-def test_null_is_accepted_for_every_optional_parameter(served: Served) -> None:
-    nulls = dict.fromkeys((*OPTIONAL, "memstore"))
-    assert served.chat(QUESTION, extra_body=nulls).choices[0].message.content == ANSWER
-    message = {"role": "user", "content": QUESTION, "name": None, "tool_calls": None}
-    options = {"documents": None, "trace": None, "max_sources": None, "from_memory": None}
-    answer = served.openai().chat.completions.create(
-        model="memstore", messages=[message], extra_body={"memstore": options}
-    )
     assert answer.choices[0].message.content == ANSWER
 
 
@@ -109,20 +90,13 @@ def test_null_is_accepted_for_every_optional_parameter(served: Served) -> None:
     [
         ({"n": 2}, "n must be 1"),
         ({"tool_choice": "required"}, "tool_choice asks for a tool"),
-        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
         ({"function_call": {"name": "look"}}, "function_call"),
         ({"response_format": {"type": "json_object"}}, "response_format must be text"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "must be"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
         ({"logprobs": True}, "logprobs is not supported"),
-        ({"top_logprobs": 3}, "top_logprobs"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
-        ({"web_search_options": {}}, "web_search_options"),
         ({"memstore": {"documnets": ["diary"]}}, "memstore.documnets"),
         ({"memstore": {"documents": ["dairy"]}}, "no document 'dairy'"),
         ({"messages": [{"role": "user", "content": " "}]}, "the last message must be"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "the last message must be"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x " * 5000}]}, "upload long texts"),
         ({"messages": []}, "messages"),

@@ -129,15 +129,11 @@ def test_a_file_keeps_only_the_last_part_of_a_plain_name(
         ({"json": {"name": "x", "text": " \n"}}, 400, "empty"),
         ({"json": {"name": "x", "text": "a\0b"}}, 400, "text"),
         ({"json": {"name": "x\ny", "text": "a"}}, 400, "name"),
-        ({"json": {"name": "", "text": "a"}}, 400, "name"),
         ({"json": {"name": "x"}}, 400, "text"),
         ({"json": {"name": "x", "text": "a", "mode": "newer"}}, 400, "mode"),
-        ({"json": {"name": "x", "text": "a", "purpose": "b"}}, 400, "purpose"),
-        ({"json": [1]}, 400, "body"),
         ({"content": b"{"}, 400, "neither JSON nor a form"),
         ({"content": b"[" * 100_000}, 400, "neither JSON nor a form"),
         ({"files": {"file": ("x.pdf", b"%PDF-1.4 broken")}}, 400, "x.pdf"),
-        ({"files": {"file": ("x.txt", b"\xff\xfe\xff")}}, 400, "x.txt"),
         ({"files": {"file": ("x.txt", b"")}}, 400, "x.txt"),
         ({"files": {"other": ("x.txt", b"a")}}, 400, "the form needs a file"),
         ({"files": {"file": ("x", b"a")}, "data": {"purpose": "assistants"}}, 400, "purpose"),
@@ -213,16 +209,6 @@ with serving(Path(arguments[0]), diary=False) as served:
     print(served.url, flush=True)
     threading.Event().wait()
 """
-HOLD = """
-import time
-from pathlib import Path
-from memstore.disk.format.document import IngestSettings
-with MemoryStore.open(arguments[0]) as store:
-    with store.write_document("other", source_hash="x", settings=IngestSettings(1, 0)):
-        print("held", flush=True)
-        while not Path(arguments[1]).exists():
-            time.sleep(0.02)
-"""
 
 
 def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
@@ -254,22 +240,3 @@ def test_a_document_whose_server_was_killed_is_resumed_by_uploading_it_again(
         body = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
         answer = http.post("/v1/chat/completions", json=body).json()
         assert answer["choices"][0]["message"]["content"] == ANSWER
-
-
-def test_an_upload_beside_another_writer_fails_and_says_so(
-    tmp_path: Path, children: ForkServer
-) -> None:
-    memory, output, release = tmp_path / "mem", tmp_path / "said", tmp_path / "release"
-    with serving(memory) as served, served.client() as http:
-        children.start("python_job", output, HOLD, memory, release)
-        while not (output.exists() and output.read_text()):
-            time.sleep(0.02)
-        upload(http, "note", DIARY)
-        failed = settled(http, "note")
-        assert failed["state"] == "failed" and "written by another" in failed["error"]
-        locked = http.delete(f"{PATH}/diary")
-        assert (locked.status_code, locked.json()["error"]["code"]) == (409, "memory_locked")
-        release.touch()
-        assert children.end() == 0
-        upload(http, "note", DIARY)
-        assert settled(http, "note")["state"] == "ready"

@@ -1,5 +1,5 @@
-"""MCP through the official client, over stdio and HTTP: every tool and resource, the scopes of
-keys, files of the server, and errors of one line.
+"""MCP through the official client, over stdio and HTTP: every tool, the scopes of keys, files of
+the server, and errors of one line.
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from mcp import Client, MCPError, StdioServerParameters
+from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.serve.api_keys import Access, Keys
 from memstore.serve.mcp import tools
-from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
+from support.diary import ANSWER, DIARY, QUESTION, write_diary
 from support.paths import ROOT
 from support.serving import Served, serving
 
@@ -89,17 +89,8 @@ async def use_every_tool(client: Client) -> None:
         "letter",
         "note/ü 1",
     ]
-    resources = {one.name: one.uri for one in (await client.list_resources()).resources}
-    assert set(resources) == {"diary", "letter", "note/ü 1"}
-    for name, text in (("letter", LETTER), ("note/ü 1", "The dog is called Rex.")):
-        (whole,) = (await client.read_resource(resources[name])).contents
-        assert whole.text == text
-    (part,) = (await client.read_resource(f"{resources['letter']}/5-11")).contents
-    assert part.text == LETTER[5:11]
     forgotten = await client.call_tool("forget", {"name": "note/ü 1"})
     assert forgotten.structured_content == {"forgotten": "note/ü 1"}
-    with pytest.raises(MCPError, match="no document"):
-        await client.read_resource(resources["note/ü 1"])
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -154,43 +145,6 @@ def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) 
     run(work)
 
 
-@pytest.mark.services
-def test_requests_of_a_pipe_are_answered_before_the_process_ends(
-    tmp_path: Path, reader: LandmarkModel
-) -> None:
-    memory = write_diary(tmp_path / "m", reader)
-    client = {"protocolVersion": "2025-06-18", "capabilities": {}}
-    client["clientInfo"] = {"name": "test", "version": "0"}
-    asked = {"question": QUESTION}
-    sent = [
-        {"id": 1, "method": "initialize", "params": client},
-        {"method": "notifications/initialized"},
-        {"method": "notifications/cancelled", "params": {"requestId": {"no": "id"}}},
-        {"id": 2, "method": "tools/call", "params": {"name": "nothing", "arguments": {}}},
-        {"id": 3, "method": "no/such"},
-        {"id": 4, "method": "tools/call", "params": {"name": "ask", "arguments": asked}},
-        {"id": 5, "method": "tools/call", "params": {"name": "documents", "arguments": {}}},
-    ]
-    lines = [json.dumps({"jsonrpc": "2.0", **one}) for one in sent]
-    done = subprocess.run(
-        [sys.executable, "-m", "memstore", "mcp", "--store", str(memory), "--read-only"],
-        input="\n".join([*lines, "no json", '{"half": ']) + "\n",
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    messages = [json.loads(line) for line in done.stdout.splitlines()]
-    assert all(message["jsonrpc"] == "2.0" for message in messages)
-    answered = {one["id"]: one for one in messages if one.get("id")}
-    assert answered[1]["result"]["serverInfo"]["name"] == "memstore"
-    assert answered[2]["result"]["isError"] and "error" in answered[3]
-    sources = answered[4]["result"]["structuredContent"]["sources"]
-    assert sources[0]["document"] == "diary"
-    assert [one["name"] for one in answered[5]["result"]["structuredContent"]["documents"]]
-
-
 def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
     async def work() -> None:
         async with over_http(keyed, "reads-everything-") as client:
@@ -204,7 +158,6 @@ def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
             assert not (await client.call_tool("ingest", note)).is_error
             listed = await client.call_tool("documents", {})
             assert [row["name"] for row in listed.structured_content["documents"]] == ["note"]
-            assert [one.name for one in (await client.list_resources()).resources] == ["note"]
             answer = await client.call_tool("ask", {"question": QUESTION})
             assert {one["document"] for one in answer.structured_content["sources"]} <= {"note"}
             for call in (
@@ -216,8 +169,6 @@ def test_mcp_keeps_the_scopes_of_keys(keyed: Served) -> None:
             ):
                 refused = await client.call_tool(*call)
                 assert refused.is_error and "letter" not in refused.content[0].text, call
-            with pytest.raises(MCPError, match="no document"):
-                await client.read_resource("memstore://documents/diary")
             assert not (await client.call_tool("forget", {"name": "note"})).is_error
 
     run(work)
@@ -253,10 +204,6 @@ def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_pat
                 (said,) = result.content
                 assert result.is_error and named in said.text, (tool, given, said.text)
                 assert "\n" not in said.text and str(keyed.service.store.path) not in said.text
-            for uri in ("memstore://documents/gone", "file:///etc/passwd", "memstore://documents/"):
-                with pytest.raises(MCPError, match="no document") as caught:
-                    await client.read_resource(uri)
-                assert str(keyed.service.store.path) not in str(caught.value)
 
     run(work)
 

@@ -3,39 +3,30 @@ names what could not be reached, and follows what is published.
 """
 
 import asyncio
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
 pytest.importorskip("obstore")
 
-from mcp import Client, StdioServerParameters
+from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from memstore import load_model
 from memstore.errors import StoreUnavailable
-from memstore.integrations.opened import Opened
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
-from support.commands import refused, run
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
-from support.fork_server import ForkServer
-from support.paths import ROOT
 from support.published import Wild, WildPlace, impatient, open_at
-from support.serving import Served, official, serving, serving_store
-from support.serving_process import begin
+from support.serving import Served, serving, serving_store
 
 
 @pytest.fixture(scope="module")
@@ -191,53 +182,6 @@ def test_no_absent_document_is_named_to_a_key_that_may_not_read_it(
             answer = server.chat(QUESTION, key="only-of-the-diary-1", extra_body=extra)
             report = answer.model_extra["memstore"]
             assert report["absent"] == [] and report["sources"]
-
-
-def test_a_published_memory_is_searched_by_other_programs(path: Path) -> None:
-    opened = Opened(f"file://{path}/there", None)
-    assert "Clover" in opened.search("the name of the new foal", None, 1)[0].text
-
-
-def test_mcp_offers_only_the_tools_that_read(path: Path) -> None:
-    command = ["-m", "memstore", "mcp", "--store", f"file://{path}/there"]
-    server = StdioServerParameters(command=sys.executable, args=command, cwd=ROOT)
-
-    async def work() -> None:
-        async with Client(server) as client:
-            tools = {tool.name for tool in (await client.list_tools()).tools}
-            assert tools == {"ask", "search", "documents"}
-            answer = await client.call_tool("ask", {"question": QUESTION})
-            assert answer.structured_content["answer"] == ANSWER
-            refused = await client.call_tool("forget", {"name": "diary"})
-            assert refused.is_error and "read-only" in refused.content[0].text
-
-    asyncio.run(work())
-
-
-def test_a_server_that_is_started_again_reads_from_its_local_cache(
-    path: Path, tmp_path: Path, children: ForkServer
-) -> None:
-    options = ("--local-cache", str(tmp_path / "cache"))
-    for turn, number in (("first", signal.SIGTERM), ("second", signal.SIGKILL)):
-        pid, url = begin(children, tmp_path / turn, f"file://{path}/there", *options)
-        try:
-            messages = [{"role": "user", "content": QUESTION}]
-            chat = official(url).chat.completions.create(model="memstore", messages=messages)
-            assert chat.choices[0].message.content == ANSWER
-            with httpx2.Client(base_url=url, verify=False) as plain:
-                tiers = plain.get("/v1/memstore/tiers").json()["tiers"]
-        finally:
-            os.kill(pid, number)
-            code = children.end()
-        assert code == (128 + number if number == signal.SIGTERM else -number)
-    assert tiers["local"]["hits"] > 0  # what the first one read
-
-
-def test_a_place_without_a_memory_is_one_line_and_makes_none(tmp_path: Path) -> None:
-    nothing = f"file://{tmp_path}/none"
-    refused(run("serve", "--port", "0", "--store", nothing), "no such directory")
-    refused(run("mcp", "--store", nothing), "no such directory")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_follows_what_is_published(model: LandmarkModel, tmp_path: Path) -> None:

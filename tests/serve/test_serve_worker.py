@@ -12,6 +12,7 @@ import pytest
 
 from memstore.serve.answering.worker import Job, Worker
 from memstore.serve.api_errors import Busy, Stopped
+from support.serving import busy
 
 
 @contextmanager
@@ -21,19 +22,6 @@ def working(**limits: Any) -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop(0.0)
-
-
-@contextmanager
-def busy(worker: Worker) -> Iterator[None]:
-    """Keep the model's thread in one step while others come."""
-    begun, go = threading.Event(), threading.Event()
-    call = worker.call(lambda: begun.set() or go.wait(30))
-    assert begun.wait(30)
-    try:
-        yield
-    finally:
-        go.set()
-        call.result(30)
 
 
 def noting(steps: list[str], name: str, count: int) -> Iterator[str]:
@@ -65,13 +53,6 @@ def test_active_questions_take_a_step_each_in_turn() -> None:
     with working(active=4) as worker:
         together(worker, *(noting(steps, name, 3) for name in "abc"))
     assert [sorted(steps[at : at + 3]) for at in (0, 3, 6)] == [["a", "b", "c"]] * 3
-
-
-def test_queued_questions_are_begun_in_order() -> None:
-    steps: list[str] = []
-    with working(active=1) as worker:
-        together(worker, *(noting(steps, name, 2) for name in "xyz"))
-    assert "".join(steps) == "xxyyzz"
 
 
 def test_a_question_waits_for_one_chunk_and_a_document_is_ingested_all_the_same() -> None:
@@ -113,12 +94,16 @@ def test_a_cancelled_job_ends_before_any_other_step() -> None:
 
 
 def test_more_questions_than_may_wait_are_refused_with_a_time_to_come_again() -> None:
-    with working(active=1, waiting=1) as worker, busy(worker):
-        waiting = worker.call(lambda: None)
+    async def ask(worker: Worker) -> None:
+        waiting = asyncio.create_task(worker.run(lambda: None))
+        await asyncio.sleep(0)  # it is queued
         with pytest.raises(Busy) as refused:
-            worker.call(lambda: None)
+            await worker.run(lambda: None)
         assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
         waiting.cancel()
+
+    with working(active=1, waiting=1) as worker, busy(worker):
+        asyncio.run(ask(worker))
 
 
 def test_closing_a_question_closes_its_work_on_the_models_thread() -> None:
@@ -151,19 +136,24 @@ def test_an_error_in_a_step_ends_only_its_own_question() -> None:
     with working() as worker:
         with pytest.raises(ValueError, match="no"):
             asyncio.run(all_of(worker, failing()))
-        assert worker.call(lambda: 7).result(30) == 7
+        assert asyncio.run(worker.run(lambda: 7)) == 7
 
 
 def test_at_the_end_what_waits_is_refused_and_jobs_stop_at_a_chunk() -> None:
     steps: list[str] = []
-    with working(active=1) as worker:
+
+    async def ask(worker: Worker) -> Job:
         with busy(worker):
-            waiting = worker.call(lambda: None)
+            waiting = asyncio.create_task(worker.run(lambda: None))
+            await asyncio.sleep(0)  # it is queued
             job = worker.in_background(noting(steps, "chunk", 1000))
             worker.refuse()
-        with pytest.raises(Stopped):
-            waiting.result(30)
-        with pytest.raises(Stopped):
-            worker.call(lambda: None)
+        for refused in (waiting, worker.run(lambda: None)):
+            with pytest.raises(Stopped):
+                await refused
+        return job
+
+    with working(active=1) as worker:
+        job = asyncio.run(ask(worker))
         assert job.finished.wait(30) and job.state == "cancelled"
         assert len(steps) <= 1

@@ -1,7 +1,7 @@
 """What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a
 wrong block.
 
-MEMSTORE_KILLS (6) and MEMSTORE_FLIPS (40) set how often; `make soak` runs 100 and 1,000.
+MEMSTORE_KILLS (6) and MEMSTORE_FLIPS (40) set how often; `make soak` sets more.
 MEMSTORE_SEED makes other instants.
 """
 

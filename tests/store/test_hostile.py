@@ -1,7 +1,7 @@
 """Crafted and damaged exports, rows and names: each is refused by a named error with the memory
 unchanged, or is a document that every verb can use.
 
-MEMSTORE_HOSTILE (100) sets how many examples each property test tries; `make soak` runs 100,000.
+MEMSTORE_HOSTILE (100) sets how many examples each property test tries; `make soak` sets more.
 """
 
 import json

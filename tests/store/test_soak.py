@@ -1,8 +1,8 @@
 """Long runs: budgets that are never exceeded, memory that does not grow, readers that never see a
 wrong block.
 
-MEMSTORE_SOAK_LOOKUPS (1200) and MEMSTORE_SOAK_SECONDS (1) set how long; `make soak` runs 1,000,000
-and 300. MEMSTORE_SEED makes other choices. With `-s` they say what they saw.
+MEMSTORE_SOAK_LOOKUPS (1200) and MEMSTORE_SOAK_SECONDS (1) set how long; `make soak` sets more.
+MEMSTORE_SEED makes other choices. With `-s` they say what they saw.
 """
 
 import ctypes

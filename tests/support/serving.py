@@ -1,5 +1,6 @@
 """A real server of a small memory on a free port, in a thread of the tests' process."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import uvicorn
 
 from memstore import MemoryStore, load_model
 from memstore.model.model_api import ModelAPI
+from memstore.serve.answering.worker import Worker
 from memstore.serve.api_keys import Keys
 from memstore.serve.http.run import configured
 from memstore.serve.service import Service
@@ -25,6 +27,21 @@ def official(url: str, key: str = "none", **options: Any) -> Any:
 
     options = {"max_retries": 0, "http_client": openai.DefaultHttpxClient(verify=False), **options}
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, **options)
+
+
+@contextmanager
+def busy(worker: Worker) -> Iterator[None]:
+    """Keep the model's thread in one step."""
+    begun, go = threading.Event(), threading.Event()
+    step = worker.run(lambda: begun.set() or go.wait(60))
+    thread = threading.Thread(target=asyncio.run, args=(step,))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        go.set()
+        thread.join()
 
 
 class Served:
@@ -51,14 +68,8 @@ class Served:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Keep the model's thread in one step, which counts as an active question."""
-        begun, go = threading.Event(), threading.Event()
-        step = self.service.worker.call(lambda: begun.set() or go.wait(60))
-        assert begun.wait(60)
-        try:
+        with busy(self.service.worker):
             yield
-        finally:
-            go.set()
-            step.result(60)
 
     def settled(self, **load: int) -> None:
         """Wait for a load of so many "active" and "waiting" questions, and "jobs"."""

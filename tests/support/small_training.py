@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memstore.training.curriculum import Stage
+from memstore.training.subject import TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.fake_device import FakeDevice
 
 SMALL: dict[str, Any] = {
@@ -48,7 +48,7 @@ def train_in_turns(
             if len(losses) % every == 0 and len(losses) < every * len(turns):
                 raise KeyboardInterrupt
 
-    for turn, config in enumerate(turns):
+    for turn, config in enumerate(replace(turn, save_every=1) for turn in turns):
         with FakeDevice() if config.device == "cuda" else nullcontext():
             try:
                 model = train(config, books, resume=turn > 0, report=report, subject=subject)

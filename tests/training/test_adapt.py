@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +20,10 @@ from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
 from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
-from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
+from memstore.training.selectors.measure import Haystack, Outcome, gate_of, recalls
 from memstore.training.selectors.questions import Split
-from memstore.training.selectors.states import Asked, read_states
-from memstore.training.selectors.windows import Mix, Question, Window, WindowWriter, firsts
+from memstore.training.selectors.states import read_states
+from memstore.training.selectors.windows import Window, WindowWriter, firsts
 from support.paths import ROOT
 from support.tiny_decoder import saved
 
@@ -58,8 +56,8 @@ def prose(seed: int, sentences: int = 2500) -> str:
 
 @pytest.fixture(scope="module")
 def write(tokenizer: Tokenizer, texts: list[str]) -> Write:
-    def writer(wanted: Split, seed: int, mix: Mix | None = None) -> WindowWriter:
-        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed, mix)
+    def writer(wanted: Split, seed: int) -> WindowWriter:
+        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed)
 
     return writer
 
@@ -172,12 +170,6 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     assert walk.rows > 0  # other layers are other states
 
 
-def test_rarity_counts_passages_that_hold_a_token() -> None:
-    expected = [(3 / 1.5), (3 / 2.5), (3 / 1.5), (3 / 1.5), (3 / 0.5)]
-    found = rarity([[0, 1, 1, 2], [1, 3, 3, 3, 3]], 5)
-    torch.testing.assert_close(found, torch.tensor(expected).log())
-
-
 def test_passages_that_answer_the_same_question_count_neither_way(
     subject: Subject, write: Write, tmp_path: Path
 ) -> None:
@@ -273,27 +265,6 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
     assert sum(together) == 34 + 10  # those, and so many more
     few = gate_of(answered, [absent[0], absent[99]], GATE_BLOCKS, let=0.9)  # all may pass
     assert few is not None and few.together == pytest.approx(0.25 - few.least)
-
-
-def test_a_gate_loses_fewer_where_few_that_nothing_answers_get_through_even_then() -> None:
-    answered = [Outcome("literal", 0, 0.8 + i / 512, 0.0) for i in range(100)]
-    absent = [Outcome("absent", -1, i / 256, 0.0) for i in range(200)]
-    gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, false=0.1)
-    assert gate is not None and gate.least < 0.8
-    among = [torch.full((GATE_BLOCKS,), outcome.confidence) for outcome in absent]
-    assert sum(map(gate.answers, among)) == 20
-
-
-def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
-    selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
-    haystack = Haystack(Selector().spec)
-    haystack.add([9] * 64, None, [[]] * 64)
-    question = Question("literal", (), (), "")
-    asked = Asked(question, 0, 0, frozenset({0}), frozenset(), 0, 0)
-    states: Any = SimpleNamespace(asked=[asked], captured=lambda one: Captured([], {}))
-    found = measure(selector, haystack, states)[0]
-    of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
-    assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)
 
 
 def test_the_command_makes_a_selector_that_the_model_is_then_read_with(

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.landmark.config import PRESETS
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import new_model
+from memstore.training.subject import TrainConfig, new_model
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
 from support.small_training import small, train_in_turns
 
@@ -100,20 +98,6 @@ def test_chunks_stand_behind_the_windows_that_they_may_read() -> None:
     # 4 * 6 + 5 * 3 tokens in texts of 2 * 6 + 3
     assert ids[:, ::6].tolist() == [[0, 10, 100], [10, 30, 101]]
     assert weights[0].tolist() == [0, 1, 1, 1, 1, 1] * 2 + [0, 1, 1]
-
-
-@pytest.mark.parametrize(("name", "rate"), [("infini", 0.01), ("memorizing", 0.002)])
-def test_gates_learn_at_their_own_rate_and_without_decay(
-    tmp_path: Path, book: Path, name: str, rate: float
-) -> None:
-    config = TrainConfig(tmp_path, MODEL, stages())
-    subject = BaselineSubject(MEMORIES[name], config, [book], torch.device("cpu"), False)
-    adam, muon = subject.optimizers(replace(stages()[0], lr=0.002))
-    gate = subject.model.get_parameter("memory.gate")
-    (group,) = [g for g in adam.param_groups if any(p is gate for p in g["params"])]
-    assert (group["lr"], group["weight_decay"]) == (rate, 0.0)
-    grouped = [p for optimizer in (adam, muon) for g in optimizer.param_groups for p in g["params"]]
-    assert len(grouped) == len(set(grouped)) == len(list(subject.model.parameters()))
 
 
 def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothing(

@@ -17,8 +17,7 @@ from memstore.training import facts as language
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
 from memstore.training.curriculum import RecallConfig
-from memstore.training.facts import VALUE_SHARES, Fact, Pools, draw_fact
-from memstore.training.pages import Source
+from memstore.training.facts import VALUE_SHARES, Fact, draw_fact
 
 BLOCK = 16
 
@@ -159,25 +158,6 @@ def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
     assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
     asked = language.question(language.PASS_KEY_QUESTION, key)
     assert asked.prompt == language.PASS_KEY_QUESTIONS["train"][0]
-
-
-def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpus):
-    rng = random.Random(3)
-    source = Source(tokenizer, corpus, rng)
-    for split in language.SPLITS:
-        pools = Pools.of(split, corpus.words)
-        for _ in range(300):
-            fact = draw_fact(rng, split, pools=pools)
-            for sentence in (
-                language.sentence(rng.choice(language.STATEMENTS[split]), fact),
-                language.sentence(rng.choice(language.UPDATES[split]), fact),
-                language.question(rng.choice(language.QUESTIONS[split]), fact),
-                language.sentence(language.PASS_KEY_STATEMENTS["train"][0], fact),
-            ):
-                text = rng.choice(("", " ", "\n")) + sentence.text
-                assert source.encode(text) == tokenizer.encode(text)
-                pieces = [source.encode(part) for part, _ in sentence.parts]
-                assert [token for ids in pieces for token in ids] == tokenizer.encode(sentence.text)
 
 
 # --- batches

@@ -20,9 +20,9 @@ from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.curriculum import Stage
 from memstore.training.finetune import Finetune, finetune_stages
-from memstore.training.objectives import Chunks, encode_windows, next_token_loss, read_memory
+from memstore.training.objectives import Chunks, encode_windows, read_memory
+from memstore.training.subject import TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import TrainConfig
 from support.small_training import small, train_in_turns
 from support.tiny_decoder import decoder, tokenizer
 
@@ -211,25 +211,6 @@ def test_the_directory_reads_as_the_model_that_was_trained(
     torch.testing.assert_close(merged, unmerged, rtol=0, atol=tolerance)
 
 
-def test_what_learns_is_the_adapters_and_the_two_embeddings(runs: dict[int | None, Run]) -> None:
-    trained = runs[4].trained
-    learned = {name for name, p in trained.named_parameters() if p.requires_grad}
-    assert {"rows.landmark", "rows.cmt"} < learned
-    assert all("lora_" in name for name in learned if not name.startswith("rows."))
-    ids = with_landmarks(some_ids(3 * SIZE, 4), trained)
-    _, memory = encode_windows(trained, ids.expand(2, -1), torch.ones(2, 3, dtype=torch.bool))
-    views, follows = torch.tensor([[0, 1]]), torch.tensor([True])
-    answered = read_memory(trained, Chunks(ids, views, follows), memory)
-    weights = (ids != trained.landmark_id).float()
-    next_token_loss(trained, answered, ids, weights).total.backward()
-    assert all(
-        float(p.grad.abs().max()) > 0
-        for name, p in trained.named_parameters()
-        if p.requires_grad and p.grad is not None
-    )
-    assert {n for n, p in trained.named_parameters() if p.grad is not None} == learned
-
-
 def test_the_command_trains_what_ask_then_reads_with(
     tmp_path: Path, book: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,21 +230,6 @@ def test_the_command_trains_what_ask_then_reads_with(
     other = reader_named(str(tiny))
     with pytest.raises(WrongModel, match="was made with run; this is "):
         MemoryStore.open(tmp_path / "m", other.signature).close()
-
-
-def test_wrong_options_are_one_line(tmp_path: Path, book: Path, tiny: Path) -> None:
-    for options, why in (
-        ("--full", "go with --model"),
-        (f"--model {tiny} --full --rank 4", "choose one"),
-        (f"--model {tiny} --preset test", "--preset and --init name another"),
-        (f"--model {tiny}/none.gguf", "there is no model"),
-        (f"--model {tiny} --from-stage polish", "choose one of windows, memory"),
-        (f"--model {tiny} --resume", "no training run to resume"),
-    ):
-        command = ["train", str(book), "--out", str(tmp_path / "run"), *options.split()]
-        told = CliRunner().invoke(app, command)
-        said = told.output if told.exception is None else f"{told.output}{told.exception}"
-        assert told.exit_code != 0 and why in " ".join(said.replace("│", " ").split())
 
 
 def test_another_model_or_rank_cannot_go_on_with_a_run(
@@ -290,21 +256,3 @@ def test_training_goes_on_from_a_trained_directory_with_its_landmarks(
         torch.testing.assert_close(row, rows[name])
     with pytest.raises(InvalidConfig, match="blocks of 8 tokens"):
         train(replace(again, out=tmp_path / "third", finetune=Finetune(str(before), 16)), [book])
-
-
-@pytest.mark.parametrize("damage", ["cut", "form", "rows"])
-def test_a_damaged_file_of_landmarks_is_refused(
-    tmp_path: Path, runs: dict[int | None, Run], damage: str
-) -> None:
-    shutil.copytree(runs[4].path, tmp_path / "run")
-    path = tmp_path / "run" / FILE
-    data = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(data[:40])
-    elif damage == "form":
-        path.write_bytes(data.replace(b'block_size\\": 8', b'block_size\\":-8'))
-    else:
-        path.write_bytes(data[:-4] + b"\xff\xff\xff\x7f")  # not a number
-    assert path.read_bytes() != data
-    with pytest.raises(InvalidWeights, match="landmarks"):
-        load_reader(tmp_path / "run")

@@ -1,20 +1,26 @@
-"""A training run is the same on every device, and goes on on another one."""
+"""A training run is the same on every device and resumes on another one; a new run takes nothing of
+one that was killed.
+"""
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
+from typer.testing import CliRunner
 
 from memstore import devices
-from memstore.errors import InvalidConfig
-from memstore.model.landmark.checkpoint import load_checkpoint
+from memstore.cli.main import app
+from memstore.errors import InvalidConfig, InvalidWeights
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import load_checkpoint, read_configuration
+from memstore.model.landmark.config import PRESETS
 from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.subject import Precision, TrainConfig
 from memstore.training.train import train
-from memstore.training.train_config import Precision, TrainConfig
 from support.small_config import MODEL
 from support.small_training import small, train_in_turns
 
@@ -80,36 +86,18 @@ def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: str
 ) -> None:
     said: list[str] = []
-    autocasts: list[bool] = []
-    autocast = torch.autocast
 
-    def watched(*arguments: Any, enabled: bool) -> torch.autocast:
-        autocasts.append(enabled)
-        return autocast(*arguments, enabled=enabled)
+    def report(line: dict[str, Any]) -> None:
+        if "loss" in line:
+            raise KeyboardInterrupt  # one step is enough
+        said.append(line["precision"])
 
-    def run(cpu_gain: float, **options: Any) -> None:
-        monkeypatch.setattr(devices, "bfloat16_gain", lambda: cpu_gain)
-        config = TrainConfig(tmp_path / "run", MODEL, stages()[:1], log_every=1, **options)
-
-        def report(line: dict[str, Any]) -> None:
-            if "precision" in line:
-                said.append(line["precision"])
-            else:
-                raise KeyboardInterrupt  # one step is enough
-
+    config = TrainConfig(tmp_path / "run", MODEL, stages()[:1], log_every=1, save_every=1)
+    for cpu_gain in (gain, 1 / gain):  # on another machine it is what it began with
+        monkeypatch.setattr(devices, "bfloat16_gain", lambda found=cpu_gain: found)
         with pytest.raises(KeyboardInterrupt):
             train(config, [book], resume=bool(said), report=report)
-        assert set(autocasts) == {said[-1] == "bfloat16"}
-        autocasts.clear()
-
-    monkeypatch.setattr(torch, "autocast", watched)
-    run(gain)
-    run(1 / gain)  # on another machine it is what it began with
-    other: Precision = "float32" if chosen == "bfloat16" else "bfloat16"
-    run(gain, precision=other)
-    assert said == [chosen, chosen, other]
-    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["precision"] for line in lines if "precision" in line] == said
+    assert said == [chosen, chosen]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -136,3 +124,105 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path, book: Path)
     train(TrainConfig(small, MODEL, stages()), [book])
     with pytest.raises(InvalidConfig, match="another architecture"):
         train(TrainConfig(tmp_path / "run", replace(MODEL, mlp_size=64), init=small), [book])
+
+
+# Resumed and killed runs
+
+LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))
+
+
+def short_stages() -> tuple[Stage, ...]:
+    windows, _, memory, *_ = default_curriculum()
+    return small(windows, batch=2), small(memory, batch=2, memory_blocks=3)
+
+
+@pytest.fixture
+def _presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "test", MODEL)
+    monkeypatch.setitem(PRESETS, "books", LARGER)
+    monkeypatch.setattr("memstore.training.curriculum.default_curriculum", short_stages)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two, of other words."""
+    found = [tmp_path_factory.mktemp("text") / name for name in ("some.txt", "more.txt")]
+    for part, path in enumerate(found):
+        path.write_text("\n".join(sorted(topics.values())[part:50:2])[:40_000])
+    return found
+
+
+def config(out: Path, **settings: Any) -> TrainConfig:
+    settings = {
+        "stages": short_stages(),
+        "precision": "float32",
+        "seed": 3,
+        "log_every": 1,
+        **settings,
+    }
+    return TrainConfig(out, MODEL, **settings)
+
+
+def killed(run: TrainConfig, book: Path) -> None:
+    """Begin a run that ends before its first state is saved."""
+
+    def stop(line: dict[str, Any]) -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(run, [book], report=stop)
+    assert {path.name for path in run.out.iterdir()} >= {"tokenizer.json", "tokens"}
+    assert not (run.out / "state.pt").exists()
+
+
+@pytest.mark.usefixtures("_presets")
+def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[Path]) -> None:
+    def command(out: str, *arguments: str) -> Any:
+        given = ["train", str(books[0]), "--out", str(tmp_path / out), "--precision", "float32"]
+        return CliRunner().invoke(app, [*given, *arguments])
+
+    def refused(why: str, out: str, *arguments: str) -> None:
+        told = command(out, "--resume", *arguments)
+        assert told.exit_code == 1 and why in " ".join(told.output.split()), told.output
+
+    begun = command("run", "--preset", "books", "--minutes", "0.0001")
+    assert begun.exit_code == 0, begun.output
+    resumed = command("run", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert read_configuration(tmp_path / "run") == LARGER
+    refused("begun with another model (num_layers 3, mlp_size 64", "run", "--preset", "test")
+
+    weights = str(tmp_path / "run")
+    assert command("of", "--init", weights, "--minutes", "0.0001").exit_code == 0
+    resumed = command("of", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert read_configuration(tmp_path / "of") == LARGER
+
+
+def test_a_run_takes_no_tokenizer_of_a_run_that_was_killed(
+    tmp_path: Path, books: list[Path]
+) -> None:
+    some, more = books
+    fresh, again, started = (config(tmp_path / name) for name in ("fresh", "again", "started"))
+
+    def tokenizer(run: TrainConfig) -> str:
+        return Tokenizer.load(run.out / "tokenizer.json").fingerprint
+
+    train(fresh, [some])
+    killed(again, more)
+    killed(started, more)
+    assert tokenizer(again) == tokenizer(started) != tokenizer(fresh)
+    train(again, [some])  # makes its own
+    train(replace(started, init=fresh.out), [more])  # takes that of the weights
+    given = config(tmp_path / "given", tokenizer=fresh.out / "tokenizer.json")
+    train(given, [more])
+    assert {tokenizer(run) for run in (again, started, given)} == {tokenizer(fresh)}
+
+
+def test_a_run_without_its_tokenizer_is_not_resumed_with_another(
+    tmp_path: Path, books: list[Path]
+) -> None:
+    train(config(tmp_path), books)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(InvalidWeights, match=r"cannot read .*tokenizer\.json"):
+        train(config(tmp_path), books, resume=True)

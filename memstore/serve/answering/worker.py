@@ -7,8 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -101,31 +100,14 @@ class Worker:
         finally:
             self._cancel(task)
 
-    def call(self, work: Callable[[], T]) -> "Future[T]":
-        """The result of one step; cancelling the future before the step begins prevents it. Raises
-        Busy, Stopped.
-        """
-        future: Future[T] = Future()
-
-        def step() -> Iterator[None]:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except Exception as error:
-                    future.set_exception(error)
-            yield from ()
-
-        def ended(error: BaseException | None) -> None:
-            if error is not None and not future.done():
-                with suppress(InvalidStateError):  # cancelled just now
-                    future.set_exception(error)
-
-        self._admit(Task(step(), lambda item: None, ended))
-        return future
-
     async def run(self, work: Callable[[], T]) -> T:
-        """`call`, awaited."""
-        return await asyncio.wrap_future(self.call(work))
+        """The result of one step. Raises Busy, Stopped, and what `work` raises."""
+
+        def step() -> Iterator[T]:
+            yield work()
+
+        async with aclosing(self.steps(step())) as results:
+            return await anext(results)
 
     def in_background(
         self, work: Iterator[Any], on_end: Callable[[Job], None] | None = None

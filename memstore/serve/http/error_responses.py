@@ -1,8 +1,5 @@
 """Exception handlers: every error of the app becomes OpenAI's error object."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -57,25 +54,11 @@ def install(app: FastAPI) -> None:
 def _of_validation(error: RequestValidationError) -> ApiError:
     """The first wrong value of a request, by the name of its parameter."""
     first = error.errors()[0]
-    where, *parts = first["loc"]
-    param = _location(parts, error.body) if where == "body" else ".".join(map(str, parts))
-    if first["type"] == "extra_forbidden" and param:
+    _, *parts = first["loc"]  # after "body", "query" or "path"
+    param, what = ".".join(map(str, parts)), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: {what}", code="invalid_value")
+    if first["type"] == "extra_forbidden":
         return unsupported(param)
-    what = first["msg"].removeprefix("Value error, ")
-    invalid = first["type"] == "json_invalid"
-    message = f"the body is no JSON: {what}" if invalid else f"{param or 'the body'}: {what}"
+    message = f"{param or 'the body'}: {what}"
     return ApiError(400, message, code="invalid_value", param=param or None)
-
-
-def _location(parts: Sequence[int | str], body: Any) -> str:
-    """Where in a body a value is wrong or missing, without the types that pydantic tried there."""
-    location: list[str] = []
-    for part in parts:
-        if isinstance(body, Mapping) and part in body:
-            body = body[str(part)]
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
-            body = body[part]
-        elif not (isinstance(body, Mapping) and part == parts[-1]):
-            continue
-        location.append(str(part))
-    return ".".join(location)

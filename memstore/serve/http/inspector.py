@@ -2,13 +2,11 @@
 model and the tiers.
 """
 
-import hashlib
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from memstore import __version__
@@ -36,42 +34,26 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class _File:
+def _file(path: Path) -> Response:
     """A file of the page."""
-
-    data: bytes
-    type: str
-    tag: str
-
-    @classmethod
-    def of(cls, path: Path) -> "_File":
-        data = path.read_bytes()
-        tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
-        return cls(data, f"{_TYPES[path.suffix]}; charset=utf-8", tag)
-
-    def response(self, request: Request) -> Response:
-        """The file, or 304 where the browser has it already."""
-        headers = {**HEADERS, "ETag": self.tag}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(self.data, media_type=self.type, headers=headers)
+    media_type = f"{_TYPES[path.suffix]}; charset=utf-8"
+    return Response(path.read_bytes(), media_type=media_type, headers=HEADERS)
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    files = {path.name: _File.of(path) for path in _PAGE.iterdir() if path.suffix in _TYPES}
+    files = {path.name: path for path in _PAGE.iterdir() if path.suffix in _TYPES}
 
     @routes.get("/", include_in_schema=False)
-    def page(request: Request) -> Response:
-        return files["index.html"].response(request)
+    def page() -> Response:
+        return _file(files["index.html"])
 
     @routes.get("/page/{name}", include_in_schema=False)
-    def part(request: Request, name: str) -> Response:
+    def part(name: str) -> Response:
         if name not in files:
             raise not_found("page", name)
-        return files[name].response(request)
+        return _file(files[name])
 
     @routes.get("/v1/memstore")
     def about(access: Reads) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The Model Context Protocol: a memory as tools and resources of an agent."""
+"""The Model Context Protocol: a memory as tools of an agent."""

@@ -1,24 +1,30 @@
-"""Making a selector for a model: a learned projection joined with words, and measured with words,
-relations and forms that it has not seen.
+"""Making a selector for a model: a learned projection joined with words, measured with words,
+relations and forms that it has not seen; and how many of the passages that it finds a model should
+read, by its answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
+
+import torch
 
 from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.adaptation import Adaptation, MadeFor
+from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import Captured, Captures, Learned, Selector, asked
+from memstore.store.memory_store import MemoryStore
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
-from memstore.training.selectors.questions import Split
+from memstore.training.selectors.questions import Fact, Split
 from memstore.training.selectors.states import States, Walk, read_states
 from memstore.training.selectors.windows import Cut, WindowWriter
 
@@ -27,7 +33,9 @@ Report = Callable[[str], None]
 _WORD_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _HAY = 1024  # passages of training that held-out questions are asked of, too
 _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
-_AMONG = 2  # of KS: scores are told for the best 8
+_AMONG = 2  # of KS: scores are of the best 8
+_RANGES = (0.0, 0.5, 1.0, 1.5, 2.0)  # standard deviations below the best, that are tried
+_TOP_K = 4
 
 
 @dataclass(frozen=True)
@@ -163,3 +171,79 @@ def _sample(texts: Sequence[str], seed: int) -> Iterator[str]:
     for text in texts:
         start = rng.randrange(max(1, len(text) - length))
         yield text[start : start + length]
+
+
+# How many passages are read
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How many questions a reader answered with a range of scores, and how many passages it
+    read.
+    """
+
+    score_range: float
+    right: int
+    questions: int
+    passages: float
+
+
+def calibrate_reading(
+    reader: PassageAPI,
+    adaptation: Adaptation,
+    texts: Sequence[str],
+    *,
+    windows: int = 16,
+    seed: int = 0,
+    report: Report = lambda line: None,
+) -> Adaptation:
+    """The adaptation with the score_range that answers most; the wider of two that answer as many.
+
+    reader: reads with this adaptation's selector. texts: prose to plant facts in, as many windows
+    of about 1,024 tokens. One that answers nothing keeps its range. Raises InvalidInput for texts
+    that are too short.
+    """
+
+    def cut(text: str) -> list[Passage]:
+        return list(passages_of(reader, [text]))
+
+    writer = WindowWriter(texts, reader.tokenizer, cut, "validation", seed + 1)
+    facts, pieces = writer.facts, []
+    asked: list[Fact] = []
+    for _ in range(windows):
+        planted = [facts.literal(), facts.literal(), facts.reworded()]
+        asked += planted
+        pieces.append(writer.window(planted).text)
+    with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
+        signature, keeps = reader.signature, reader.keeps
+        with MemoryStore.create(Path(directory) / "m", signature, selector=keeps) as store:
+            report(f"reading {windows} windows into a memory")
+            reader.ingest("\n\n".join(pieces), store, name="calibration")
+            tried = [_answers(reader, store, asked, one) for one in _RANGES]
+    for one in tried:
+        report(
+            f"within {one.score_range} deviations: {one.right} of {one.questions} answered, "
+            f"{one.passages:.1f} passages read"
+        )
+    best = max(tried, key=lambda one: (one.right, one.score_range))
+    if not best.right:
+        return adaptation
+    scores = {**adaptation.scores, "answers": best.right / best.questions}
+    return replace(adaptation, top_k=_TOP_K, score_range=best.score_range, scores=scores)
+
+
+@torch.no_grad()
+def _answers(
+    reader: PassageAPI, store: MemoryStore, asked: Sequence[Fact], score_range: float
+) -> Answers:
+    right, passages = 0, 0
+    for fact in asked:
+        with reader.session(store, top_k=_TOP_K, score_range=score_range) as session:
+            session.ask(fact.question, lambda: None)
+            passages += len(session.chosen)
+            space = " " * fact.value[0].isdigit()  # a token of its own before digits
+            begun = reader.tokenizer.encode(fact.begun + space)
+            value = reader.tokenizer.encode(fact.value if space else f" {fact.value}")
+            states = session.feed([*begun, *value[:-1]])[-len(value) :]
+            right += session.logits(states).argmax(-1).tolist() == value
+    return Answers(score_range, right, len(asked), passages / len(asked))

@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
-from memstore.training.vocabulary import forms, relations, sections, word_pools
+from memstore.training.vocabulary import all_pairs, forms, pairs, pool, relations, sections
 
 Split = Literal["train", "validation", "held-out"]
 Kind = Literal["literal", "key", "passage", "reworded", "synonyms"]
@@ -27,18 +27,29 @@ _FORMS = {name: forms(text) for name, text in sections("selector_forms").items()
 STATEMENTS, QUESTIONS = _FORMS["STATEMENTS"], _FORMS["QUESTIONS"]
 KEY_STATEMENTS, KEY_QUESTIONS = _FORMS["KEY_STATEMENTS"], _FORMS["KEY_QUESTIONS"]
 PASSAGE_QUESTIONS = _FORMS["PASSAGE_QUESTIONS"]
+# The section of word_pools.txt that has the values of a kind.
+_POOLS = {
+    "colour": "COLOURS",
+    "town": "TOWNS",
+    "material": "MATERIALS",
+    "good": "GOODS",
+    "language": "LANGUAGES",
+    "music": "MUSIC",
+    "role": "ROLES",
+    "month": "MONTHS",
+}
 _VALIDATION, _HELD_OUT = 12, 22  # percent of the names
 _ONLY_IN_TESTS = frozenset({"pass key", "passkey", "special magic number", "magic number"})
 
 
 @cache
 def _synonyms() -> dict[str, str]:
-    return {word: other for pair in word_pools().pairs for word, other in (pair, pair[::-1])}
+    return {word: other for pair in all_pairs() for word, other in (pair, pair[::-1])}
 
 
 @cache
 def _first_of_pair() -> dict[str, str]:
-    return {word: pair[0] for pair in word_pools().pairs for word in pair}
+    return {word: pair[0] for pair in all_pairs() for word in pair}
 
 
 def split(name: str) -> Split:
@@ -87,15 +98,14 @@ class Facts:
     def __init__(self, wanted: Split, rng: Random) -> None:
         self.rng = rng
         self._split: Split = wanted
-        words = word_pools()
-        kinds = {"t": words.things, "p": words.places, "b": words.beings}
-        self._nouns = {kind: of_split(pairs, wanted) for kind, pairs in kinds.items()}
-        self._qualities = of_split(words.qualities, wanted)
-        self._first = of_split(words.first_names, wanted)
-        self._last = of_split(words.last_names, wanted)
-        self._numbers = of_split(words.number_attributes, wanted)
-        self._worded = of_split(words.word_attributes, wanted)
-        self._keys = of_split(words.keys, wanted)
+        kinds = {"t": "THINGS", "p": "PLACES", "b": "BEINGS"}
+        self._nouns = {kind: of_split(pairs(name), wanted) for kind, name in kinds.items()}
+        self._qualities = of_split(pairs("QUALITIES"), wanted)
+        self._first = of_split(pool("FIRST_NAMES"), wanted)
+        self._last = of_split(pool("LAST_NAMES"), wanted)
+        self._numbers = of_split(pool("NUMBER_ATTRIBUTES"), wanted)
+        self._worded = of_split(pool("WORD_ATTRIBUTES"), wanted)
+        self._keys = of_split(pool("KEYS"), wanted)
         self._relations = of_split(relations(), wanted)
         self._used: set[str] = set()
 
@@ -143,24 +153,14 @@ class Facts:
             return str(rng.randrange(1450, 1990))
         if kind == "time":
             return f"{rng.randrange(1, 12)}:{rng.choice(('00', '10', '15', '30', '40', '45'))}"
-        words = word_pools()
-        named = {
-            "colour": words.colours,
-            "town": words.towns,
-            "material": words.materials,
-            "good": words.goods,
-            "language": words.languages,
-            "music": words.music,
-            "role": words.roles,
-            "month": words.months,
-        }[kind]
+        named = pool(_POOLS[kind])
         return rng.choice(of_split(named, self._split) or named)
 
     def literal(self, attribute: str | None = None, *, otherwise: bool = False) -> Fact:
         """A fact asked for in its own words; otherwise: its subject by synonyms."""
         rng = self.rng
         attribute = attribute or rng.choice((*self._numbers, *self._worded))
-        value = self._word() if attribute in word_pools().word_attributes else self._number()
+        value = self._word() if attribute in pool("WORD_ATTRIBUTES") else self._number()
         subject = self.subject(named=0.0 if otherwise else 0.15)
         stated = {"a": attribute, "e": subject.name, "v": value}
         asked = stated | ({"e": subject.otherwise} if otherwise else {})

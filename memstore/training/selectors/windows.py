@@ -21,6 +21,11 @@ Cut = Callable[[str], Sequence[Passage]]
 _CHARACTERS = 4400  # of a window: about 1,024 tokens
 _SENTENCE_END = re.compile(r"(?<=[a-z][.!?])[\"”’']?(?=\s)")
 _LEADS = ("", "", "", "\n\n", "Question: ", "Please answer from what you have read. ")
+# How many questions of a kind a window gets, on the mean.
+_LITERAL, _KEYS, _REWORDED, _SYNONYMS = 2.0, 0.6, 4.0, 6.5
+_OTHERWISE = 2.0  # literal but for the subject, which is asked for by synonyms
+_PASSAGES, _ABSENT = 3, 3
+_LIKE = 0.45  # facts of the attribute or the subject of another one of the last windows
 _BEGUN = 0.15  # of the questions come with the words that begin their answer
 
 
@@ -57,23 +62,6 @@ def firsts(windows: Sequence[Window]) -> list[int]:
     return [0, *accumulate(len(window.passages) for window in windows)][: len(windows)]
 
 
-@dataclass(frozen=True)
-class Mix:
-    """How many of what a window gets. like: how often a fact is of the same attribute, or the same
-    subject, as another one of the last windows.
-    """
-
-    literal: float = 2.0
-    key: float = 0.6
-    reworded: float = 4.0
-    synonyms: float = 6.5
-    otherwise: float = 2.0  # literal but for the subject, which is asked for by synonyms
-    passages: int = 3
-    plain: int = 1
-    absent: int = 3
-    like: float = 0.45
-
-
 class WindowWriter:
     """Writes windows of one split from texts, the same ones for the same seed. cut: as a memory
     does.
@@ -82,15 +70,8 @@ class WindowWriter:
     """
 
     def __init__(
-        self,
-        texts: Sequence[str],
-        tokenizer: TextTokenizer,
-        cut: Cut,
-        wanted: Split,
-        seed: int,
-        mix: Mix | None = None,
+        self, texts: Sequence[str], tokenizer: TextTokenizer, cut: Cut, wanted: Split, seed: int
     ) -> None:
-        self.mix = mix or Mix()
         self.rng = Random(f"windows {wanted} {seed}")
         self.facts = Facts(wanted, self.rng)
         self._texts = [text for text in texts if len(text) > 2 * _CHARACTERS]
@@ -106,7 +87,7 @@ class WindowWriter:
             yield self.window()
 
     def window(self, planted: Sequence[Fact] = ()) -> Window:
-        """One window with these facts and as many others as the mix says."""
+        """One window with these facts and as many others as usual."""
         facts = [*planted, *self._draw()]
         self.rng.shuffle(facts)
         text, starts = self._plant(facts)
@@ -115,23 +96,23 @@ class WindowWriter:
             self._ask(fact, start, passages) for fact, start in zip(facts, starts, strict=True)
         ]
         questions += self._passages(text, passages)
-        questions += [self._plain() for _ in range(self.mix.plain)]
-        questions += [self._absent() for _ in range(self.mix.absent)]
+        questions.append(self._plain())
+        questions += [self._absent() for _ in range(_ABSENT)]
         ids = tuple(tuple(passage.ids.tolist()) for passage in passages)
         return Window(text, ids, tuple(questions))
 
     def _draw(self) -> list[Fact]:
-        mix, rng, facts = self.mix, self.rng, self.facts
+        rng, facts = self.rng, self.facts
 
         def some(mean: float) -> int:
             return int(mean) + (rng.random() < mean % 1)
 
-        found = [self._literal() for _ in range(some(mix.literal))]
-        found += [facts.literal(otherwise=True) for _ in range(some(mix.otherwise))]
-        found += [facts.key() for _ in range(some(mix.key))]
-        for synonyms, mean in ((False, mix.reworded), (True, mix.synonyms)):
+        found = [self._literal() for _ in range(some(_LITERAL))]
+        found += [facts.literal(otherwise=True) for _ in range(some(_OTHERWISE))]
+        found += [facts.key() for _ in range(some(_KEYS))]
+        for synonyms, mean in ((False, _REWORDED), (True, _SYNONYMS)):
             for _ in range(some(mean)):
-                if self._subjects and rng.random() < mix.like:
+                if self._subjects and rng.random() < _LIKE:
                     subject = rng.choice(self._subjects)
                 else:
                     subject = facts.subject(named=0.0 if synonyms else 0.25)
@@ -141,7 +122,7 @@ class WindowWriter:
         return found
 
     def _literal(self) -> Fact:
-        again = self._attributes and self.rng.random() < self.mix.like
+        again = self._attributes and self.rng.random() < _LIKE
         fact = self.facts.literal(self.rng.choice(self._attributes) if again else None)
         self._attributes = [*self._attributes[-7:], fact.key.split("|")[0]]
         return fact
@@ -191,7 +172,7 @@ class WindowWriter:
 
     def _passages(self, text: str, passages: Sequence[Passage]) -> list[Question]:
         found = []
-        for number in self.rng.sample(range(len(passages)), self.mix.passages):
+        for number in self.rng.sample(range(len(passages)), _PASSAGES):
             one = passages[number]
             asked = self.facts.passage(text[one.start : one.end])
             if asked is not None:
