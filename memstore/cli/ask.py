@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -120,6 +120,10 @@ def search(
     phrase: Annotated[str, typer.Argument(help="What to look for.")],
     store: ReadStore,
     document: Documents = None,
+    by: Annotated[
+        Literal["passage", "document"],
+        typer.Option("--by", help="Show passages, or the best passage of each document."),
+    ] = "passage",
     top_k: Annotated[int, option("--top-k", "N", "How many of them to show.", min=1)] = 5,
     stats: Annotated[bool, flag("--stats", "Show their characters and tiers, too.")] = False,
     *,
@@ -137,7 +141,7 @@ def search(
     options = open_options(store, tiers, published)
     with opened(store, model_options, options, documents=document) as (model, memory):
         with console.waiting("searching"):
-            matches = model.search(phrase, memory, documents=document, top_k=top_k)
+            matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
         score = console.share if model.keeps is None else console.weight
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:

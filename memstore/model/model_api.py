@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Answer, Matches, Ranking, Source
+from memstore.model.answer import Answer, Found, Matches, Ranking, Source
 from memstore.model.chat_session import Chat, ask_together, check_phrase, finished
 from memstore.model.document_ingest import Ingesting, OnProgress, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
@@ -171,12 +171,13 @@ class ModelAPI(ModelAdapter):
         *,
         documents: Sequence[str] | None = None,
         top_k: int = 5,
+        by: Literal["passage", "document"] = "passage",
         shortlist: int = SHORTLIST,
     ) -> Matches:
         """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
         9.
 
-        shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
+        by: "document" returns only the best block of each document. shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
@@ -191,7 +192,7 @@ class ModelAPI(ModelAdapter):
         ranking = self.ranked(phrase, store, scope, max(shortlist, top_k))
         sources = [
             Source.of(self, store, searched[one.document], one.block, one.reads, one.weight)
-            for one in islice(ranking.found, top_k)
+            for one in islice(_best_of_each(ranking.found, by), top_k)
         ]
         return Matches(sources, absent, ranking.answered)
 
@@ -200,6 +201,15 @@ class ModelAPI(ModelAdapter):
         logits = session.logits(session.feed(list(ids[:-1]))).log_softmax(-1)
         following = torch.tensor(ids[1:], device=logits.device)
         return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
+
+
+def _best_of_each(found: Iterable[Found], by: str) -> Iterator[Found]:
+    """The best block of each document, or all blocks."""
+    documents: set[int] = set()
+    for one in found:
+        if by == "passage" or one.document not in documents:
+            documents.add(one.document)
+            yield one
 
 
 def _split(options: AskOptions) -> tuple[dict[str, Any], dict[str, Any]]:

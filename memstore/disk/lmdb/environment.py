@@ -43,7 +43,14 @@ from memstore.disk.lmdb.locks import Gate, WriterLock
 from memstore.disk.lmdb.meta_pages import check_commits, check_length
 from memstore.disk.lmdb.new_file import fill
 from memstore.disk.lmdb.pages import KeyPages
-from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, TABLES, Commit, Transaction
+from memstore.disk.lmdb.transaction import (
+    COMMIT_KEY,
+    COMMIT_TABLE,
+    TABLES,
+    Commit,
+    DataFile,
+    Transaction,
+)
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -274,11 +281,16 @@ class Environment:
         with named_lmdb_errors(self.path):
             inner = self._begin(write=False)
             try:
-                self._thread.transaction = Transaction(inner, self, writable=False)
+                self._thread.transaction = self._transaction(inner, writable=False)
                 yield self._thread.transaction
             finally:
                 self._thread.transaction = None
                 self._end(inner)
+
+    def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
+        assert self.data_file is not None
+        data = DataFile(self.path, self.data_file, self.page_size, self.key_pages)
+        return Transaction(inner, self.tables, data, writable=writable)
 
     def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
         with self._write_mutex, named_lmdb_errors(self.path):
@@ -293,7 +305,7 @@ class Environment:
 
     def _write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
         while True:
-            transaction = Transaction(self._begin(write=True), self, writable=True)
+            transaction = self._transaction(self._begin(write=True), writable=True)
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
@@ -380,7 +392,7 @@ class Environment:
         inner = self._inner.begin(write=True, buffers=True)
         switched = False
         try:
-            transaction = Transaction(inner, self, writable=True)
+            transaction = self._transaction(inner, writable=True)
             result = change(transaction)
             entries = (
                 (table, key, value)

@@ -2,16 +2,14 @@
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import Extent, ask, extent_of, extents_of
+from memstore.disk.lmdb.pages import Extent, KeyPages, ask, extent_of, extents_of
 from memstore.errors import CorruptMemory
-
-if TYPE_CHECKING:
-    from memstore.disk.lmdb.environment import Environment
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 COMMIT_TABLE, COMMIT_KEY = "meta", b"commit"  # where the record of a commit lies
@@ -30,6 +28,15 @@ class ValuePart(NamedTuple):
     digest: int  # XXH3-64 of the part
 
 
+class DataFile(NamedTuple):
+    """The open data file of an environment."""
+
+    path: Path  # the environment's directory
+    descriptor: int
+    page_size: int  # bytes
+    key_pages: KeyPages
+
+
 class Transaction:
     """A consistent view of all tables and, inside Database.write, one batch of changes to them.
 
@@ -38,13 +45,13 @@ class Transaction:
     another record's bytes.
     """
 
-    def __init__(self, inner: Any, environment: "Environment", *, writable: bool) -> None:
+    def __init__(
+        self, inner: Any, tables: Mapping[str, Any], data: DataFile, *, writable: bool
+    ) -> None:
         """Use Database.read or Database.write."""
-        assert environment.data_file is not None
-        self.inner, self.tables, self._path = inner, environment.tables, environment.path
-        self._page_size, self._key_pages = environment.page_size, environment.key_pages
-        # descriptor, to read an Extent from while the transaction lasts
-        self.file = environment.data_file
+        self.inner, self.tables, self._path = inner, tables, data.path
+        self._page_size, self._key_pages = data.page_size, data.key_pages
+        self.file = data.descriptor  # to read an Extent from while the transaction lasts
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
         self.bytes_put = 0
