@@ -4,7 +4,6 @@ and what is held of them for lookups.
 
 import threading
 from collections.abc import Collection, Mapping
-from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -50,11 +49,6 @@ class Rows:
         """All of a name, of whatever state, oldest first."""
         with self._lock:
             return [self._all[number] for number in sorted(self._named.get(name, ()))]
-
-    def latest(self, most: int) -> list[Document]:
-        """Those that changed last, at most so many, whatever their state."""
-        with self._lock:
-            return list(islice(reversed(self._all.values()), most))
 
     def by_number(self) -> dict[int, Document]:
         """All of them; a copy."""

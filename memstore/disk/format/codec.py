@@ -39,9 +39,6 @@ class Raw:
         k[...] = both[0]
         v[...] = both[1]
 
-    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
-        return 2 * rows * dim * itemsize
-
 
 class Zstd:
     """The raw bits by byte plane, compressed: bytes of equal significance are adjacent, which
@@ -78,9 +75,6 @@ class Zstd:
             values = out.view(np.uint8).reshape(k.size, k.itemsize)
             for place, plane in enumerate(planes[:, half]):
                 values[:, place] = plane
-
-    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
-        return 2 * rows * dim * itemsize
 
     def _decompress(self, payload: bytes | memoryview, most: int) -> bytes:
         """Raises ValueError for anything but a frame of at most so many bytes."""
@@ -171,10 +165,6 @@ class Int8:
         bits = _bits(decoded, dtype)
         k[...] = bits[0]
         v[...] = bits[1]
-
-    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
-        coded = _steps(rows, dim)[1] * itemsize + 2 * rows * dim
-        return min(2 * rows * dim * itemsize, coded)
 
 
 class _Groups(NamedTuple):
@@ -289,12 +279,6 @@ class Codec(Protocol):
         head_dim] of raw bits; the rows after them become zero.
 
         Raises ValueError if the payload does not decode to exactly that many values.
-        """
-        ...
-
-    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
-        """The most bytes that a head of so many rows takes, unless its values have to be stored
-        unencoded.
         """
         ...
 

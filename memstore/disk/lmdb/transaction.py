@@ -55,13 +55,6 @@ class Transaction:
         self.writable = writable
         self.bytes_put = 0
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the pages that all tables fill."""
-        stats = [self.inner.stat(table) for table in self.tables.values()]
-        kinds = ("branch_pages", "leaf_pages", "overflow_pages")
-        return self._page_size * sum(stat[kind] for stat in stats for kind in kinds)
-
     def view(self, table: str, key: bytes) -> memoryview | None:
         """A value where it lies, or None. Its pages are read from disk if need be, without the
         interpreter's lock.
