@@ -273,7 +273,7 @@ def test_a_document_that_is_published_again_has_its_number(library: Library) -> 
 def test_a_new_manifest_costs_a_reader_only_the_changed_rows(library: Library) -> None:
     with reader(library, refresh=3600.0) as memory:
         store = memory.store
-        store.documents()
+        old = store.document("mare").id
         catalog, read = store._on_disk().catalog, []
         row = catalog.row
         catalog.row = lambda txn, number: read.append(number) or row(txn, number)  # type: ignore[method-assign]
@@ -281,4 +281,4 @@ def test_a_new_manifest_costs_a_reader_only_the_changed_rows(library: Library) -
         library.replace()
         look(memory)
         assert store.document("mare").tokens < store.document("other").tokens
-        assert len(read) == 1
+        assert len({*read} - {old}) == 1  # the old one is read by those who have begun to
