@@ -177,9 +177,10 @@ class ModelAPI(ModelAdapter):
         """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
         9.
 
-        by: "document" returns only the best block of each document. shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
-        more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
-        document, DocumentNotFound.
+        by: "document" returns only the best block of each document. shortlist: number of blocks,
+        chosen by landmark keys, that are compared with the phrase word by word; more is slower.
+        Raises InvalidInput for an empty phrase, a number below 1 or no ready document,
+        DocumentNotFound.
         """
         check_phrase("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):

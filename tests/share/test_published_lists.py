@@ -131,8 +131,6 @@ def test_a_question_is_few_requests_deep(url: str) -> None:
         short.token_maxima(rows, short.scope)
         # the head, lists, where landmarks lie, landmarks
         assert len([n for n in steps if n]) == 4
-        short.token_maxima(rows, short.scope)
-        assert len([n for n in steps if n]) == 4
 
 
 def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore, url: str) -> None:

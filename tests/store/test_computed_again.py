@@ -26,7 +26,7 @@ pytest.importorskip("transformers")
 
 from memstore import load_model
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.passages import passage_encoding as stack
+from memstore.model.passages import passage_ingest
 from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.selector import Selector
@@ -79,14 +79,14 @@ def states(reader, store: MemoryStore, name: str, blocks: list[int], **lookup) -
 def computed(monkeypatch) -> list[int]:
     """How many passages went through the model to be read in."""
     counts: list[int] = []
-    encode = stack.encode
+    encode = passage_ingest.encode
 
     def counting(reader, passages, **how):
         some = list(passages)
         counts.append(len(some))
         return encode(reader, some, **how)
 
-    monkeypatch.setattr(stack, "encode", counting)
+    monkeypatch.setattr(passage_ingest, "encode", counting)
     return counts
 
 
