@@ -7,7 +7,7 @@ from typing import Any
 
 import memstore
 
-_FIRST = ("open", "Memory", "open_async", "AsyncMemory", "Answer", "Source")
+_FIRST = ("open", "Memory", "Answer", "Source")
 
 
 def api_page() -> str:

@@ -15,8 +15,6 @@ __version__ = "0.2.0"
 TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
     from memstore import errors as errors
-    from memstore.async_memory import AsyncMemory as AsyncMemory
-    from memstore.async_memory import open_async as open_async
     from memstore.errors import MemstoreError as MemstoreError
     from memstore.hf.load import load_reader as load_reader
     from memstore.hf.load import wrap as wrap
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions as OpenOptions
 
 _HOME = {
-    "AsyncMemory": "memstore.async_memory",
     "Memory": "memstore.memory",
-    "open_async": "memstore.async_memory",
     "open": "memstore.memory",
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store.memory_store",
@@ -52,7 +48,6 @@ _CALLED = {"open": "open_memory"}  # there
 __all__ = [
     "Answer",
     "AskOptions",
-    "AsyncMemory",
     "LandmarkModel",
     "Memory",
     "MemoryStore",
@@ -64,7 +59,6 @@ __all__ = [
     "load_model",
     "load_reader",
     "open",
-    "open_async",
     "wrap",
 ]
 

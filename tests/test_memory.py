@@ -1,6 +1,5 @@
 """The Python API: a memory with its model behind one object, with a small real model."""
 
-import asyncio
 import os
 import re
 import subprocess
@@ -234,33 +233,6 @@ def test_an_answer_shows_its_passages_in_a_notebook(path: Path) -> None:
         assert "4467" in shown and "diary" in shown and "lime barn" in shown
         found = memory.search("lime <barn>")
         assert "diary" in found._repr_html_()
-
-
-def test_an_event_loop_awaits_the_same(path: Path) -> None:
-    async def run() -> None:
-        async with await memstore.open_async(path, device="cpu") as memory:
-            answers = await asyncio.gather(memory.ask(BARN), memory.ask(BARN))
-            assert [answer.text for answer in answers] == ["4467", "4467"]
-            async with memory.stream(BARN) as pieces:
-                with pytest.raises(InvalidInput, match="last piece"):
-                    pieces.answer  # noqa: B018 (raises)
-                assert "".join([piece async for piece in pieces]) == "4467"
-            assert pieces.answer.sources[0].document == "diary"
-            assert (await memory.label("diary", {"year": 1})).labels == {"year": 1}
-            async with memory.stream(BARN) as pieces:
-                async for _ in pieces:
-                    break  # left early
-            assert [row.name for row in await memory.documents()] == ["diary"]
-            added = await memory.add(text="A text of its own.", name="own")
-            assert [row.name for row in added] == ["own"]
-            assert len(await memory.search("a text", top_k=2)) == 2
-            assert (await memory.ask_many([BARN, BARN], together=2))[1].text == "4467"
-            await memory.remove("own")
-        await memory.close()  # again: the same as once
-        with pytest.raises(memstore.errors.MemoryClosed):
-            await memory.ask(BARN)
-
-    asyncio.run(run())
 
 
 OPENS = "import memstore; memstore.open('PATH', device='cpu')"

@@ -66,11 +66,6 @@ class Snapshot:
             return self._places.row(read_number_key(key))
         return self._of(table, key, key).get(key)
 
-    def all_checked(self, table: str, keys: Sequence[bytes]) -> list[bytes] | None:
-        """Values of all keys; None where one is missing."""
-        values = [value for key in keys if (value := self.get_checked(table, key)) is not None]
-        return values if len(values) == len(keys) else None
-
     def view(self, table: str, key: bytes) -> memoryview | None:
         """The same."""
         value = self.get_checked(table, key)

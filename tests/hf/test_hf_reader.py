@@ -20,7 +20,7 @@ from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selector import Gate
-from memstore.model.texts.document_text import document_text
+from memstore.model.texts.document_text import block_texts
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "
@@ -128,7 +128,8 @@ def test_append_stores_after_the_existing_text(reader, tmp_path):
         for place, halves in before.items():
             for one, other in zip(halves, after[place]):
                 assert torch.equal(one, other)
-        text = "".join(document_text(reader.tokenizer, store, document))
+        texts = block_texts(reader.tokenizer, store, document)
+        text = "".join(one.gap + one.text for one in texts) + store.tail(document.id)
         assert text == "\n\n".join(["", *SENTENCES[:60], " "]) + more
         source = reader.ask(QUESTION, store, documents=["parts"], max_new_tokens=2).sources[0]
         assert text[slice(*source.span)] == source.text and store.verify().clean

@@ -49,16 +49,6 @@ def block_texts(
         yield from of_blocks(tokenizer, store, document, at, min(at + _AT_ONCE, end))
 
 
-def document_text(
-    tokenizer: TextTokenizer, store: MemoryStore, document: Document
-) -> Iterator[str]:
-    """A document's whole text, piece by piece. Raises DocumentNotFound, CorruptMemory."""
-    for one in block_texts(tokenizer, store, document):
-        yield one.gap + one.text
-    if document.settings.passage_tokens is not None:
-        yield store.tail(document.id)
-
-
 def _of_passages(
     tokenizer: TextTokenizer, store: MemoryStore, document: Document, first: int, end: int
 ) -> Iterator[BlockText]:
