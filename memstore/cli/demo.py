@@ -225,8 +225,7 @@ class Bm25Baseline:
 
     def __init__(self, model: "PassageAPI", texts: Sequence[str]) -> None:
         from memstore.disk.format.block_words import BlockWords
-        from memstore.index.text_words import count
-        from memstore.index.word_index import WordIndex
+        from memstore.index.word_index import WordIndex, count_words
         from memstore.model.passages.passage_cutting import Passages
 
         self._model = model
@@ -238,16 +237,16 @@ class Bm25Baseline:
             )
         ]
         self._words = WordIndex()
-        self._words.add(1, 0, BlockWords.of([count(passage) for passage in self._passages]))
+        self._words.add(1, 0, BlockWords.of([count_words(passage) for passage in self._passages]))
 
     def ask(self, question: str) -> tuple[str, float]:
         """The answer, and the seconds for choosing the passage, reading it and answering."""
-        from memstore.index.text_words import split
+        from memstore.index.word_index import split_words
         from memstore.model.passages.adaptation import SEPARATOR
         from memstore.store.memory_store import MemoryStore
 
         began = time.perf_counter()
-        scores = self._words.scores(Counter(split(question)), [(1, 0, len(self._passages))])
+        scores = self._words.scores(Counter(split_words(question)), [(1, 0, len(self._passages))])
         prompt = self._passages[int(scores.argmax())].strip() + SEPARATOR + question
         empty = MemoryStore.in_memory(self._model.signature, selector=self._model.keeps)
         with empty as memory, self._model.chat(memory, []) as chat:

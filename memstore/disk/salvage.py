@@ -19,7 +19,7 @@ from memstore.disk.files import (
     try_alone,
 )
 from memstore.disk.format.keys import number_key, record_key, run_key, tokens_key
-from memstore.disk.lmdb.lmdb_errors import named_lmdb_errors
+from memstore.disk.lmdb.environment import named_lmdb_errors
 from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import Tree, read_states
 from memstore.disk.lmdb.new_file import Entry, fill

@@ -5,14 +5,17 @@ word is depends on the scope.
 """
 
 import math
+import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from torch import Tensor
+from xxhash import xxh32_intdigest
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import CorruptMemory
@@ -24,6 +27,22 @@ POSTING = 10  # bytes
 
 _MOST_HELD = 128  # pieces, of .66 MB each
 _SHIFT = np.uint64(32)
+_WORD = re.compile(r"[^\W_]+")
+
+
+def split_words(text: str) -> list[int]:
+    """The words of a text in their order, as 32-bit hashes: runs of letters and digits of any
+    script, in lower case.
+
+    Text and question must be split alike. Compatible forms of a character count as one (NFKC).
+    """
+    words = _WORD.findall(normalize("NFKC", text).lower())
+    return [xxh32_intdigest(word.encode("utf-8", "surrogatepass")) for word in words]
+
+
+def count_words(text: str) -> list[tuple[int, int]]:
+    """The distinct words of a text and how often each is there: what a memory keeps of a block."""
+    return sorted(Counter(split_words(text)).items())
 
 
 class HeldPostings(NamedTuple):

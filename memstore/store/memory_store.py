@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.store.verify.verify_memory import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
-    from memstore.tiers.lease import Lease
+    from memstore.tiers.slots import Lease
 
 
 class MemoryStore(Closing):

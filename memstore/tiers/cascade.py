@@ -14,12 +14,11 @@ from typing import Unpack
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.tiers.lease import Lease, LowestTier, UnitSource
 from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slot_tiers import DeviceTier, HostTier, NoSource
-from memstore.tiers.slots import UnitShape
+from memstore.tiers.slots import Lease, LowestTier, UnitShape, UnitSource
 from memstore.tiers.stats import TierCounter
 from memstore.tiers.tier_options import (
     DEFAULT_POLICY,

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
-from memstore.tiers.lease import Lease
-from memstore.tiers.slots import Slots, SlotTable, UnitShape
+from memstore.tiers.slots import Lease, Slots, SlotTable, UnitShape
 from memstore.tiers.stats import TierStats
 
 _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch

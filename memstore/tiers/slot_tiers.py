@@ -11,9 +11,8 @@ from memstore.block import BlockKey
 from memstore.devices import usable_device
 from memstore.errors import BudgetExceeded, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
-from memstore.tiers.lease import UnitSource
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import UnitShape
+from memstore.tiers.slots import UnitShape, UnitSource
 
 
 class NoSource:

@@ -20,8 +20,8 @@ from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.disk_tier import DiskTier
-from memstore.tiers.lease import UnitSource
 from memstore.tiers.raw_bits import raw_view
+from memstore.tiers.slots import UnitSource
 from support.disk_records import (
     BLOCKS,
     DIM,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.text_words import count, split
-from memstore.index.word_index import WordIndex
+from memstore.index.word_index import WordIndex, count_words, split_words
 from support.rounding import assert_same_to_rounding
 
 VOCABULARY = [f"w{number}" for number in range(60)]
@@ -30,7 +29,7 @@ def texts(n: int, seed: int) -> list[str]:
 
 
 def add(index: WordIndex, document: int, first: int, blocks: list[str]) -> None:
-    index.add(document, first, BlockWords.of([count(text) for text in blocks]))
+    index.add(document, first, BlockWords.of([count_words(text) for text in blocks]))
 
 
 def by_bm25s(blocks: list[str], question: str) -> np.ndarray:
@@ -43,7 +42,7 @@ def by_bm25s(blocks: list[str], question: str) -> np.ndarray:
 
 def check(index: WordIndex, scope: list[tuple[int, int, int]], blocks: list[str]) -> None:
     for question in ("w0 w3 w17", "w55 w1", "w41 nothing"):
-        scores = index.scores(dict.fromkeys(split(question), 1.0), scope)
+        scores = index.scores(dict.fromkeys(split_words(question), 1.0), scope)
         assert scores.dtype == torch.float32 and len(scores) == len(blocks)
         np.testing.assert_allclose(scores.numpy(), by_bm25s(blocks, question), atol=2e-5)
 
@@ -100,12 +99,12 @@ def test_blocks_that_are_not_held_are_named() -> None:
     ],
 )
 def test_words_are_runs_of_letters_and_digits_in_lower_case(text: str, words: list[str]) -> None:
-    assert split(text) == [hash_ for word in words for hash_ in split(word)]
-    assert len(split(text)) == len(words)
+    assert split_words(text) == [hash_ for word in words for hash_ in split_words(word)]
+    assert len(split_words(text)) == len(words)
 
 
 def test_a_words_hash_never_changes() -> None:
-    assert split("The lamp") == [1098390085, 3733042429]  # stored in memories
+    assert split_words("The lamp") == [1098390085, 3733042429]  # stored in memories
 
 
 WORDS = st.lists(

@@ -293,7 +293,7 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
             late = Given(*question(1 + seed % 3, 50 + seed, seed))
             for selector in (Selector(late), Selector(late, 0.05)):
                 # a word that is in one block of fifty, as the store's texts have it
-                monkeypatch.setattr("memstore.index.text_words.split", lambda text: [1004, 7])
+                monkeypatch.setattr("memstore.index.word_index.split_words", lambda text: [1004, 7])
                 found = score_blocks(selector, NOTHING, "", store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
                 exact = selector.scores(NOTHING, "", store.retrieval, scope)

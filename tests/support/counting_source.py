@@ -11,10 +11,9 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
-from memstore.tiers.lease import UnitSource
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slot_tiers import DeviceTier, HostTier
-from memstore.tiers.slots import UnitShape
+from memstore.tiers.slots import UnitShape, UnitSource
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4

@@ -15,8 +15,8 @@ from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, Inv
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.lease import UnitSource
 from memstore.tiers.policy import POLICIES
+from memstore.tiers.slots import UnitSource
 from support.counting_source import (
     SECONDS,
     SHAPE,

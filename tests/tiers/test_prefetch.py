@@ -16,10 +16,10 @@ from memstore.errors import DocumentNotFound, MemstoreError
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.lease import UnitSource
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slots import UnitSource
 from memstore.tiers.tier_options import PREDICTORS
 from support.counting_source import (
     Aside,

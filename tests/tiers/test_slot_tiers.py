@@ -20,11 +20,11 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.lease import Lease
 from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slot_tiers import DeviceTier, HostTier
+from memstore.tiers.slots import Lease
 from support.counting_source import (
     BLOCK,
     DIM,

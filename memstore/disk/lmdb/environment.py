@@ -6,6 +6,7 @@ is unusable in a forked child, which cannot open that directory either (a spawne
 one forked before the directory was opened). Every commit reaches the disk before it returns.
 """
 
+import errno
 import mmap
 import os
 import threading
@@ -22,6 +23,8 @@ from memstore.disk.files import (
     INDEX,
     LOCK,
     NETWORK,
+    NO_PERMISSION,
+    NO_SPACE,
     check_one_name,
     check_regular,
     file_system_of,
@@ -32,13 +35,13 @@ from memstore.disk.files import (
     occupy_standard_streams,
     replacement,
     share,
+    storage_full,
     sweep,
     sync_directory,
     take_room,
     try_alone,
     whole_pages,
 )
-from memstore.disk.lmdb.lmdb_errors import MAX_READERS, named_lmdb_errors
 from memstore.disk.lmdb.locks import Gate, WriterLock
 from memstore.disk.lmdb.meta_pages import check_commits, check_length
 from memstore.disk.lmdb.new_file import fill
@@ -57,12 +60,47 @@ from memstore.errors import (
     MemoryExists,
     MemoryLocked,
     MemoryNotFound,
+    MemstoreError,
+    ReadOnlyMemory,
     StorageFull,
 )
 
 T = TypeVar("T")
 
+MAX_READERS = 512
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
+
+
+@contextmanager
+def named_lmdb_errors(path: Path) -> Iterator[None]:
+    """What LMDB says of the memory in `path`, as errors that say what to do."""
+    try:
+        yield
+    except lmdb.Error as error:
+        raise _named(path, error) from error
+
+
+def _named(path: Path, error: lmdb.Error) -> MemstoreError:
+    text = str(error)
+    if isinstance(error, lmdb.DiskError) or any(
+        os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
+    ):
+        # LMDB reports a short write, which is how a disk fills up, as an input/output error.
+        return storage_full(path, text)
+    if isinstance(error, lmdb.MemoryError):
+        return StorageFull(
+            f"{path} could not be used ({text}): this process may not have more memory; "
+            "raise the limit (ulimit -v)"
+        )
+    if isinstance(error, lmdb.ReadonlyError) or any(
+        os.strerror(code) in text for code in NO_PERMISSION
+    ):
+        return ReadOnlyMemory(f"{path} cannot be used ({text}); check its permissions")
+    if isinstance(error, lmdb.ReadersFullError):
+        return MemoryLocked(
+            f"{path} has {MAX_READERS} readers already; try again when some are done"
+        )
+    return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
 
 
 class _Tables(dict[str, Any]):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.index import text_words
+from memstore.index import word_index
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
 from memstore.store.memory_store import MemoryStore
@@ -175,7 +175,7 @@ class Selector:
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it; None where it keeps none."""
-        return [text_words.count(text) for text in text_of_block] if self.spec.words else None
+        return [word_index.count_words(text) for text in text_of_block] if self.spec.words else None
 
     def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], higher = read it. captured: the tokens of the user's words
@@ -271,7 +271,7 @@ def _spread_of_all(scores: Tensor, store: Found) -> tuple[float, float]:
 
 def asked(question: str) -> dict[int, float]:
     """The words of a question, each once."""
-    return dict.fromkeys(text_words.split(question), 1.0)
+    return dict.fromkeys(word_index.split_words(question), 1.0)
 
 
 def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:

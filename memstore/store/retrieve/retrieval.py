@@ -34,9 +34,8 @@ from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.disk_tier import DiskTier
-from memstore.tiers.lease import LowestTier
 from memstore.tiers.raw_bits import torch_dtype
-from memstore.tiers.slots import UnitShape
+from memstore.tiers.slots import LowestTier, UnitShape
 from memstore.tiers.tier_options import TierOptions
 
 

@@ -19,7 +19,7 @@ from memstore.model.landmark.attention.open_chunk import Candidates, OpenChunk
 from memstore.model.lookup_settings import Granularity, LookupSettings
 from memstore.model.session import ReadUnit, StepReads
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.lease import Lease
+from memstore.tiers.slots import Lease
 
 _FEW = 256  # units of a step that are looked up without tensors
 

@@ -39,7 +39,7 @@ from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import Lookups, OnRead, SessionBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.lease import Lease
+from memstore.tiers.slots import Lease
 
 GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 
