@@ -276,6 +276,8 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     prose_file = tmp_path / "prose.txt"
     prose_file.write_text(texts[0])
     assert load_reader(model).selector.spec.name == "words"
+    few = partial(AdaptOptions, learn=LearnConfig(steps=20))
+    monkeypatch.setattr("memstore.training.selectors.make_selector.AdaptOptions", few)
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
