@@ -107,12 +107,8 @@ class StorageFull(MemstoreError):
 
 class StoreUnavailable(MemstoreError):
     """An object store or a cache server is away, refuses, or did not answer in time; what is cached
-    here still answers. `documents`: the ids of those it concerns, where that is known.
+    here still answers.
     """
-
-    def __init__(self, message: str, documents: Collection[int] = ()) -> None:
-        super().__init__(message)
-        self.documents = frozenset(documents)
 
 
 class ObjectNotFound(StoreUnavailable):
@@ -123,7 +119,7 @@ class BlocksUnavailable(StoreUnavailable):
     """Some of the blocks of one read could not be had; `units` (each a BlockKey) are those."""
 
     def __init__(self, message: str, units: Collection[tuple[int, int, int, int]]) -> None:
-        super().__init__(message, {document for document, *_ in units})
+        super().__init__(message)
         self.units = frozenset(units)
 
 

@@ -143,12 +143,11 @@ def search(
         with console.waiting("searching"):
             matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
         score = console.share if model.keeps is None else console.weight
-    found, absent = [asdict(match) for match in matches], list(matches.absent)
+    found = [asdict(match) for match in matches]
     if as_json:
-        console.emit({"sources": found, "absent": absent})
+        console.emit({"sources": found})
         return
     console.print_sources(found, score=score, stats=stats)
-    console.print_absent(absent)
 
 
 def _all_answered(

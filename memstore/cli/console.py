@@ -217,15 +217,8 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     if answer["sources"] or stats:
         say("")
     print_sources(answer["sources"], score=weight if stats or refused else None, stats=stats)
-    print_absent(answer.get("absent", ()))
     if stats:
         say(cost(answer))
-
-
-def print_absent(names: Sequence[str]) -> None:
-    """Documents of a published memory that were left out."""
-    if names:
-        note(f"note: could not be read, and was left out: {', '.join(names)}")
 
 
 # Progress: on a terminal a line that changes, elsewhere a line every few seconds

@@ -260,21 +260,11 @@ class Published:
         ),
     ] = None
     at_least: AtLeast = None
-    allow_partial: Annotated[
-        bool,
-        flag(
-            "--allow-partial",
-            "Of a published memory: leave out documents that cannot be read, and say which.",
-        ),
-    ] = False
 
     def options(self, store: str) -> "OpenOptions":
         """Settings of MemoryStore.open. $MEMSTORE_VALKEY does not concern a directory."""
-        given = {  # 0 too, which the library refuses by the option's name
-            name: value
-            for name, value in vars(self).items()
-            if value is not None and value is not False
-        }
+        # 0 too, which the library refuses by the option's name
+        given = {name: value for name, value in vars(self).items() if value is not None}
         if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
             given.pop("valkey", None)
         return cast("OpenOptions", given)

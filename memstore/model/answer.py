@@ -85,16 +85,13 @@ class Ranking(NamedTuple):
 
 
 class Matches(list[Source]):
-    """What a search found, best first. absent: documents that were not searched, since they could
-    not be read (ShareOptions.allow_partial). answered: False where the gate would refuse the phrase
-    as a question: none of the passages seems to answer it.
+    """What a search found, best first. answered: False where the gate would refuse the phrase as a
+    question: none of the passages seems to answer it.
     """
 
-    def __init__(
-        self, found: Iterable[Source] = (), absent: Sequence[str] = (), answered: bool = True
-    ) -> None:
+    def __init__(self, found: Iterable[Source] = (), answered: bool = True) -> None:
         super().__init__(found)
-        self.absent, self.answered = absent, answered
+        self.answered = answered
 
     def _repr_html_(self) -> str:
         """The passages, as a notebook shows them."""
@@ -110,9 +107,8 @@ class Answer:
     (AnswerSettings) the text is the model's own. finish_reason: "length" if max_new_tokens or a
     time limit ended it. needed: the score that the gate wanted of a
     passage; None for a model without a gate. `str` of an answer is what to show a person. lookups:
-    {"done", "skipped"}, see Lookups. absent: documents that were left out, or of which blocks were,
-    since they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
-    the fields of TierStats. seconds: from the question to the last token.
+    {"done", "skipped"}, see Lookups. tiers: {name: counts} of this answer, the fields of TierStats.
+    seconds: from the question to the last token.
     """
 
     text: str
@@ -124,7 +120,6 @@ class Answer:
     first_token_seconds: float
     answered: bool = True
     needed: float | None = None
-    absent: list[str] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] = "stop"
 
     def to_dict(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Chat:
         check_phrase("question", question)
         session, trace, store = self.session, self.trace, self.session.store
         if self._asked:
-            self._attach()
+            session.attach(attached(store, self._documents, retrieve=True))
         self._asked = True
         trace.begin(session)
         with trace.step():
@@ -84,7 +84,6 @@ class Chat:
             answered=session.answered,
             needed=session.needed,
             tiers=trace.tiers,
-            absent=[row.name for row in store.readable().values() if row.id in session.absent],
             seconds=trace.seconds,
             first_token_seconds=trace.first_token_seconds,
             finish_reason="length" if cut and not said.ended else "stop",
@@ -94,14 +93,6 @@ class Chat:
         """End the answer that is generated after the tokens that it has."""
         if self.continuation is not None:
             self.continuation.stop()
-
-    def _attach(self) -> None:
-        """Ask the documents that there are by now."""
-        session = self.session
-        documents, absent = attached(session.store, self._documents, retrieve=True)
-        session.attach(documents)
-        session.absent.clear()
-        session.absent.update(absent)
 
 
 def finished(steps: Generator[str, None, Answer]) -> Answer:

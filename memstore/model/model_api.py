@@ -26,9 +26,6 @@ from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
-SHORTLIST = 1 << 16
-"""Blocks whose own keys are read in a search, by default; a smaller memory is ranked whole."""
-
 
 class ModelAPI(ModelAdapter):
     """What any model can do with a MemoryStore."""
@@ -96,9 +93,7 @@ class ModelAPI(ModelAdapter):
         """
 
     @abstractmethod
-    def ranked(
-        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Ranking:
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
         """Blocks of documents (id, blocks) where most of the phrase is found, best first."""
 
     def ask(
@@ -172,30 +167,25 @@ class ModelAPI(ModelAdapter):
         documents: Sequence[str] | None = None,
         top_k: int = 5,
         by: Literal["passage", "document"] = "passage",
-        shortlist: int = SHORTLIST,
     ) -> Matches:
         """The blocks where most of the phrase is found, best first: docs/appendix/method.md section
         9.
 
-        by: "document" returns only the best block of each document. shortlist: number of blocks,
-        chosen by landmark keys, that are compared with the phrase word by word; more is slower.
-        Raises InvalidInput for an empty phrase, a number below 1 or no ready document,
-        DocumentNotFound.
+        by: "document" returns only the best block of each document. Raises InvalidInput for an
+        empty phrase, a number below 1 or no ready document, DocumentNotFound.
         """
         check_phrase("phrase", phrase)
-        for name, value in (("top_k", top_k), ("shortlist", shortlist)):
-            if not isinstance(value, Integral) or value < 1:
-                raise InvalidInput(f"{name} must be at least 1, is {value!r}")
-        wanted = store.ready(documents, to="search")
-        searched = {document.id: document for document in store.retrieval.attached(wanted)}
-        absent = [document.name for document in wanted if document.id not in searched]
+        if not isinstance(top_k, Integral) or top_k < 1:
+            raise InvalidInput(f"top_k must be at least 1, is {top_k!r}")
+        searched = {document.id: document for document in store.ready(documents, to="search")}
+        store.retrieval.hold_documents(searched.values())
         scope = [(document.id, document.blocks) for document in searched.values()]
-        ranking = self.ranked(phrase, store, scope, max(shortlist, top_k))
+        ranking = self.ranked(phrase, store, scope)
         sources = [
             Source.of(self, store, searched[one.document], one.block, one.reads, one.weight)
             for one in islice(_best_of_each(ranking.found, by), top_k)
         ]
-        return Matches(sources, absent, ranking.answered)
+        return Matches(sources, ranking.answered)
 
     def score(self, session: AskSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what is before it in the session."""

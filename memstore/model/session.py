@@ -258,7 +258,6 @@ class AskSession(ABC):
     needed: float | None = None  # the score that a passage needs to answer it; None without a gate
     read_tokens: int = 0  # since it was opened
     lookups: Lookups  # how often blocks were looked for
-    absent: set[int]  # documents that were left out, or of which blocks were: not to be had
 
     @property
     def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
@@ -394,17 +393,14 @@ def draw(
 
 def attached(
     store: MemoryStore, names: Sequence[str] | None, *, retrieve: bool
-) -> tuple[list[tuple[int, int]], set[int]]:
-    """The documents that a session is about, as (id, blocks), and the ids of those that it leaves
-    out, since they cannot be had. names: None for all; without `retrieve` none is left out. Raises
-    what MemoryStore.ready and MemoryStore.attached raise.
+) -> list[tuple[int, int]]:
+    """The documents that a session is about, as (id, blocks). names: None for all; retrieve: have
+    what they are found by. Raises what MemoryStore.ready and Retrieval.hold_documents raise.
     """
-    wanted = store.ready(names)
-    there = store.retrieval.attached(wanted) if retrieve else wanted
-    absent = set[int]()
-    if len(there) < len(wanted):
-        absent = {row.id for row in wanted} - {row.id for row in there}
-    return [(row.id, row.blocks) for row in there], absent
+    rows = store.ready(names)
+    if retrieve:
+        store.retrieval.hold_documents(rows)
+    return [(row.id, row.blocks) for row in rows]
 
 
 def check_device(device: torch.device, store: MemoryStore) -> None:

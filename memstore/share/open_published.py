@@ -24,17 +24,11 @@ class PublishedCatalog(Catalog):
     source: SharedSource
 
     def __init__(
-        self,
-        database: PublishedDatabase,
-        local: LocalCache | None,
-        shared: Valkey | None,
-        *,
-        allow_partial: bool = False,
+        self, database: PublishedDatabase, local: LocalCache | None, shared: Valkey | None
     ) -> None:
         """local, shared: caches between the host tier and the object store. Raises as
         Catalog.open.
         """
-        self.allow_partial = allow_partial
         self._published = database
         super().__init__(database)  # type: ignore[arg-type]
         self.source = SharedSource(self, database, local, shared)
@@ -110,7 +104,6 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
             ),
             local,
             shared,
-            allow_partial=options.get("allow_partial", False),
         )
     except BaseException:
         remote.close()

@@ -23,8 +23,6 @@ class ShareOptions(TypedDict, total=False):
     deadline: float
     refresh: float  # seconds after which a newer manifest is looked for (5)
     at_least: int | None  # number of a manifest; an older one raises StaleMemory
-    # leave out documents that cannot be read, and name them, instead of raising StoreUnavailable
-    allow_partial: bool
 
 
 def is_url(path: object) -> bool:

@@ -207,11 +207,6 @@ class MemoryStore(Closing):
         return self._committed is None or self._committed.catalog.database.read_only
 
     @property
-    def allow_partial(self) -> bool:
-        """Whether sessions leave out what cannot be read (ShareOptions), and say so."""
-        return self._committed is not None and self._committed.catalog.allow_partial
-
-    @property
     def codec(self) -> str | None:
         """How blocks are stored from now on; None for a memory without a directory."""
         return None if self._committed is None else self._committed.catalog.codec

@@ -119,7 +119,6 @@ def test_python_names_of_a_page_exist(page: Path) -> None:
         r"(?<![\w/.-])memstore\.([A-Za-z_][\w.]*\w)", page.read_text(encoding="utf-8")
     )
     others = {"jsonl", "toml", "txt", "md", "json", "service"}  # endings of files
-    others |= {"absent"}  # a field of an answer over HTTP: {"memstore": {"absent": ..}}
     names = {name for name in said if name.split(".")[0] not in others}
     assert [name for name in sorted(names) if not exists(name)] == []
 

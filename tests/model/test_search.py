@@ -85,12 +85,13 @@ def test_a_document_that_was_not_chosen_never_appears(
 
 
 def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
-    model: LandmarkModel, store: MemoryStore
+    model: LandmarkModel, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model.search(PHRASE, store, top_k=1000)
     weights = {(source.document, source.block): source.weight for source in whole}
     before = store.tier_stats()["host"]
-    listed = model.search(PHRASE, store, top_k=10, shortlist=10)
+    monkeypatch.setattr(search, "SHORTLIST", 10)
+    listed = model.search(PHRASE, store, top_k=1000)
     after = store.tier_stats()["host"]
     assert after["hits"] + after["misses"] - before["hits"] - before["misses"] == 10 == len(listed)
     for source in listed:
@@ -145,7 +146,7 @@ def test_models_of_other_kinds_search_too(tmp_path: Path, changes: dict[str, obj
         at = len(text(100)) + 1
         spans = [source.span for source in other.search(PHRASE, store, top_k=3)]
         assert any(first < at + len(PHRASE) and end > at for first, end in spans)
-        assert len(other.search(PHRASE, store, top_k=9, shortlist=9)) == 9
+        assert len(other.search(PHRASE, store, top_k=9)) == 9
 
 
 def test_a_long_phrase_is_searched_piece_by_piece(model: LandmarkModel, store: MemoryStore) -> None:
@@ -161,9 +162,8 @@ def test_what_cannot_be_searched_is_named(
 ) -> None:
     with pytest.raises(InvalidInput, match="phrase is empty"):
         model.search(" \n", store)
-    for name in ("top_k", "shortlist"):
-        with pytest.raises(InvalidInput, match=f"{name} must be at least 1, is 0"):
-            model.search(PHRASE, store, **{name: 0})
+    with pytest.raises(InvalidInput, match="top_k must be at least 1, is 0"):
+        model.search(PHRASE, store, top_k=0)
     with pytest.raises(DocumentNotFound, match="'fourth'"):
         model.search(PHRASE, store, documents=["fourth"])
     with (

@@ -2,10 +2,8 @@
 names what could not be reached, and follows what is published.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,9 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-
 from memstore import load_model
 from memstore.errors import StoreUnavailable
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.serve.api_keys import Access, Keys
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
@@ -129,59 +123,24 @@ def test_an_unreachable_store_answers_503_and_is_tried_again(
         assert said.choices[0].message.content == ANSWER
 
 
-@contextmanager
-def partly(path: Path, model: LandmarkModel, keys: Keys | None = None) -> Iterator[Served]:
-    """A server of what is published, with allow_partial; the letter is away."""
+def test_an_unreachable_document_is_an_error_until_it_is_back(
+    path: Path, model: LandmarkModel
+) -> None:
     apart = open_object_store(f"memory://{path}/apart")
     with MemoryStore.open(path / "mem", read_only=True) as near:
         for row in near.ready():  # no two documents share a segment
             publish(near._on_disk().catalog, [row], apart)
     place = Away(apart, Wild(0, 0.0))
-    with open_at(place, host_budget=64 << 20) as store:
-        catalog = store._on_disk().catalog
-        catalog.allow_partial = True
-        letter = catalog.database.state.entries[store.document("letter").id]
+    with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
+        letter = store._on_disk().catalog.database.state.entries[store.document("letter").id]
         place.gone = frozenset(piece.segment for piece in letter.pieces)
-        with serving_store(store, model, keys=keys) as server:
-            yield server
-
-
-def test_an_answer_without_some_documents_names_them_until_they_are_back(
-    path: Path, model: LandmarkModel
-) -> None:
-    with partly(path, model) as server:
-        for trace in (False, True):
-            told = server.chat(QUESTION, extra_body={"memstore": {"trace": trace}})
-            assert told.choices[0].message.content == ANSWER
-            assert told.model_extra["memstore"]["absent"] == ["letter"]
-
-        async def agent() -> None:
-            async with Client(streamable_http_client(f"{server.url}/mcp")) as client:
-                answer = await client.call_tool("ask", {"question": QUESTION})
-                assert answer.structured_content["absent"] == ["letter"]
-                assert "left out: letter" in answer.content[0].text
-                found = await client.call_tool("search", {"phrase": "the lime barn"})
-                assert found.structured_content["absent"] == ["letter"]
-                assert "left out: letter" in found.content[0].text
-
-        asyncio.run(agent())
-        place: Any = server.service.store._on_disk().catalog.source.remote.objects
+        with pytest.raises(openai.InternalServerError) as refused:
+            server.chat(QUESTION)
+        assert refused.value.status_code == 503 and refused.value.code == "storage_unavailable"
+        diary = {"memstore": {"documents": ["diary"]}}
+        assert server.chat(QUESTION, extra_body=diary).choices[0].message.content == ANSWER
         place.gone = frozenset()
-        foal = server.chat(QUESTION, ANSWER, "What is the name of the new foal?")
-        assert foal.model_extra["memstore"]["absent"] == []
-        assert "Clover" in foal.choices[0].message.content
-
-
-def test_no_absent_document_is_named_to_a_key_that_may_not_read_it(
-    path: Path, model: LandmarkModel
-) -> None:
-    keys = Keys((("only-of-the-diary-1", Access(False, ("diary",))),))
-    with partly(path, model, keys) as server:
-        for options in ({}, {"trace": True}):
-            extra = {"memstore": options}
-            answer = server.chat(QUESTION, key="only-of-the-diary-1", extra_body=extra)
-            report = answer.model_extra["memstore"]
-            assert report["absent"] == [] and report["sources"]
+        assert server.chat(QUESTION).choices[0].message.content == ANSWER
 
 
 def test_a_server_follows_what_is_published(model: LandmarkModel, tmp_path: Path) -> None:

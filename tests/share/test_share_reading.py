@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.errors import ReadOnlyMemory, StoreUnavailable, WrongModel
+from memstore.errors import BlocksUnavailable, ReadOnlyMemory, StoreUnavailable, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.texts.source_text import Text
 from memstore.share.object_store import ObjectStore
@@ -178,49 +178,33 @@ def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
     return Gone(place, Wild(0, 0.0))
 
 
-def test_a_partial_answer_names_the_documents_that_are_unavailable(
+def test_a_document_that_is_unavailable_is_an_error_until_it_is_back(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     place = apart(model, path, tmp_path)
     with open_at(place) as store:
         place.gone = segments(store, "garden", "landmarks")
-        with pytest.raises(StoreUnavailable, match="credentials are refused"):
-            model.ask(PHRASE, store)
-    place.gone = frozenset()
-    with open_at(place) as store:
-        store._on_disk().catalog.allow_partial = True
-        place.gone = segments(store, "garden", "landmarks")
-        answer = model.ask(PHRASE, store, max_new_tokens=4)
-        assert answer.absent == ["garden"] and answer.to_dict()["absent"] == ["garden"]
+        for ask in (model.ask, model.search):
+            with pytest.raises(StoreUnavailable, match="credentials are refused"):
+                ask(PHRASE, store)
         with MemoryStore.open(path / "m") as directory:
-            rest = model.ask(PHRASE, directory, documents=["river", "night"], max_new_tokens=4)
-        assert answer.tokens == rest.tokens
-        matches = model.search(PHRASE, store)
-        assert matches and matches.absent == ["garden"]
-        place.gone = frozenset()
-        whole = model.ask(PHRASE, store, max_new_tokens=4)
-        assert model.search(PHRASE, store).absent == []
-        with MemoryStore.open(path / "m") as directory:
-            assert whole.absent == []
-            assert whole.tokens == model.ask(PHRASE, directory, max_new_tokens=4).tokens
+            for documents in (["river", "night"], None):
+                found, expected = (
+                    model.ask(PHRASE, memory, documents=documents, max_new_tokens=4)
+                    for memory in (store, directory)
+                )
+                assert found.tokens == expected.tokens
+                place.gone = frozenset()
 
 
-def test_blocks_that_become_unavailable_in_a_session_are_left_out_and_named(
+def test_blocks_that_become_unavailable_in_a_session_are_named(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     place = apart(model, path, tmp_path)
     ids = model.tokenizer.encode(text(40, 9))
-    for partial in (False, True):
-        place.gone = frozenset()
-        with open_at(place) as store:
-            store._on_disk().catalog.allow_partial = partial
-            with model.session(store) as session:
-                session.feed(ids[:3])
-                place.gone = segments(store, "river", "records", "landmarks")
-                if not partial:
-                    with pytest.raises(StoreUnavailable):
-                        session.feed(ids[3:])
-                    continue
-                states = session.feed(ids[3:])
-                assert bool(states.isfinite().all())
-                assert session.absent == {store.document("river").id}
+    with open_at(place) as store, model.session(store) as session:
+        session.feed(ids[:3])
+        place.gone = segments(store, "river", "records", "landmarks")
+        with pytest.raises(BlocksUnavailable) as caught:
+            session.feed(ids[3:])
+        assert {unit[0] for unit in caught.value.units} == {store.document("river").id}

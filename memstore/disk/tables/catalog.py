@@ -84,12 +84,10 @@ class Catalog:
     """The tables of one memory, over its database.
 
     source: what its blocks are read from where that is not the database (memstore.share); its
-    landmark keys are then read when they are first searched. allow_partial: whether answers may
-    leave out what cannot be read.
+    landmark keys are then read when they are first searched.
     """
 
     source: Any = None
-    allow_partial = False
 
     def __init__(self, database: Database) -> None:
         """Read the memory's own row. Raises NewerFormat, OlderFormat, CorruptMemory."""

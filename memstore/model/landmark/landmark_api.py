@@ -104,18 +104,13 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
         **lookup: Any,
     ) -> LandmarkSession:
         """As ModelAPI.session. read_all_rows: on_read is told what every row reads."""
-        there, absent = attached(store, documents, retrieve=retrieve)
+        there = attached(store, documents, retrieve=retrieve)
         settings = self.lookup.changed(**lookup)
         session = LandmarkSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
         session.attention.read_all_rows = read_all_rows
-        session.absent.update(absent)
         return session
 
-    def ranked(
-        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Ranking:
-        """As ModelAPI.ranked; shortlist: blocks that the landmark keys choose to be compared with
-        the phrase word by word.
-        """
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
+        """As ModelAPI.ranked."""
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
-        return Ranking(search_blocks(self, store, scope, ids, shortlist))
+        return Ranking(search_blocks(self, store, scope, ids))

@@ -29,6 +29,7 @@ _POINTING_HEADS, _HITS = 3, 1024
 # of exp(sharpness * (cosine - 1)): how like two keys must be to count as the same word
 _SHARPNESS = 16.0
 _UNITS = 256  # leased at once
+SHORTLIST = 1 << 16  # blocks whose own keys are read; a smaller memory is ranked whole
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,8 @@ def search_blocks(
     store: MemoryStore,
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
-    shortlist: int,
 ) -> Iterator[Found]:
-    """Blocks of documents (id, blocks), at most `shortlist`, best first; of equals the earlier in
+    """Blocks of documents (id, blocks), at most SHORTLIST, best first; of equals the earlier in
     their order.
 
     ids: content tokens of the phrase, at least one. Raises DocumentNotFound for a document that was
@@ -64,9 +64,9 @@ def search_blocks(
     looks = _look(reader, ids, len(blocks))
     scope = [(document, 0, count) for document, count in documents]
     heads = _sharpest(store, scope, looks, len(blocks))
-    if len(blocks) > shortlist:
+    if len(blocks) > SHORTLIST:
         pointed = _point(store, scope, looks, heads[:_POINTING_HEADS], len(blocks))
-        chosen = pointed.sort(descending=True, stable=True).indices[:shortlist].sort().values
+        chosen = pointed.sort(descending=True, stable=True).indices[:SHORTLIST].sort().values
         blocks = [blocks[n] for n in chosen.tolist()]
     layer, head = heads[0]
     kv_head = head // reader.shape.group

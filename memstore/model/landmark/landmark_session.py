@@ -56,7 +56,7 @@ class ChunkSession(AskSession):
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep
         self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
-        self.lookups, self.absent = self.attention.lookups, self.attention.absent
+        self.lookups = self.attention.lookups
         self._prefetch: SpeculativePrefetch | None = None
         if store.tiers.predictor != "off" and retrieve:
             self._prefetch = SpeculativePrefetch(reader, self.attention, store)

@@ -90,15 +90,11 @@ class PassageAPI(ModelAPI, PassageModel):
     ) -> PassageSession:
         """As ModelAPI.session."""
         self._check(store)
-        there, absent = attached(store, documents, retrieve=retrieve)
+        there = attached(store, documents, retrieve=retrieve)
         settings = self.lookup.changed(**lookup)
-        session = PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
-        session.absent.update(absent)
-        return session
+        return PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
 
-    def ranked(
-        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
-    ) -> Ranking:
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
         """As ModelAPI.ranked, by the selector's scores; of a message, by the question in it."""
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from memstore.errors import BlocksUnavailable, InvalidInput
+from memstore.errors import InvalidInput
 from memstore.model.adapter import Enter
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice
@@ -186,7 +186,6 @@ class PassageSession(AskSession):
         self.needed: float | None = None  # the score that the gate wants of the last question
         self.read_tokens = 0
         self.candidates: Candidates | None = None  # of the last choice; None before the first
-        self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
         self._retrieve = retrieve
         layers = reader.shape.memory_layers
         self._told = None if on_read is None else StepMasses(layers, on_read)
@@ -336,24 +335,12 @@ class PassageSession(AskSession):
         """Read these passages, in this order, from now on; none for reading nothing.
 
         Raises InvalidInput for more passages than top_k, BudgetExceeded, DocumentNotFound,
-        CorruptBlock.
+        BlocksUnavailable, CorruptBlock.
         """
         if len(passages) > self.settings.top_k:
             raise InvalidInput(
                 f"{len(passages)} passages; top_k allows {self.settings.top_k} at most"
             )
-        try:
-            self._read(passages)
-        except BlocksUnavailable as error:
-            gone = {(number, block) for number, _, block, _ in error.units}
-            places = self.store.retrieval.stored_at([(one.document, one.block) for one in passages])
-            left = [one for one, place in zip(passages, places) if place not in gone]
-            if not self.store.allow_partial or len(left) == len(passages):
-                raise
-            self.absent |= {one.document for one in passages if one not in left}
-            self.read(left)
-
-    def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
         fetched = self._passages.fetch(passages[:1] if chained else passages, compute=not chained)
         stored = len(fetched.lengths)

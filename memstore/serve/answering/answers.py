@@ -221,9 +221,4 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
         if answer.refused:
             told["sources"] = [{**source, "tiers": {}} for source in sources]
         return told
-    return {
-        "answered": answer.answered,
-        "needed": answer.needed,
-        "absent": [name for name in answer.absent if may_read(name)],
-        "sources": sources,
-    }
+    return {"answered": answer.answered, "needed": answer.needed, "sources": sources}

@@ -52,7 +52,6 @@ def report(
     return {
         "reader": "choosing" if trace.once else "landmarks",
         "answered": session.answered,
-        "absent": absent(session, may_read),
         "sources": [_source(source, blocks[block_id], trace) for block_id, source in shown],
         "attention": _attention(trace, [read for _, read in tokens]),
         "choice": _choice(trace, session, known),
@@ -76,14 +75,6 @@ def report(
         "model_seconds": round(trace.model_seconds, 4),
         "first_token_seconds": round(trace.first_token_seconds, 4),
     }
-
-
-def absent(session: AskSession, may_read: MayRead) -> list[str]:
-    """Names of documents that could not be read, or not wholly, from a published memory."""
-    if not session.absent:
-        return []
-    rows = session.store.readable().values()
-    return [row.name for row in rows if row.id in session.absent and may_read(row.name)]
 
 
 def unit_bytes(reader: ModelAdapter) -> int:

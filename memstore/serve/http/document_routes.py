@@ -84,7 +84,6 @@ def router(service: Service) -> APIRouter:
             "object": "list",
             "data": [{name: getattr(source, name) for name in shown} for source in found],
             "answered": found.answered,
-            "absent": list(found.absent),
         }
 
     @routes.get("/v1/memstore/text")

@@ -91,8 +91,6 @@ def _as_text(result: dict[str, Any]) -> str:
     lines = [str(one) for one in result.values() if not isinstance(one, list | bool | None)]
     if result.get("answered") is False and "passages" in result:
         lines.append("(none of these passages seems to answer it as a question)")
-    if result.get("absent"):
-        lines.append(f"(could not be read, and left out: {', '.join(result['absent'])})")
     for key in ("sources", "passages"):
         for one in result.get(key, ()):
             first, end = one["span"]

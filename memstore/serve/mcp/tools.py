@@ -124,7 +124,6 @@ class MemoryTools:
         return {
             "answer": outcome.text,
             "answered": outcome.answered,
-            "absent": outcome.memstore["absent"],
             "sources": outcome.memstore["sources"],
         }
 
@@ -137,7 +136,6 @@ class MemoryTools:
         return {
             "answered": found.answered,
             "passages": [{name: getattr(source, name) for name in shown} for source in found],
-            "absent": list(found.absent),
         }
 
     async def list_documents(

@@ -4,8 +4,8 @@ found are leased from: what sessions and writers need, and listing documents doe
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable
+from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.block_rows import Scope
 from memstore.index.faiss.faiss_files import FaissFiles
@@ -269,28 +269,12 @@ class Retrieval:
                 if self._waiting.pop(row.id, None) is None:  # gone meanwhile
                     self.index.remove(row.id)
 
-    def attached(self, documents: Sequence[Document]) -> list[Document]:
-        """Those of some documents that can be searched: all of them, unless the memory allows
-        partial answers. Of a published memory what they are found by is read now, together. Raises
+    def hold_documents(self, documents: Iterable[Document]) -> None:
+        """Have what these documents of a published memory are found by, read together. Raises
         StoreUnavailable, CorruptMemory.
         """
         if self._catalog is None or self._catalog.source is None:
-            return list(documents)
-        try:
-            self._bring(documents)
-            return list(documents)
-        except StoreUnavailable:
-            if not self._catalog.allow_partial:
-                raise
-        there = []
-        for document in documents:
-            with suppress(StoreUnavailable):
-                self._bring([document])
-                there.append(document)
-        return there
-
-    def _bring(self, documents: Sequence[Document]) -> None:
-        """Read what these documents are found by, if it is not here."""
+            return
         scope = [(document.id, 0, document.blocks) for document in documents]
         if self.selected is None:
             self.hold(scope)

@@ -13,7 +13,6 @@ read; with layer n's plain input instead of its local attention, as prefetchers 
 to .66). A prediction never changes a result: it only tells the tiers what to fetch.
 """
 
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -22,12 +21,11 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import BlocksUnavailable, BudgetExceeded, MemstoreError
+from memstore.errors import BudgetExceeded, MemstoreError
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.landmark.attention.block_lookup import (
     BlockRequest,
-    Locate,
     Lookup,
     OpenRows,
     Selection,
@@ -58,7 +56,7 @@ class MemoryAttention:
     """Attention of one session over its open chunk and its memory.
 
     on_read: called with what the last row of every step reads, or every row with read_all_rows;
-    observer: called in every step; absent: documents of which blocks could not be read.
+    observer: called in every step.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class MemoryAttention:
         self.on_read: OnRead | None = None
         self.read_all_rows = False
         self.observer: Observer | None = None
-        self.absent: set[int] = set()
         self.blocks = blocks
         self.lookups = Lookups()
         shape, dtype = model.shape, model.dtype
@@ -202,7 +199,7 @@ class MemoryAttention:
         self.lookups.done += opened.count
         self.lookups.skipped += rows - opened.count
         if opened.count < rows:
-            local = self._closed(layer_idx, local, opened.rows)
+            local = self._close_rows(layer_idx, local, opened.rows)
         return local, opened
 
     def _attend_memory(
@@ -265,15 +262,18 @@ class MemoryAttention:
         )
         return output
 
-    def _closed(
-        self, layer_idx: int, local: LocalAttention, kept: Tensor, first_head: int = 0
-    ) -> LocalAttention:
-        """`_close_rows` of heads from first_head on, with the layer's values."""
-        values = None
+    def _close_rows(self, layer_idx: int, local: LocalAttention, kept: Tensor) -> LocalAttention:
+        """Attention whose rows other than `kept` [H, T] read no memory. Where the layer has
+        cmt_values and memory is searched, they take these in its place; elsewhere what they would
+        have given to memory, up to GIVEN_BACK, goes to what they have seen.
+        """
+        closed = local.gate.masked_fill(kept, 0.0)
         if self.cmt_values is not None and self.retrieve:
-            heads = slice(first_head, first_head + kept.shape[0])
-            values = self.cmt_values[layer_idx, heads]
-        return _close_rows(local, kept, values)
+            values = self.cmt_values[layer_idx, :, None]
+            given = (closed[..., None] * values).to(local.output.dtype)
+            return LocalAttention(local.output + given, local.gate - closed, local.lse)
+        seen = (1 - closed.clamp(max=GIVEN_BACK))[..., None].to(local.output.dtype)
+        return LocalAttention(local.output / seen, local.gate - closed, local.lse)
 
     def _attend_requested(
         self,
@@ -291,14 +291,6 @@ class MemoryAttention:
         """
         try:
             lease, slots = lease_requested(self._lease, wanted, self.locate)
-        except BlocksUnavailable as error:
-            if not self.store.allow_partial:
-                raise
-            self.absent |= error.documents
-            wanted = _without_units(wanted, error.units, self.locate)
-            kept = _rows_reading(wanted.candidates, local)
-            local = self._closed(wanted.layer, local, kept, wanted.first_head)
-            return self._attend_requested(wanted, rotated, local, places, scores, is_last)
         except BudgetExceeded:
             rows = wanted.candidates.shape[1]
             if rows == 1:
@@ -351,52 +343,6 @@ class MemoryAttention:
         if self.observer is not None and lease.fetched:
             self.observer.missed()
         return lease
-
-
-def _rows_reading(candidates: Tensor, local: LocalAttention) -> Tensor:
-    """Of candidates [H, T or 1, K], the rows [H, T] that read one."""
-    return (candidates >= 0).any(-1).expand(local.gate.shape[1:])
-
-
-def _close_rows(
-    local: LocalAttention, kept: Tensor, values: Tensor | None = None
-) -> LocalAttention:
-    """Attention whose rows other than `kept` [H, T] read no memory. With values [H, D] of the
-    context miss token they take these in its place; without, what they would have given to memory,
-    up to GIVEN_BACK, goes to what they have seen.
-    """
-    closed = local.gate.masked_fill(kept, 0.0)
-    if values is not None:
-        given = (closed[..., None] * values[:, None]).to(local.output.dtype)
-        return LocalAttention(local.output + given, local.gate - closed, local.lse)
-    seen = (1 - closed.clamp(max=GIVEN_BACK))[..., None].to(local.output.dtype)
-    return LocalAttention(local.output / seen, local.gate - closed, local.lse)
-
-
-def _without_units(
-    wanted: BlockRequest, units: Collection[tuple[int, int, int, int]], locate: Locate
-) -> BlockRequest:
-    """What rows chose, without some units."""
-    group, first = wanted.group, wanted.first_head
-
-    def unit(candidate: int, head: int) -> BlockKey:
-        document, block = locate(candidate)
-        return BlockKey(document, wanted.layer, block, head)
-
-    kept = torch.tensor(
-        [
-            [
-                [
-                    candidate >= 0 and unit(candidate, (first + at) // group) not in units
-                    for candidate in of_row
-                ]
-                for of_row in of_head
-            ]
-            for at, of_head in enumerate(wanted.candidates.tolist())
-        ],
-        device=wanted.candidates.device,
-    )
-    return replace(wanted, candidates=wanted.candidates.masked_fill(~kept, -1))
 
 
 # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss

@@ -133,7 +133,6 @@ function cost(usage) {
   const { done, skipped } = report.lookups;
   if (report.reader === "landmarks")
     parts.push(`${plural(done, "lookup", "lookups")}, ${count(skipped)} skipped by the gate`);
-  if (report.absent.length) parts.push(`could not be read and left out: ${report.absent.join(", ")}`);
   for (const [tier, counts] of Object.entries(report.tiers))
     if (counts.hits) parts.push(`${tier} ${plural(counts.hits, "unit", "units")}, ${bytes(counts.hits * report.unit_bytes)}`);
   return parts.join(" · ");
