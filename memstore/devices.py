@@ -1,4 +1,4 @@
-"""Devices to compute on: which there are, and which number format each is faster at."""
+"""Choose the device to compute on, and the faster dtype on it."""
 
 import time
 from functools import cache
@@ -7,67 +7,63 @@ import torch
 
 from memstore.errors import InvalidConfig
 
-# bfloat16 has to win by this much: a forward pass under autocast also pays for its casts.
-CLEARLY_FASTER = 1.3
+# smallest speedup to choose bfloat16 for: a forward pass under autocast also pays for its casts
+_MIN_GAIN = 1.3
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def usable_device(device: str) -> torch.device:
-    """The device of that name; "auto" is the first that this machine has of cuda, mps and cpu.
-    Raises InvalidConfig for one that it does not have.
+    """The device of this name; "auto" is the first of cuda, mps and cpu that this machine has.
+    Raises InvalidConfig for a device that the machine does not have.
     """
     if device == "auto":
-        return torch.device(fastest_device())
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        place = torch.empty(1, device=device).device
-        if place.type == "meta":
+        usable = torch.empty(1, device=device).device
+        if usable.type == "meta":
             raise RuntimeError("it holds no data")
-    # torch has no error of its own for this
+    # torch raises any of these for a missing device
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0][:150]
         raise InvalidConfig(
             f"device {device!r} cannot be used here ({reason}); choose auto, cuda, mps or cpu"
         ) from error
-    return place
-
-
-def fastest_device() -> str:
-    """ "cuda", "mps" or "cpu": the first that this machine has."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    return usable
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:
-    """float32, bfloat16 or float16; None for "auto" or None, which leaves it to who computes.
-    Raises InvalidConfig.
+    """The dtype of this name; None for "auto" or None: the caller chooses.
+
+    Raises InvalidConfig for any but float32, bfloat16 and float16.
     """
     if name in (None, "auto"):
         return None
-    if name not in DTYPES:
-        raise InvalidConfig(f"dtype {name!r} is unknown; choose auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in _DTYPES:
+        raise InvalidConfig(f"dtype {name!r} is unknown; choose auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
 
 
 def fast_dtype(device: torch.device | str = "cpu") -> torch.dtype:
     """torch.bfloat16 where the device multiplies matrices clearly faster in it, else torch.float32.
 
-    Every CUDA device that we run on does; a CPU is measured, once a process. Without instructions
-    for bfloat16 a CPU converts number by number: forty times slower than float32, not faster.
+    Every CUDA device that we run on does. A CPU is measured once per process: one without bfloat16
+    instructions converts each number and is forty times slower than in float32.
     """
-    if torch.device(device).type == "cuda" or bfloat16_gain() >= CLEARLY_FASTER:
+    if torch.device(device).type == "cuda" or bfloat16_gain() >= _MIN_GAIN:
         return torch.bfloat16
     return torch.float32
 
 
 @cache
 def bfloat16_gain() -> float:
-    """How many times as fast as float32 this CPU multiplies matrices in bfloat16.
+    """Speedup of matrix products on this CPU in bfloat16 over float32.
 
-    The best of several tries in turn, in the CPU time of this thread: what other processes do in
-    between counts for neither. It takes some milliseconds (a quarter of a second on a CPU that is
-    slow at bfloat16); the matrices are those of a batch of rows and a small model's MLP.
+    Alternates the dtypes and takes the best try of each, in CPU time of this thread, so that other
+    processes do not count. Takes a few milliseconds (a quarter of a second on a CPU that is slow at
+    bfloat16). The matrices have the sizes of a batch of rows and a small model's MLP.
     """
     formats = (torch.float32, torch.bfloat16)
     rows, weights = torch.ones(256, 128), torch.ones(512, 128)

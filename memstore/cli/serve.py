@@ -1,4 +1,4 @@
-"""The commands that serve a memory: serve over HTTP, mcp to one agent over stdin and stdout."""
+"""The commands `serve` (a memory over HTTP) and `mcp` (for one agent, over stdin and stdout)."""
 
 import os
 import sys
@@ -79,7 +79,7 @@ def serve(
     try:
         from memstore.serve.api_keys import Keys
         from memstore.serve.http.run import check_exposed
-        from memstore.serve.http.run import serve as run
+        from memstore.serve.http.run import serve as run_server
         from memstore.serve.service import Service
         from memstore.serve.settings import ServeSettings
     except ImportError as error:
@@ -98,20 +98,20 @@ def serve(
     )
     keys = Keys() if api_key_file is None else Keys.of_file(api_key_file)
     check_exposed(settings, keys)
-
-    def ready(url: str) -> None:
-        if as_json:
-            console.emit({"url": url, "store": str(store), "model": name})
-        else:
-            console.say(f"memstore at {url} (model {name}); Ctrl-C ends it")
-
     options = open_options(store, tiers, published)
     with opened(store, model_options, options, read_only=False, make=True) as (model, memory):
         known = model.signature.model
         name = "memstore" if known is None else Path(known.title).name
         service = Service(model, memory, settings, keys=keys, name=name)
+
+        def ready(url: str) -> None:
+            if as_json:
+                console.emit({"url": url, "store": str(store), "model": name})
+            else:
+                console.say(f"memstore at {url} (model {name}); Ctrl-C ends it")
+
         try:
-            run(service, ready)
+            run_server(service, ready)
         finally:
             service.close()
 
@@ -151,7 +151,7 @@ def mcp(
     paths = [_directory(path) for path in allow_paths or ()]
     options = open_options(store, tiers, published)
     resources = ExitStack()
-    with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
+    with redirect_stdout(sys.stderr):  # stdout carries MCP; libraries may print
         model, memory = resources.enter_context(
             opened(store, model_options, options, read_only=read_only)
         )
@@ -159,13 +159,13 @@ def mcp(
     with resources:
         service = Service(model, memory)
 
-        def end(number: int) -> None:
+        def end(signal_number: int) -> None:
             try:
                 service.close()
                 memory.close()
                 console.note("interrupted; what was read is kept")
             finally:
-                os._exit(128 + number)  # a thread waits for stdin, which cannot be interrupted
+                os._exit(128 + signal_number)  # a thread blocks on stdin and cannot be stopped
 
         try:
             anyio.run(serve_stdio, service.tools, caller, end)
@@ -175,7 +175,7 @@ def mcp(
 
 def _directory(path: Path) -> Path:
     if not path.is_dir():
-        raise InvalidInput(f"--allow-paths: {path} is no directory")
+        raise InvalidInput(f"--allow-paths: {path} is not a directory")
     return path.resolve()
 
 

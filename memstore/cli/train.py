@@ -1,4 +1,4 @@
-"""The command that trains a model."""
+"""The command `train`: check its options, build a TrainConfig, run the training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
     "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
-    interrupted="interrupted; --resume goes on from the last checkpoint",
+    interrupted="interrupted; --resume continues from the last checkpoint",
 )
 def train(
     texts: Annotated[
@@ -82,22 +82,22 @@ def train(
     from memstore.training.train import train as run_training
 
     if minutes is not None and not minutes > 0:
-        raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
+        raise typer.BadParameter(f"--minutes must be above 0, got {minutes}")
     if model is None and (full or rank or block_size):
-        raise typer.BadParameter("--full, --rank and --block-size go with --model")
+        raise typer.BadParameter("--full, --rank and --block-size need --model")
     if model is not None and (preset or init):
-        raise typer.BadParameter("--model is what is trained; --preset and --init name another")
+        raise typer.BadParameter("--model names the model to train; leave out --preset and --init")
     if full and rank:
         raise typer.BadParameter("--full trains all weights, --rank adapters; choose one")
     finetune, stages = None, default_curriculum()
     if model is not None:
-        usual = Finetune(model)
-        rank = None if full else rank or usual.rank
-        finetune, stages = replace(usual, block_size=block_size, rank=rank), finetune_stages()
-    begun = out if resume and (out / "config.json").is_file() else init
+        defaults = Finetune(model)
+        rank = None if full else rank or defaults.rank
+        finetune, stages = replace(defaults, block_size=block_size, rank=rank), finetune_stages()
+    start = out if resume and (out / "config.json").is_file() else init
     config = TrainConfig(
         out=out,
-        model=_shape(preset, begun if model is None else None),
+        model=_config(preset, start if model is None else None),
         stages=stages_from(from_stage, stages),
         finetune=finetune,
         minutes=minutes,
@@ -120,15 +120,15 @@ def train(
         console.say(f"trained; ask with --model {out}")
 
 
-def _shape(preset: str | None, begun: Path | None) -> "ModelConfig":
-    """The shape that --preset names, else that of the weights in `begun`, else the test preset."""
+def _config(preset: str | None, start: Path | None) -> "ModelConfig":
+    """The configuration of --preset, else of the checkpoint `start`, else of the preset "test"."""
     from memstore.model.landmark.checkpoint import read_configuration
     from memstore.model.landmark.config import PRESETS
 
     if preset is not None and preset not in PRESETS:
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    if preset is None and begun is not None:
-        return read_configuration(begun)
+    if preset is None and start is not None:
+        return read_configuration(start)
     return PRESETS[preset or "test"]
 
 

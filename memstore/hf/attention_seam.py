@@ -1,8 +1,8 @@
-"""The place where the caller's attention replaces a transformers model's: queries and keys arrive
-without position, and the caller decides what they attend to.
+"""Replace the attention of a transformers model: the caller gets queries, keys and values without
+rotary positions, and returns the attention output.
 
-An attached model behaves as before, token for token, unless a forward pass gets a `ForwardCache`:
-then its rotation and its attention belong to that pass.
+An attached model computes the same as before unless a forward pass gets a `ForwardCache`: in that
+pass, RoPE is off and `ForwardCache.attend` computes the attention.
 """
 
 import functools
@@ -22,13 +22,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from memstore.errors import InvalidWeights
 from memstore.model.adapter import Attend, AttentionSpec, Enter
 
-# the largest difference of two ways to compute, of the largest number: float32, half precision
-_TOLERANCE, _ROUGH = 1e-4, 0.05
-_PREFIX = "memstore_"  # of the attention's name; the name of the model's former one follows
-_active = threading.local()  # .cache: that of this thread's forward pass
-# arguments of an attention function beside q, k, v and the mask
-_HANDLED = {"scaling", "dropout", "sliding_window", "softcap"}
-_HARMLESS = {
+# tolerances relative to the largest expected value: for float32 and float64, for half precision
+_EXACT_TOLERANCE, _HALF_TOLERANCE = 1e-4, 0.05
+_PREFIX = "memstore_"  # registered name: this and the name of the attention it replaces
+_active = threading.local()  # .cache: the ForwardCache of this thread's forward pass
+# arguments of an attention function, besides q, k, v and the mask, that we support or ignore
+_SUPPORTED = {"scaling", "dropout", "sliding_window", "softcap"}
+_IGNORED = {
     "position_ids",
     "use_cache",
     "output_attentions",
@@ -45,19 +45,17 @@ _HARMLESS = {
 
 
 class ForwardCache(Cache):
-    """The cache argument of a forward pass with the caller's attention. It stores no keys and
-    values itself.
-    """
+    """Carries the caller's attention into a forward pass as its cache argument; stores no KV."""
 
     def __init__(self, attend: Attend) -> None:
         """attend: see ModelAdapter.hidden."""
         super().__init__(layers=[])
         self.attend = attend
-        self.length = 0  # tokens of earlier passes, for the model's own code
-        self.forms: dict[int, AttentionSpec] = {}  # by layer, once it has attended
+        self.length = 0  # tokens of earlier passes; the model's own code reads it
+        self.forms: dict[int, AttentionSpec] = {}  # by layer; filled as layers attend
         self.enter: Enter | None = None
-        self.stop: int | None = None  # the layer at whose beginning to end
-        self.blank = False  # rotation returns zeros: shows what it rotates
+        self.stop: int | None = None  # stop the pass before this layer
+        self.zero_rotation = False  # RoPE returns zeros, which shows the tensors it rotates
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -78,8 +76,8 @@ class ForwardCache(Cache):
     ) -> bool:
         return self.length > 0
 
-    def stepped(self, tokens: int) -> None:
-        """Note that a forward pass of so many tokens has ended."""
+    def advance(self, tokens: int) -> None:
+        """Count the tokens of a finished forward pass."""
         self.length += tokens
 
     def __len__(self) -> int:
@@ -87,7 +85,7 @@ class ForwardCache(Cache):
 
 
 class _Stopped(Exception):
-    """Ends a forward pass at the layer it was asked to end at."""
+    """Ends a forward pass before the layer ForwardCache.stop."""
 
 
 def _current() -> ForwardCache | None:
@@ -96,7 +94,7 @@ def _current() -> ForwardCache | None:
 
 @contextmanager
 def active(cache: ForwardCache) -> Iterator[None]:
-    """Inside, single layers of an attached model attend by this cache."""
+    """Within this context, a layer called without its decoder attends with this cache."""
     _active.cache = cache
     try:
         yield
@@ -104,8 +102,8 @@ def active(cache: ForwardCache) -> Iterator[None]:
         _active.cache = None
 
 
-def decoder_of(model: nn.Module) -> nn.Module:
-    """The module of a model that holds its stack of layers. Raises InvalidWeights."""
+def _decoder_of(model: nn.Module) -> nn.Module:
+    """Find the module that holds a model's layers. Raises InvalidWeights."""
     found = [
         module
         for module in model.modules()
@@ -121,7 +119,7 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 
 class _Rotary(nn.Module):
-    """A model's rotary embedding, which rotates nothing in a pass with a ForwardCache."""
+    """A model's rotary embedding, disabled in a pass with a ForwardCache."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -132,8 +130,8 @@ class _Rotary(nn.Module):
         cache = _current()
         if cache is None:
             return cos, sin
-        still = torch.zeros_like if cache.blank else torch.ones_like
-        return still(cos), torch.zeros_like(sin)
+        constant = torch.zeros_like if cache.zero_rotation else torch.ones_like
+        return constant(cos), torch.zeros_like(sin)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -143,11 +141,12 @@ class _Rotary(nn.Module):
 
 
 def attach(model: nn.Module) -> nn.Module:
-    """Make a model accept a ForwardCache; returns the module that holds its stack of layers. Its
-    weights and what it computes by itself do not change. Raises InvalidWeights for a model whose
+    """Make a model accept a ForwardCache; idempotent. Returns the module that holds its layers.
+
+    Weights and passes without a ForwardCache do not change. Raises InvalidWeights for a model whose
     attention cannot be replaced.
     """
-    decoder = decoder_of(model)
+    decoder = _decoder_of(model)
     if isinstance(decoder.rotary_emb, _Rotary):
         return decoder
     module = sys.modules[type(decoder).__module__]
@@ -167,23 +166,23 @@ def attach(model: nn.Module) -> nn.Module:
     decoder.register_forward_pre_hook(_begin, with_kwargs=True)
     decoder.register_forward_hook(_end, with_kwargs=True, always_call=True)
     for layer, block in enumerate(cast(nn.ModuleList, decoder.layers)):
-        block.register_forward_pre_hook(_entering(layer), with_kwargs=True)
+        block.register_forward_pre_hook(_layer_hook(layer), with_kwargs=True)
     return decoder
 
 
 def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = (each for each in (*args, *kwargs.values()) if isinstance(each, ForwardCache))
-    _active.cache = next(given, None)
+    caches = (value for value in (*args, *kwargs.values()) if isinstance(value, ForwardCache))
+    _active.cache = next(caches, None)
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     cache, _active.cache = _current(), None
     if cache is not None and output is not None:
-        cache.stepped(output.last_hidden_state.shape[1])
+        cache.advance(output.last_hidden_state.shape[1])
 
 
-def _entering(layer: int) -> Callable[..., None]:
-    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _layer_hook(layer: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache = _current()
         if cache is None:
             return
@@ -193,36 +192,36 @@ def _entering(layer: int) -> Callable[..., None]:
         if cache.stop == layer:
             raise _Stopped
 
-    return entering
+    return hook
 
 
 def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The function that a model calls instead of its attention of this name."""
+    """Make the function that a model calls instead of its attention `former`."""
 
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         cache = _current()
         if cache is None:
             eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(former, cast(Any, eager))
-            return cast(Any, function(module, query, key, value, mask, **told))
-        strange = sorted(
+            return cast(Any, function(module, query, key, value, mask, **options))
+        unsupported = sorted(
             name
-            for name, value in told.items()
-            if name not in _HANDLED | _HARMLESS and value is not None
+            for name, value in options.items()
+            if name not in _SUPPORTED | _IGNORED and value is not None
         )
-        if strange:
+        if unsupported:
             raise InvalidWeights(
-                f"{type(module).__name__} attends with {', '.join(strange)}, which a memory cannot "
-                "do; the model cannot be given one"
+                f"{type(module).__name__} attends with {', '.join(unsupported)}, which memory "
+                "attention does not support; the model cannot be given a memory"
             )
         layer = cast(int, module.layer_idx)
-        scale = told.get("scaling")
+        scale = options.get("scaling")
         cache.forms[layer] = AttentionSpec(
             query.shape[-1] ** -0.5 if scale is None else float(scale),
-            told.get("sliding_window"),
-            told.get("softcap"),
+            options.get("sliding_window"),
+            options.get("softcap"),
         )
         return cache.attend(layer, query, key, value).transpose(1, 2), None
 
@@ -230,7 +229,7 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def _mask(former: str) -> Callable[..., Any]:
-    """Makes the mask of attention of this name: none in a pass with a ForwardCache."""
+    """Make the mask function of the attention `former`; no mask in a pass with a ForwardCache."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         if _current() is not None:
@@ -249,7 +248,7 @@ def run_layers(
     enter: Enter | None = None,
 ) -> Tensor:
     """Run ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
-    (None: all, and the last norm) -> states [B, T, hidden_size].
+    (None: all layers and the final norm) -> states [B, T, hidden_size].
     """
     inputs = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
     last: list[Tensor] = []
@@ -267,13 +266,13 @@ def run_layers(
             **inputs, **cache_argument(decoder, cache), use_cache=True
         ).last_hidden_state
     except _Stopped:
-        cache.stepped(given.shape[1])
+        cache.advance(given.shape[1])
         return last[0]
     return cast(Tensor, states)
 
 
 def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:
-    """A cache as the argument of a model's forward, whose name transformers 5.24 changed."""
+    """A cache as keyword argument of a model's forward; transformers 5.24 renamed the keyword."""
     return {_cache_name(type(model).forward): cache}
 
 
@@ -287,11 +286,9 @@ def takes_layer_type(rotary: nn.Module) -> bool:
     return "layer_type" in inspect.signature(rotary.forward).parameters
 
 
-def apart(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float | None:
-    """The largest difference of numbers that a model computed in a dtype from the expected ones;
-    None if it is mere rounding.
-    """
+def difference_beyond_rounding(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float | None:
+    """The largest absolute difference of two tensors; None if rounding in dtype explains it."""
     exact = dtype in (torch.float32, torch.float64)
-    most = float(expected.abs().max()) * (_TOLERANCE if exact else _ROUGH)
+    tolerance = float(expected.abs().max()) * (_EXACT_TOLERANCE if exact else _HALF_TOLERANCE)
     difference = float((found - expected).abs().max())
-    return None if difference <= most else difference
+    return None if difference <= tolerance else difference

@@ -1,5 +1,5 @@
-"""A transformers decoder that runs with the caller's attention. A short probe text shows its sizes
-and how each layer attends.
+"""A transformers decoder that runs with the caller's attention. A forward pass over a short probe
+text finds its head sizes and how each layer attends.
 """
 
 import json
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidWeights
-from memstore.hf.attention_seam import ForwardCache, apart, attach, run_layers
+from memstore.hf.attention_seam import ForwardCache, attach, difference_beyond_rounding, run_layers
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
@@ -22,10 +22,10 @@ from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 _PROBE_TOKENS = 12
 
 
-class _WithoutPlans:
-    """While any thread is inside, torch attends on a GPU without cuDNN, which it prefers on Hopper.
-    cuDNN plans for every new shape: 30 ms where the attention itself takes 0.03 ms, and lengths
-    here are always new. Torch has one such setting for all threads of a process.
+class _WithoutCudnn:
+    """Disables cuDNN attention while any thread is inside: torch has one setting for the process.
+    On Hopper torch prefers cuDNN, which plans 30 ms for every new shape, for an attention of
+    0.03 ms; sequence lengths here are always new.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,15 @@ class _WithoutPlans:
                 torch.backends.cuda.enable_cudnn_sdp(self._before)
 
 
-without_plans = _WithoutPlans()
+_without_cudnn = _WithoutCudnn()
 
 
 class AttachedDecoder:
-    """An unchanged model, run with the caller's attention."""
+    """Runs an unchanged model with the caller's attention."""
 
     def __init__(self, model: Any, weights: Weights = "auto") -> None:
-        """weights: those for generated tokens. Raises InvalidWeights for an architecture that
-        cannot run with the caller's attention.
+        """weights: format of the weights for generated tokens. Raises InvalidWeights for an
+        architecture that cannot run with the caller's attention.
         """
         self.model = model.eval()
         self.config = model.config.get_text_config()
@@ -90,11 +90,11 @@ class AttachedDecoder:
         quantized: bool = False,
     ) -> Tensor:
         """See ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        plans = nullcontext() if self.device.type == "cpu" else without_plans
-        with plans, self.weights.used() if quantized else as_loaded() as made:
+        backend = nullcontext() if self.device.type == "cpu" else _without_cudnn
+        with backend, self.weights.used() if quantized else as_loaded() as version:
             if quantized and layers is None and given.shape[1] == 1:
                 few = len(given) <= MOST_ROWS
-                states = self._step(given, attend, enter, made if few else 0)
+                states = self._step(given, attend, enter, version if few else 0)
                 if states is not None:
                     return states
             return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
@@ -112,8 +112,8 @@ class AttachedDecoder:
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def _probe(self) -> list[bool]:
-        """Run a short text: sets the sizes and `forms`, and returns which layers rotate queries."""
-        turned: list[bool] = []
+        """Run the probe text: set the sizes and `forms`; return which layers rotate queries."""
+        rotates: list[bool] = []
         shapes: list[tuple[tuple[int, ...], ...]] = []
 
         def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -122,17 +122,17 @@ class AttachedDecoder:
                     f"{self.name} does not attend once in every layer; it cannot be given a memory"
                 )
             shapes.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
-            turned.append(not bool(q[..., 0].any()))
+            rotates.append(not bool(q[..., 0].any()))
             return torch.zeros_like(q)
 
         cache = ForwardCache(attend)
-        cache.blank = True
+        cache.zero_rotation = True
         try:
             with torch.no_grad():
-                run_layers(self._stack, self._text(), cache)
+                run_layers(self._stack, self._probe_ids(), cache)
         except (RuntimeError, IndexError, TypeError, AttributeError) as error:
             raise InvalidWeights(
-                f"{self.name} attends in a way that is not known here ({error}); it cannot be "
+                f"{self.name} attends in a way not known here ({error}); it cannot be "
                 "given a memory"
             ) from error
         layers = self.num_layers
@@ -149,14 +149,14 @@ class AttachedDecoder:
             )
         self.heads, self.kv_heads, self.head_dim = q[1], k[1], q[-1]
         self.forms = [cache.forms[layer] for layer in range(layers)]
-        return turned
+        return rotates
 
     def signature(
         self, shape: Shape, *, weights: str, tokenizer: str, model: ModelName | None, **others: Any
     ) -> Signature:
-        """Ties a memory to this decoder.
+        """The signature of memories made with this decoder.
 
-        weights, tokenizer: their digests. model: its name. others: what else a memory depends on.
+        weights, tokenizer: digests. model: its name. others: more that memories depend on.
         """
         rope = getattr(self.config, "rope_parameters", None) or {}
         return Signature(
@@ -177,20 +177,20 @@ class AttachedDecoder:
         )
 
     def compare(self, attend: Attend) -> None:
-        """Compare the logits of a short text, with this attention, to the stock model's. Raises
-        InvalidWeights where they differ.
+        """Compare the probe text's logits under this attention with the stock model's. Raises
+        InvalidWeights if they differ.
         """
-        ids = self._text()
+        ids = self._probe_ids()
         with torch.no_grad():
             stock = self.model(input_ids=ids, use_cache=False).logits[0].float()
             ours = self.logits(self.hidden(ids, attend)[0])
-        difference = apart(ours, stock, self.dtype)
+        difference = difference_beyond_rounding(ours, stock, self.dtype)
         if difference is not None:
             raise InvalidWeights(
-                f"{self.name} attends in a way that is not known here (its logits differ by "
+                f"{self.name} attends in a way not known here (its logits differ by "
                 f"{difference:.2g}); it cannot be given a memory"
             )
 
-    def _text(self) -> Tensor:
+    def _probe_ids(self) -> Tensor:
         size = self.config.vocab_size
         return torch.arange(1, 1 + _PROBE_TOKENS, device=self.device)[None] * 7 % size

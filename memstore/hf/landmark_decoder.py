@@ -1,6 +1,6 @@
-"""A transformers decoder with landmarks, as a model adapter: its own code computes, with two
-embedding rows beside the vocabulary and the landmark model's attention in place of its own. One
-file in its directory stores the rows and the sizes it was trained for.
+"""A landmark model built on a transformers decoder: the decoder's own code runs with landmark
+attention and two extra embedding rows. `landmarks.safetensors` in the model's directory stores
+these rows and the LandmarkSpec.
 """
 
 import json
@@ -33,20 +33,20 @@ from memstore.model.rotary import Rope
 
 FILE = "landmarks.safetensors"
 _KEY = "memstore.landmarks"
-_DISTANCE = 5  # blocks; the distance at which a query sees every old block
+_OLD_BLOCK_DISTANCE = 5  # blocks; the distance at which a query sees every old block
 _Size = Annotated[int, Meta(ge=1, le=1024)]
 
 
 @dataclass(frozen=True)
 class LandmarkSpec:
-    """Sizes and settings of a decoder with landmarks. Training fixes all but the lookup's."""
+    """Sizes and settings of a decoder with landmarks. Training fixes all but LOOKUP_SETTINGS."""
 
     block_size: _Size = 32  # content tokens in a block; its landmark is one more position
     top_k: _Size = 4
     chunk_blocks: Annotated[int, Meta(ge=1, le=256)] = 8
     cmt_cutoff: Share = 0.1
-    cmt: bool = True  # a context miss token and its gate
-    # layers that look blocks up; empty: all but the first
+    cmt: bool = True  # has a context miss token and its gate
+    # layers that retrieve blocks; empty: all but the first
     memory_layers: tuple[Layer, ...] = ()
     kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
 
@@ -57,13 +57,13 @@ class LandmarkSpec:
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The settings that training fixes, as plain values: all but those of a lookup."""
+        """The settings that training fixes, as JSON values."""
         values = asdict(self) | {"memory_layers": list(self.memory_layers)}
         return {name: value for name, value in values.items() if name not in LOOKUP_SETTINGS}
 
     @property
     def lookup(self) -> LookupSettings:
-        """The default settings of a lookup. Raises InvalidInput."""
+        """Default lookup settings. Raises InvalidInput if they are invalid."""
         return LookupSettings(
             top_k=self.top_k, cmt_cutoff=self.cmt_cutoff, chunk_blocks=self.chunk_blocks
         )
@@ -75,9 +75,9 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_landmarks(spec: LandmarkSpec, rows: Mapping[str, Tensor], directory: Path) -> None:
-    """Write the file of landmarks, whole or not at all.
+    """Write the landmark file atomically. Raises OSError.
 
-    rows: "landmark" and, with a gate, "cmt", [hidden_size]. Raises OSError.
+    rows: embeddings [hidden_size] of "landmark" and, if spec.cmt, of "cmt".
     """
     header = json.dumps({"version": 1, "form": asdict(spec)})
     tensors = {name: row.detach().cpu().contiguous() for name, row in rows.items()}
@@ -86,31 +86,31 @@ def save_landmarks(spec: LandmarkSpec, rows: Mapping[str, Tensor], directory: Pa
 
 
 def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkSpec, dict[str, Tensor]]:
-    """Read what `save_landmarks` wrote. Raises InvalidWeights for a damaged file, or one of a model
-    of another width.
+    """Read the file of `save_landmarks`. Raises InvalidWeights for a damaged file, or a file of a
+    model of another hidden_size.
     """
     path = directory / FILE
     try:
         with safe_open(path, "pt") as file:
             spec = from_json((file.metadata() or {})[_KEY], _Header).form
             rows = {name: file.get_tensor(name) for name in list(file.keys())}
-        _ = spec.lookup
+        _ = spec.lookup  # raises InvalidInput
     except OSError as error:
         raise InvalidWeights(f"cannot read {path}: {error}") from None
     except (SafetensorError, KeyError, ValueError, InvalidInput) as error:
         raise InvalidWeights(
-            f"{path} is no file of landmarks of this version ({error}); train the model again"
+            f"{path} is not a landmark file of this version ({error}); train the model again"
         ) from None
     fits = all(row.shape == (hidden_size,) and bool(row.isfinite().all()) for row in rows.values())
     if not fits or rows.keys() != ({"landmark", "cmt"} if spec.cmt else {"landmark"}):
-        raise InvalidWeights(f"{path} is damaged, or of another model than the weights beside it")
+        raise InvalidWeights(f"{path} is damaged, or belongs to another model's weights")
     return spec, rows
 
 
 class LandmarkDecoder(nn.Module):
-    """A decoder with landmarks as training and inference use it: hidden states under the caller's
-    attention, logits, and the context miss token's keys. Differentiable in the model's weights and
-    the two rows.
+    """A decoder with landmarks, for training and inference: hidden states under the caller's
+    attention, logits, and the context miss token's keys. Differentiable with respect to the
+    model's weights and the two rows.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class LandmarkDecoder(nn.Module):
     ) -> None:
         """Raises InvalidWeights for an architecture that cannot attend by landmarks.
 
-        rows: embeddings of "landmark" and, with a gate, "cmt", [hidden_size]; None: both start as
-        the vocabulary's mean. generating: the weights for generated tokens.
+        rows: as in save_landmarks; None: both start as the mean embedding of the vocabulary.
+        generating: format of the weights for generated tokens.
         """
         super().__init__()
         self.model = model
@@ -137,12 +137,12 @@ class LandmarkDecoder(nn.Module):
             mean = vocabulary.detach().mean(0)
             rows = {"landmark": mean, **({"cmt": mean.clone()} if spec.cmt else {})}
         self.rows = nn.ParameterDict({name: nn.Parameter(row) for name, row in rows.items()})
-        usual = attached.head_dim**-0.5
-        self._scales = [layer.scale / usual for layer in attached.forms]
-        attached.compare(self._one_block)
+        default = attached.head_dim**-0.5
+        self._scales = [layer.scale / default for layer in attached.forms]
+        attached.compare(self._plain_attention)
 
-    def _one_block(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention within one block without a landmark, which must equal the model's own."""
+    def _plain_attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention in one block without a landmark; it must equal the stock model's."""
         angles = self.rope.angles(0, q.shape[2], q)
         q = q * self.attached.forms[layer_idx].scale
         return local_attention(
@@ -166,7 +166,7 @@ class LandmarkDecoder(nn.Module):
         enter: Enter | None = None,
         quantized: bool = False,
     ) -> Tensor:
-        """See ModelAdapter.hidden; ids [B, T]: of the vocabulary, or `landmark_id`."""
+        """See ModelAdapter.hidden; ids [B, T] of the vocabulary, or `landmark_id`."""
         is_landmark = ids == self.landmark_id
         embedded = self.model.get_input_embeddings()(ids.masked_fill(is_landmark, 0))
         row = self.rows["landmark"].to(embedded.dtype)
@@ -174,7 +174,7 @@ class LandmarkDecoder(nn.Module):
         return self._run(embedded, attend, layers=layers, enter=enter, quantized=quantized)
 
     def _run(self, embedded: Tensor, attend: Attend, **options: Any) -> Tensor:
-        """Run embeddings [B, T, hidden_size]; `attend` gets queries in the usual scale."""
+        """Run embeddings [B, T, hidden_size]; `attend` gets queries for scale head_dim**-0.5."""
 
         def scaled(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             scale = self._scales[layer_idx]
@@ -183,12 +183,12 @@ class LandmarkDecoder(nn.Module):
         return self.attached.hidden(embedded, scaled, **options)
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
-        """See ModelAdapter.logits; the vocabulary has no landmark."""
+        """See ModelAdapter.logits; the landmark has no logit."""
         return self.attached.logits(states, quantized=quantized)
 
     def cmt_keys(self) -> list[Tensor] | None:
-        """The context miss token's key in every layer, [Hkv, D], at position -1; None without a
-        gate. Its attention output is zero in every layer (docs/appendix/method.md section 3).
+        """The context miss token's key in every layer, [Hkv, D], at position -1; None if not
+        spec.cmt. Its attention output is zero in every layer (docs/appendix/method.md section 3).
         """
         if not self.spec.cmt:
             return None
@@ -203,14 +203,14 @@ class LandmarkDecoder(nn.Module):
 
 
 def _shape(attached: AttachedDecoder, spec: LandmarkSpec) -> Shape:
-    """The sizes of a decoder with landmarks. Raises InvalidWeights for one that cannot have any."""
+    """The sizes of a decoder with landmarks. Raises InvalidWeights if landmarks do not fit it."""
     layers, name = attached.num_layers, attached.name
     reach = (spec.top_k + spec.chunk_blocks + 1) * spec.stride
     for layer in attached.forms:
         if layer.softcap is not None:
             raise InvalidWeights(
-                f"{name} caps its attention scores; the grouped softmax of landmarks has no caps, "
-                "so it cannot be trained with landmarks"
+                f"{name} caps its attention scores, which the grouped softmax does not support; it "
+                "cannot be trained with landmarks"
             )
         if layer.window is not None and layer.window < reach:
             raise InvalidWeights(
@@ -220,9 +220,7 @@ def _shape(attached: AttachedDecoder, spec: LandmarkSpec) -> Shape:
             )
     memory_layers = spec.memory_layers or tuple(range(min(1, layers - 1), layers))
     if not 0 <= min(memory_layers) <= max(memory_layers) < layers:
-        raise InvalidWeights(
-            f"memory layers {memory_layers} do not lie in {name}'s {layers} layers"
-        )
+        raise InvalidWeights(f"memory layers {memory_layers} are outside {name}'s {layers} layers")
     return Shape(
         num_layers=layers,
         memory_layers=memory_layers,
@@ -231,13 +229,13 @@ def _shape(attached: AttachedDecoder, spec: LandmarkSpec) -> Shape:
         num_kv_heads=attached.kv_heads,
         head_dim=attached.head_dim,
         block_size=spec.block_size,
-        old_block_distance=_DISTANCE * spec.stride,
+        old_block_distance=_OLD_BLOCK_DISTANCE * spec.stride,
         kv_dtype=getattr(torch, spec.kv_dtype),
     )
 
 
 class HuggingFaceLandmarkModel(LandmarkAPI):
-    """The API of a LandmarkDecoder and a transformers tokenizer."""
+    """A LandmarkDecoder and a transformers tokenizer as a model adapter."""
 
     cmt_values = None
 
@@ -249,8 +247,8 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
         weights: str | None = None,
         called: ModelName | None = None,
     ) -> None:
-        """weights: hex digest of the decoder's weights, if known. called: the model's name, which
-        its memories store. Raises InvalidWeights for a tokenizer that changes the text.
+        """weights: hex digest of the decoder's weights, if known. called: the model's name,
+        stored in its memories. Raises InvalidWeights for a tokenizer that changes the text.
         """
         self.decoder = decoder.requires_grad_(False).eval()
         self.shape, self.lookup, self.rope = decoder.shape, decoder.lookup, decoder.rope
@@ -262,7 +260,7 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
 
     @cached_property
     def signature(self) -> Signature:
-        """Ties a memory to this model, its landmarks and its tokenizer."""
+        """The signature of memories made with this model, its landmarks and its tokenizer."""
         return self.decoder.attached.signature(
             self.shape,
             weights=self._weights,

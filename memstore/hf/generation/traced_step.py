@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from memstore.hf.attention_seam import ForwardCache, active, apart, run_layers
+from memstore.hf.attention_seam import ForwardCache, active, difference_beyond_rounding, run_layers
 from memstore.hf.generation.quantized_weights import Multiply, as_loaded, join
 from memstore.hf.generation.traced_graph import Graph
 from memstore.model.adapter import Attend, Enter
@@ -153,15 +153,15 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
     if _has_norms(call.states.device):
         graph.fuse_norms()
     names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
-    graph.multiply_by(names)
+    graph.use_quantized(names)
     together = []
-    for nodes in graph.products():
+    for nodes in graph.quantized_products():
         of = [names[cast(fx.Node, node.args[0])] for node in nodes]
         if len(of) > 1 and _joined(layer, of) is not None:
-            graph.join(nodes, [len(values[name]) for name in of])
+            graph.join_products(nodes, [len(values[name]) for name in of])
             together.append(of)
-    attend, number = graph.input("attend"), graph.input("layer_idx")
-    graph.call(torch.ops.memstore.attend.default, _attend, (attend, number))
+    attend, number = graph.add_input("attend"), graph.add_input("layer_idx")
+    graph.replace_op(torch.ops.memstore.attend.default, _attend, (attend, number))
     return LayerGraph(graph.compiled(), together)
 
 
@@ -179,8 +179,8 @@ def whole_graph(decoder: nn.Module, given: Tensor, calls: Sequence[Call]) -> Cal
         for number, (layer, call) in enumerate(zip(layers_of(decoder), calls))
     )
     graph = Graph(lambda ids: run_layers(stand_in, ids, ForwardCache(lambda _, q, k, v: q)), given)
-    layers, attend, enter = (graph.input(name) for name in ("layers", "attend", "enter"))
-    graph.call(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
+    layers, attend, enter = (graph.add_input(name) for name in ("layers", "attend", "enter"))
+    graph.replace_op(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
     return graph.compiled()
 
 
@@ -315,4 +315,5 @@ def _same(decoder: nn.Module, step: _Step, given: Tensor) -> bool:
         return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
 
     expected = run_layers(decoder, given, ForwardCache(attend))
-    return apart(step(given, attend, None), expected, expected.dtype) is None
+    found = step(given, attend, None)
+    return difference_beyond_rounding(found, expected, expected.dtype) is None
