@@ -165,7 +165,6 @@ class LandmarkDecoder(nn.Module):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
-        adapt: bool = False,
     ) -> Tensor:
         """See ModelAdapter.hidden; ids [B, T] of the vocabulary, or `landmark_id`."""
         is_landmark = ids == self.landmark_id
@@ -286,7 +285,6 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
-        adapt: bool = False,
     ) -> Tensor:
         return self.decoder.hidden(ids, attend, layers=layers, enter=enter, quantized=quantized)
 

@@ -51,6 +51,9 @@ class LookupSettings:
     # calibrated to on planted facts: with 1 most questions that nothing answers are refused, and of
     # people's own questions that something does answer every second one, too; 0 refuses none
     caution: float = CAUTION
+    # and of several passages, is each one computed over those before it, in the forward pass of the
+    # question, or are they read as they are stored, none having seen another
+    chained: bool = False
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
@@ -73,6 +76,8 @@ class LookupSettings:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff!r}")
         if not 64 <= self.local_tokens <= 1 << 26:
             raise InvalidInput(f"local_tokens must lie in 64..{1 << 26}, is {self.local_tokens}")
+        if not isinstance(self.chained, bool):
+            raise InvalidInput(f"chained must be true or false, is {self.chained!r}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
         if self.own_blocks is not None and self.own_blocks < self.top_k:
@@ -104,6 +109,7 @@ class AskOptions(TypedDict, total=False):
     own_blocks: int | None
     local_tokens: int | None
     caution: float | None
+    chained: bool | None
     max_new_tokens: int | None
     temperature: float | None
     top_p: float | None

@@ -254,7 +254,6 @@ class AskSession(ABC):
 
     reader: ModelAdapter  # whose layers they go through
     store: MemoryStore
-    adapt: bool = False  # is it read with the model's reading adapter now?
     answered: bool = True  # False: nothing in the memory answers the last question
     needed: float | None = None  # the score that a passage needs to answer it; None without a gate
     read_tokens: int = 0  # since it was opened
@@ -308,9 +307,7 @@ class AskSession(ABC):
             self.end_token(token)
             return state
         ids = torch.tensor([[token]], device=self.reader.device)
-        state = self.reader.hidden(
-            ids, self.attend, enter=self.enter, quantized=True, adapt=self.adapt
-        )[0, -1]
+        state = self.reader.hidden(ids, self.attend, enter=self.enter, quantized=True)[0, -1]
         self.end_token(token)
         return state
 

@@ -31,6 +31,9 @@ class Adaptation:
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
     separator: str = SEPARATOR  # between what is read and the words of a question
+    # is each of several passages computed over those before it: it answers more where a later one
+    # counts, and nowhere less (docs/results.md)
+    chained: bool = True
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
@@ -60,7 +63,7 @@ class MadeFor:
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[3]
+    version: Literal[2]
     made_for: MadeFor
     layer: int | None  # whose states the learned part projects; None: there is none
     word_weight: Amount  # Selector.word_weight
@@ -70,6 +73,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answerable: float | None  # Gate.least
     scores: dict[str, Share]
     passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
+    chained: bool = True
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
@@ -81,7 +85,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "scores")
+_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "chained", "separator", "scores")
 """Fields of a header that are those of the adaptation."""
 
 
@@ -91,7 +95,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     tensors = {} if learned is None else learned.projection.tensors()
     gate = adaptation.gate
     header = {
-        "version": 3,
+        "version": 2,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "layer": learned and learned.layer,
         "word_weight": adaptation.selector.word_weight,

@@ -18,8 +18,6 @@ class PassageModel(ModelAdapter):
 
     selector: Selector
     gate: Gate | None  # says whether anything in a memory answers; None = it always may
-    adapted_passages = False  # are passages computed with a reading adapter,
-    adapted_turns = False  # and questions and answers, in a session that reads passages?
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[AttentionSpec]

@@ -2,8 +2,8 @@
 and every memory layer reads them with the question, where a prompt would have them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ class CapturingForward:
     def __init__(self, reader: PassageModel, most: int | None = None) -> None:
         """most: None for the whole text."""
         self._reader, self._most = reader, most
-        adapt = reader.adapted_turns
-        self._attention = RepositionedAttention(reader, read_prefix(reader, adapt), adapt=adapt)
+        self._attention = RepositionedAttention(reader, read_prefix(reader))
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Captured:
@@ -65,10 +64,8 @@ class CapturingForward:
         captures = self._reader.selector.captures
         captured, enter = capturing(ids, captures)
         given = torch.tensor([list(ids)], device=self._reader.device)
-        attend, adapt = self._attention.attend, self._attention.adapt
-        states = self._reader.hidden(
-            given, attend, layers=captures.layers, enter=enter, adapt=adapt
-        )
+        attend = self._attention.attend
+        states = self._reader.hidden(given, attend, layers=captures.layers, enter=enter)
         enter(captures.layers, states)
         return captured
 
@@ -198,12 +195,14 @@ class PassageSession(AskSession):
         self._passages = PassageFetch(reader, store, self._own)
         self._choice = GatedChoice(reader, store, settings, self._passages.content)
         self._fetched = Fetched({}, [], {})  # the passages that are read now
-        self._behind: list[int] = []  # tokens after stored passages that are still to be computed
+        # tokens behind stored passages that are still to be computed, and what is stored of these
+        self._behind: list[int] = []
+        self._kept: dict[int, KeysValues] = {}
+        self._first: Chosen | None = None  # the passage that these tokens begin with
 
     def _begin(self) -> None:
         """Attend to the prefix alone."""
-        prefix = read_prefix(self.reader, self.adapt)
-        self._attention = RepositionedAttention(self.reader, prefix, self._told, adapt=self.adapt)
+        self._attention = RepositionedAttention(self.reader, read_prefix(self.reader), self._told)
         self._graph = StepGraph(self.reader, self._attention)
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
@@ -258,21 +257,24 @@ class PassageSession(AskSession):
         self.read_tokens += len(ids)
         for piece in pieces(ids, attention.local, self.settings.local_tokens) if ids else []:
             self._make_room(len(piece))
-            states.append(self._compute(piece))
+            before, self._behind, self._kept = self._behind, [], {}
+            attention.computed = len(before)
+            given = torch.tensor([[*before, *piece]], device=self.reader.device)
+            made: list[KeysValues] = []
+
+            def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                if self._first is not None:
+                    made.append((k[0], v[0]))  # noqa: B023 (runs now)
+                return self.attend(layer_idx, q, k, v)
+
+            began = time.perf_counter()
+            try:
+                states.append(self.reader.hidden(given, attend)[0, len(before) :])
+            finally:
+                attention.computed = 0
+            self._hold_first(made, time.perf_counter() - began)
             self._local.extend(piece)
         return states[1] if len(states) == 2 else torch.cat(states)
-
-    def _compute(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens, preceded by those that are still to be computed after stored passages; the
-        states of `ids` [n, hidden_size].
-        """
-        before, self._behind = self._behind, []
-        given = torch.tensor([[*before, *ids]], device=self.reader.device)
-        self._attention.computed = len(before)
-        try:
-            return self.reader.hidden(given, self.attend, adapt=self.adapt)[0, len(before) :]
-        finally:
-            self._attention.computed = 0
 
     def _make_room(self, coming: int) -> None:
         """Have the oldest sentences of the local text leave where so many tokens would be too many:
@@ -329,7 +331,6 @@ class PassageSession(AskSession):
         self.read(found or [])
         return self.chosen
 
-    @torch.no_grad()
     def read(self, passages: Sequence[Chosen]) -> None:
         """Read these passages, in this order, from now on; none for reading nothing.
 
@@ -340,48 +341,56 @@ class PassageSession(AskSession):
             raise InvalidInput(
                 f"{len(passages)} passages; top_k allows {self.settings.top_k} at most"
             )
-        reader = self.reader
-        # a passage that is not stored is computed as it would be stored. Without an adapter it is
-        # read as text instead: a stock model reads independently encoded passages less well
-        compute = reader.adapted_passages or any(one.document <= 0 for one in passages)
-        fetched = self._passages.fetch(passages, compute=compute)
+        chained = self.settings.chained and all(one.document > 0 for one in passages)
+        fetched = self._passages.fetch(passages[:1] if chained else passages, compute=not chained)
         stored = len(fetched.lengths)
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []
+        self._first = passages[0] if passages and not stored else None
         for one in passages[stored:]:
             ids = self._passages.ids(one)
             behind += ids
-            fetched.append_computed(len(ids), reader.shape.num_kv_heads)
+            fetched.append_computed(len(ids), self.reader.shape.num_kv_heads)
         if passages:
-            behind += reader.separator_ids
-        adapt, again = bool(passages) and reader.adapted_turns, list[int]()
-        if adapt is not self.adapt:
-            self.adapt, again = adapt, self._local.ids
-            self._begin()
+            behind += self.reader.separator_ids
         self._attention.parts = fetched.lengths
-        for layer in range(reader.shape.num_layers):
+        for layer in range(self.reader.shape.num_layers):
             self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
         self.chosen, self._fetched = list(passages), fetched
         if self._told is not None:
-            shape = reader.shape
+            shape = self.reader.shape
             self._told.read(fetched.units(passages, shape.num_kv_heads, shape.group), fetched.tiers)
-        self._behind = behind
-        if again:  # earlier turns were computed with the other weights
-            self._compute(again)
-        elif self._attention.local and behind:
-            self._insert(behind, kept)
+        self._behind, self._kept = behind, kept
+        if self._attention.local:
+            self.settle()
 
-    def _insert(self, behind: Sequence[int], kept: Mapping[int, KeysValues]) -> None:
-        """Compute these tokens between stored passages and the local text that is there."""
-        self._behind = []
-        context = replace(self._attention, layers={}, observe=None)
-        for layer, halves in kept.items():
+    def settle(self) -> None:
+        """Compute what stands behind the stored passages now, and not with the text that is read
+        next.
+        """
+        behind, self._behind = self._behind, []
+        if not behind:
+            return
+        context = RepositionedAttention(self.reader, self._attention.prefix)
+        for layer, halves in self._kept.items():
             context.remember(layer, *halves)
-        for layer, more in enumerate(computed(context, behind)):
-            halves = kept.get(layer, self._attention.nothing)
+        began = time.perf_counter()
+        made = computed(context, behind)
+        self._hold_first(made, time.perf_counter() - began)
+        for layer, more in enumerate(made):
+            halves = self._kept.get(layer, self._attention.nothing)
             self._attention.remember(
                 layer, *(torch.cat((half.to(new), new), 1) for half, new in zip(halves, more))
             )
+        self._kept = {}
+
+    def _hold_first(self, layers: Sequence[KeysValues], seconds: float) -> None:
+        """Have the store hold the passage that was computed first, with what follows it: that is no
+        other than if it had been alone. layers: as PassageFetch.hold takes them.
+        """
+        first, self._first = self._first, None
+        if first is not None and layers:
+            self._passages.hold(first, layers, self._fetched.lengths[0], seconds)
 
     @property
     def closest(self) -> list[tuple[int, int, float]]:
@@ -407,6 +416,6 @@ class PassageSession(AskSession):
 
     def close(self) -> None:
         """Let go of what is read and of the session's own passages; the documents stay."""
-        self.chosen, self.candidates, self._behind = [], None, []
+        self.chosen, self.candidates, self._kept = [], None, {}
         self._own.close()
         self._begin()

@@ -101,10 +101,6 @@ class WindowWriter:
         ids = tuple(tuple(passage.ids.tolist()) for passage in passages)
         return Window(text, ids, tuple(questions))
 
-    def prose_with(self, facts: Sequence[Fact]) -> str:
-        """Prose with only these facts planted."""
-        return self._plant(facts)[0]
-
     def _draw(self) -> list[Fact]:
         rng, facts = self.rng, self.facts
 
