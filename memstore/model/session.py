@@ -3,18 +3,19 @@ of them, and the tokens that it generates, one by one.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstore.closing import Closing
 from memstore.errors import InvalidConfig
 from memstore.model.adapter import ModelAdapter
 from memstore.model.lookup_settings import check_sampling
@@ -247,7 +248,7 @@ class Continuation(Iterator[int]):
         return self._sampler.draw(logits)
 
 
-class AskSession(ABC):
+class AskSession(Closing):
     """A text that is read on and generated beside a memory. Its tokens can be read in one forward
     pass with those of other sessions of its model (batched_forward.py).
     """
@@ -340,12 +341,6 @@ class AskSession(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of the session's own blocks; the documents stay."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def generate(
         self,
