@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,18 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.counting_source import CountingSource
-from support.fork_server import ForkServer
-from support.shared_verification import own_verification, shared_verification
-
 if TYPE_CHECKING:
+    from support.counting_source import CountingSource
+    from support.fork_server import ForkServer
     from support.serving import Served
 
 gc.disable()  # until all is imported: a sixth of the collection's time otherwise
 
 # No test decides by time: a machine may take it away.
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "any machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
 
@@ -29,13 +28,29 @@ settings.load_profile("any machine")
 # is installed here; tests of that choice take the variable away.
 os.environ["MEMSTORE_MODEL"] = "books-1m"
 
-if find_spec("triton") is not None:  # before anything imports Triton, as transformers does
-    from support import triton_interpreter  # noqa: F401
+DESELECTED = "not models and not services"  # as addopts of pyproject.toml say
+DESELECTED_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(models|services)\b", re.MULTILINE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The process that only hands out tests to others imports neither torch nor Triton.
+    runs = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs and find_spec("triton") is not None:  # before transformers imports it
+        from support import triton_interpreter  # noqa: F401
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files whose tests are all deselected are not imported: their clients take seconds."""
+    if config.option.markexpr != DESELECTED or not collection_path.match("test_*.py"):
+        return None
+    return True if DESELECTED_FILE.search(collection_path.read_text("utf-8")) else None
 
 
 @pytest.fixture(scope="session")
-def children() -> Iterator[ForkServer]:
+def children() -> "Iterator[ForkServer]":
     """Processes of their own, forked from one that has imported everything and opened nothing."""
+    from support.fork_server import ForkServer
+
     server = ForkServer()
     yield server
     server.close()
@@ -43,6 +58,8 @@ def children() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session", autouse=True)
 def verifications() -> Iterator[None]:
+    from support.shared_verification import shared_verification
+
     with shared_verification():
         yield
 
@@ -50,12 +67,16 @@ def verifications() -> Iterator[None]:
 @pytest.fixture
 def verified_apart() -> Iterator[None]:
     """Verifications begin as without tests: a Python of its own each."""
+    from support.shared_verification import own_verification
+
     with own_verification():
         yield
 
 
 @pytest.fixture
-def below() -> CountingSource:
+def below() -> "CountingSource":
+    from support.counting_source import CountingSource
+
     return CountingSource()
 
 
@@ -84,7 +105,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pydoc_data.topics import topics
 
     path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n".join(list(topics.values())[:25])[:75_000])
+    path.write_text("\n".join(list(topics.values())[:25])[:30_000])
     return path
 
 
