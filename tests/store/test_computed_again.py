@@ -37,7 +37,7 @@ TEXT = " ".join(
     for thing in ("lantern", "barrel", "anchor", "ladder")
     for place in ("harbour", "mill", "chapel", "orchard")
 )
-FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "40"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24"))
 QUESTION = "What number has the copper anchor of the orchard?"
 
 

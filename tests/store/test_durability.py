@@ -1,7 +1,7 @@
 """What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a
 wrong block.
 
-MEMSTORE_KILLS (6) and MEMSTORE_FLIPS (40) set how often; `make soak` sets more.
+MEMSTORE_KILLS (4) and MEMSTORE_FLIPS (24) set how often; `make soak` sets more.
 MEMSTORE_SEED makes other instants.
 """
 
@@ -33,8 +33,8 @@ from support.fork_server import (
 )
 from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, stored
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
-FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "40"))
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "4"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24"))
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 
 pytestmark = pytest.mark.timeout(3600 if KILLS > 20 or FLIPS > 200 else 900)

@@ -112,7 +112,7 @@ def test_documents_are_listed_and_found_while_others_come_and_go(tmp_path: Path)
         threads = [threading.Thread(target=look(one)) for one in (store, store, other)]
         for thread in threads:
             thread.start()
-        for turn in range(12):
+        for turn in range(6):
             ingest(store if turn % 2 else other, "comes", 20, text=turn)
             store.forget("comes")
         done.set()

@@ -36,8 +36,8 @@ from support.selected_documents import (
 from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, is_whole
 from support.synthetic_documents import ingest as ingest_chunks
 
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
-FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "50")) // 2
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "4"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
@@ -307,7 +307,8 @@ def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed
     for kill in range(KILLS):
         memory = tmp_path / str(kill)
         create(memory).close()
-        children.kill(chance.uniform(0, seconds), job, memory)
+        at = chance.uniform(kill, kill + 1) / KILLS * seconds  # each in a part of its own
+        children.kill(at, job, memory)
         assert is_whole(memory)
         with MemoryStore.open(memory) as store:
             for document in store.documents():

@@ -61,7 +61,7 @@ from support.synthetic_documents import (
 UNIT_BYTES = 2 * BLOCK * DIM * 2
 BUDGET = 1 << 20
 SECONDS = 100  # until a test that waits has failed
-KILLS = 6
+KILLS = 4
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_document_reads_back_bit_for_bit(path: Path, tokens: int, commit_bytes: 
 
 
 def test_stored_bytes_do_not_depend_on_commit_sizes(tmp_path: Path) -> None:
-    tokens = 150 * CHUNK + 9  # several runs of landmark keys
+    tokens = 70 * CHUNK + 9  # several runs of landmark keys
     for name, commit_bytes in (("a", 1), ("b", 20_000), ("c", 16 << 20)):
         with MemoryStore.create(tmp_path / name, SIGNATURE, host_budget=8 << 20) as store:
             ingest(store, "book", tokens, commit_bytes=commit_bytes)
@@ -204,14 +204,15 @@ def interrupt_at(tokens: int, error: type[BaseException] = Stop):
     return after_chunk
 
 
-@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
-@pytest.mark.parametrize("commit_bytes", [1, 5000, 16 << 20])
+@pytest.mark.parametrize(
+    ("error", "commit_bytes"), [(KeyboardInterrupt, 1), (Stop, 5000), (KeyboardInterrupt, 16 << 20)]
+)
 def test_interrupted_ingest_resumes_to_equal_bytes(
     tmp_path: Path, error: type[BaseException], commit_bytes: int
 ) -> None:
     tokens = 70 * CHUNK + 6
     with MemoryStore.create(tmp_path / "whole", SIGNATURE, host_budget=BUDGET) as store:
-        ingest(store, "book", tokens)
+        ingest(store, "book", tokens, commit_bytes=16 << 20)
     with MemoryStore.create(tmp_path / "cut", SIGNATURE, host_budget=BUDGET) as store:
         with pytest.raises(error):
             ingest(
@@ -466,7 +467,7 @@ def test_reader_sees_commits_of_another_process(
 
 @pytest.mark.parametrize("one_store", [True, False])
 def test_documents_are_written_concurrently(path: Path, one_store: bool) -> None:
-    sizes = {text: (30 + 7 * text) * CHUNK + text for text in range(1, 5)}
+    sizes = {text: (10 + 4 * text) * CHUNK + text for text in range(1, 5)}
     begun = threading.Barrier(len(sizes))
     failures: list[BaseException] = []
     with (
@@ -639,7 +640,7 @@ def test_quota_stops_an_ingest_and_keeps_the_memory(path: Path) -> None:
         store.forget("second")
         check_content(store, ingest(store, "third", 10 * CHUNK, text=3), text=3)
         store.set_quota(None)
-        check_content(store, ingest(store, "fourth", 300 * CHUNK, text=4), text=4)
+        check_content(store, ingest(store, "fourth", 60 * CHUNK, text=4), text=4)
 
 
 @pytest.mark.parametrize("mode", ["new", "replace"])

@@ -35,10 +35,9 @@ from support.selected_documents import create, words
 from support.synthetic_documents import is_whole
 
 COUNT = 40
-SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "2"))
+SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "1"))
 PROCESSES = 8 if SECONDS > 60 else 4
-KILLS = int(os.environ.get("MEMSTORE_KILLS", "6"))
-CALLS = int(os.environ.get("MEMSTORE_CALLS", "6"))  # at which of them a job is killed
+CALLS = int(os.environ.get("MEMSTORE_CALLS", "4"))  # at which of them a job is killed
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ from support.paths import ROOT, TESTS
 from support.synthetic_documents import CHUNK, check_content, ingest
 
 BUDGET = 1 << 20
-TOKENS = 70 * CHUNK + 7
-PASSAGES = 100
+TOKENS = 40 * CHUNK + 7
+PASSAGES = 40
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 IMPORT = "import"  # no job, but what the server does itself
