@@ -141,7 +141,7 @@ def test_an_ingest_killed_at_any_call_continues(
     expected = content(undisturbed, tmp_path)
     calls = place.calls
     every = [at for at in range(len(calls)) if answered is False or calls[at][0] != "get"]
-    step = 1 if "MEMSTORE_KILLS" in os.environ else 6
+    step = 1 if "MEMSTORE_KILLS" in os.environ else 9
     read: set[int] = set()
     for end in every[::step]:
         url = f"file://{tmp_path}/{answered}-{end}"

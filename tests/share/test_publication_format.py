@@ -33,7 +33,7 @@ from support.selected_documents import create as create_selected
 from support.selected_documents import ingest as ingest_selected
 from support.synthetic_documents import SIGNATURE, ingest
 
-EXAMPLES = int(os.environ.get("MEMSTORE_PUBLISHED_HOSTILE", "50"))
+EXAMPLES = int(os.environ.get("MEMSTORE_PUBLISHED_HOSTILE", "25"))
 fuzzed = settings(max_examples=EXAMPLES, derandomize="MEMSTORE_PUBLISHED_HOSTILE" not in os.environ)
 MANIFEST, PAGE = b"mRmanife", b"mRpage\0\0"
 

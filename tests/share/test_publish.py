@@ -264,10 +264,10 @@ def test_what_became_too_old_during_a_push_is_sent_again(
 def test_checking_sends_damaged_segments_again(
     memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
-    ingest(memory, "a", 200)
+    ingest(memory, "a", 120)
     ingest(memory, "b", 40, text=2)
     send(memory, place, segment_bytes=4_000)
-    ingest(memory, "a", 240, mode="append")
+    ingest(memory, "a", 140, mode="append")
     send(memory, place, segment_bytes=4_000)
     every = sorted(segments(place))
     assert len(every) > 6

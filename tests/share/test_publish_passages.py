@@ -34,7 +34,7 @@ from support.synthetic_documents import SIGNATURE
 from support.synthetic_documents import ingest as ingest_blocks
 
 COUNT = 60
-RUNS = int(os.environ.get("MEMSTORE_PUBLISHED_RANDOM", "4"))
+RUNS = int(os.environ.get("MEMSTORE_PUBLISHED_RANDOM", "2"))
 STEPS = 14
 AT_ONCE = 8  # blocks of two heads, which the smallest budget here has room for
 

@@ -41,7 +41,7 @@ from support.published import (
 )
 
 NAMED = (StoreUnavailable, CorruptMemory, DocumentNotFound)
-RUNS, ROUND = int(os.environ.get("MEMSTORE_SHARE_FAULTS", "600")), 40
+RUNS, ROUND = int(os.environ.get("MEMSTORE_SHARE_FAULTS", "480")), 40
 
 
 def holds_what_was_written(store: MemoryStore, units: list[BlockKey], of: Any = None) -> None:
