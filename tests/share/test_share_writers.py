@@ -29,7 +29,7 @@ Work = Callable[[MemoryStore, WatchedPlace], object]
 
 
 def push(store: MemoryStore, place: WatchedPlace) -> None:
-    send(store, place, segment_bytes=4000, replace=True)
+    send(store, place, segment_bytes=2500, replace=True)
 
 
 WRITERS: dict[str, tuple[Work, int]] = {  # and how many calls of the store it makes at least
@@ -57,10 +57,10 @@ def made(
     size = 1 if passages else 4  # tokens of a block
     with create_selected(path) if passages else MemoryStore.create(path, SIGNATURE) as store:
         for text, name in enumerate("ab", 1):
-            ingest(store, name, 15 * size, text=text)
+            ingest(store, name, 9 * size, text=text)
             send(store, place, name)
-        ingest(store, "a", 22 * size, mode="append")
-        ingest(store, "c", 25 * size, text=3)
+        ingest(store, "a", 13 * size, mode="append")
+        ingest(store, "c", 15 * size, text=3)
         yield store, place
 
 
