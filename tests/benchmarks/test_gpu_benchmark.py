@@ -5,7 +5,6 @@ killed, and what fails stops nothing else.
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,22 @@ from support.paths import ROOT
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
+from benchmarks.gpu import suite
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.correct import passages
 from benchmarks.gpu.part import Setting
 from benchmarks.gpu.run import PARTS
 
+RUN = [name for name in PARTS if name != "suite"]  # which is pytest anew
 
-def begun(out: Path, *, fresh: bool) -> "subprocess.Popen[str]":
-    """The command. fresh: in a Python of its own, and not as a fork of one that has imported
-    everything.
-    """
+
+def begun(out: Path) -> "subprocess.Popen[str]":
+    """The command, as a fork of this process, which has imported everything."""
     words = ["--device", "cpu", "--tiny", "--seconds", "9999", "--out", str(out)]
+    words += ["--parts", *RUN]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     options: dict[str, Any] = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
-    if not fresh:
-        return forked(main, ["benchmarks.gpu", *words], **options)
-    return subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *words], **options)
+    return forked(main, ["benchmarks.gpu", *words], **options)
 
 
 def told(out: Path) -> dict[str, Any]:
@@ -43,18 +42,18 @@ def told(out: Path) -> dict[str, Any]:
 
 
 def test_every_part_runs_on_a_cpu_and_a_killed_call_is_continued(tmp_path: Path) -> None:
-    with begun(tmp_path, fresh=True) as first:
+    with begun(tmp_path) as first:
         while not (tmp_path / "gpu.json").exists() or "correct" not in told(tmp_path)["parts"]:
             assert first.poll() is None
             time.sleep(0.05)
         first.kill()
     before = told(tmp_path)["parts"]["rates"]
-    with begun(tmp_path, fresh=False) as second:
+    with begun(tmp_path) as second:
         said, _ = second.communicate()
     assert second.returncode == 0
     content = told(tmp_path)
     assert content["parts"]["rates"] == before and len(content["machines"]) == 2
-    assert list(content["parts"]) == list(PARTS)
+    assert list(content["parts"]) == RUN
     for name, part in content["parts"].items():
         assert "error" not in part and list(part["found"]) == part["cases"], name
         for case, found in part["found"].items():
@@ -65,6 +64,11 @@ def test_every_part_runs_on_a_cpu_and_a_killed_call_is_continued(tmp_path: Path)
     assert table.count("\n| ") == 1 + sum(
         len(found["rows"]) for part in content["parts"].values() for found in part["found"].values()
     )
+
+
+def test_what_pytest_says_last_is_a_row() -> None:
+    (row,) = suite.tested("version", ["--version"])
+    assert row.right and row.note.startswith("pytest ")
 
 
 def test_passages_on_a_device_match_the_cpu() -> None:

@@ -43,7 +43,7 @@ def cut(tokenizer: Tokenizer, text: str) -> list[Passage]:
     return list(Passages(tokenizer, [text], size=SIZE, most=2 * SIZE))
 
 
-def prose(seed: int, sentences: int = 2500) -> str:
+def prose(seed: int, sentences: int = 400) -> str:
     rng = Random(seed)
     nouns = ["river", "window", "morning", "captain", "letter", "garden", "winter", "answer"]
     verbs = ["followed", "watched", "remembered", "carried", "opened", "crossed", "noticed"]
@@ -93,7 +93,7 @@ def subject(tokenizer: Tokenizer) -> Subject:
 
 
 OPTIONS = AdaptOptions(
-    windows=16, held_out=10, layer=1, learn=LearnConfig(width=32, steps=60, others=48)
+    windows=8, held_out=4, layer=1, learn=LearnConfig(width=32, steps=51, others=48)
 )
 
 
@@ -276,8 +276,11 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     prose_file = tmp_path / "prose.txt"
     prose_file.write_text(texts[0])
     assert load_reader(model).selector.spec.name == "words"
-    few = partial(AdaptOptions, learn=LearnConfig(steps=20))
-    monkeypatch.setattr("memstore.training.selectors.make_selector.AdaptOptions", few)
+    here = "memstore.training.selectors.make_selector"
+    few = partial(AdaptOptions, learn=LearnConfig(steps=5))
+    monkeypatch.setattr(f"{here}.AdaptOptions", few)
+    monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.0, 0.1))
+    monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)

@@ -30,20 +30,20 @@ def stages() -> tuple[Stage, ...]:
     continue a window.
     """
     windows, _, memory, text, *_ = default_curriculum()
-    gated = small(text, steps=3, data=replace(text.data, question_follows=0.5))
-    jumping = small(memory, steps=3, max_jump=3)
-    return small(windows, steps=3, max_jump=3, cmt=True), jumping, gated
+    gated = small(text, data=replace(text.data, question_follows=0.5))
+    jumping = small(memory, max_jump=3)
+    return small(windows, max_jump=3, cmt=True), jumping, gated
 
 
 def trained(
     out: Path, book: Path, *devices: str, precision: Precision = "float32"
 ) -> tuple[list[float], dict[str, Any]]:
-    """Losses and weights of a run that is interrupted after every fourth step and resumed on the
+    """Losses and weights of a run that is interrupted after every second step and resumed on the
     next device.
     """
     config = TrainConfig(out, MODEL, stages(), seed=3, log_every=1, precision=precision)
     turns = [replace(config, device=device) for device in devices]
-    losses, model = train_in_turns(turns, [book], every=4)
+    losses, model = train_in_turns(turns, [book], every=2)
     return losses, model.state_dict()
 
 
@@ -58,7 +58,7 @@ def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_othe
     tmp_path: Path, book: Path
 ) -> None:
     expected = trained(tmp_path / "here", book, "cpu")
-    assert len(expected[0]) == 9
+    assert len(expected[0]) == 6
     same(trained(tmp_path / "moved", book, "cuda", "cpu", "cuda"), expected)
     state = torch.load(tmp_path / "moved" / "state.pt", weights_only=True)
     tensors = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
