@@ -30,7 +30,7 @@ def test_help_imports_neither_torch_nor_lmdb(arguments: list[str]) -> None:
 def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Path) -> None:
     file = tmp_path / "book.memstore"
     other = tmp_path / "other"
-    for arguments in (
+    commands: list[list[object]] = [
         ["ls", "--store", memory],
         ["stats", "--store", memory],
         ["stats", "--store", memory, "--json"],
@@ -39,8 +39,14 @@ def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Pat
         ["rm", "book", "--store", other],
         ["compact", "--store", other],
         ["verify", "--store", memory],
-    ):
-        assert imported(command(*arguments)) == [], arguments
+    ]
+    every = "\n".join(
+        f"sys.argv = {['memstore', *map(str, words)]!r}\ntry: main()\n"
+        "except SystemExit as end: assert not end.code, sys.argv\n"
+        "assert 'torch' not in sys.modules, sys.argv"
+        for words in commands
+    )
+    assert imported(f"import sys\nfrom memstore.cli.main import main\n{every}") == []
 
 
 def test_importing_memstore_imports_nothing_heavy() -> None:

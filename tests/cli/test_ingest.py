@@ -101,11 +101,11 @@ def test_a_name_in_use_for_other_content_is_refused(
 
 def test_an_ingest_beyond_the_quota_fails_and_can_be_resumed(store: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
-    long.write_text(OTHER * 40)
-    full = run("ingest", long, "--store", store, "--quota", "3MB")
+    long.write_text(OTHER * 16)
+    full = run("ingest", long, "--store", store, "--quota", "2MB")
     assert full.status == 1 and "Traceback" not in full.err
-    assert "has used up its quota of 3.0 MB" in full.err.splitlines()[-1]
-    assert (store / "data.mdb").stat().st_size <= 3_000_000
+    assert "has used up its quota of 2.0 MB" in full.err.splitlines()[-1]
+    assert (store / "data.mdb").stat().st_size <= 2_000_000
     states = {
         d["name"]: d["state"] for d in run("ls", "--store", store, "--json").json["documents"]
     }
@@ -118,7 +118,7 @@ def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: 
     from pydoc_data.topics import topics
 
     book, store = tmp_path / "book.txt", tmp_path / "mem"
-    book.write_text("\n".join(topics.values())[:120_000])
+    book.write_text("\n".join(topics.values())[:40_000])
     with start(
         "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -37,7 +37,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("signals")
     write_model(path / "model")
-    (path / "book.txt").write_text("\n".join(topics.values())[:30_000])
+    (path / "book.txt").write_text("\n".join(topics.values())[:12_000])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTORE_MODEL", str(path / "model"))
         assert run("ingest", path / "book.txt", "--store", path / "memory").status == 0
