@@ -37,6 +37,15 @@ def built(tmp_path_factory: pytest.TempPathFactory, model: LandmarkModel) -> Pat
     return path
 
 
+@pytest.fixture(scope="module")
+def unbuilt(tmp_path_factory: pytest.TempPathFactory, model: LandmarkModel) -> Path:
+    """A memory of one document, without an index."""
+    path = tmp_path_factory.mktemp("unbuilt") / "memory"
+    with MemoryStore.create(path, model.signature) as store:
+        model.ingest(text(WORDS), store, name="one")
+    return path
+
+
 @pytest.fixture
 def memory(tmp_path: Path, built: Path) -> Path:
     """A copy of it to change."""
@@ -191,10 +200,11 @@ def test_what_cannot_be_indexed_is_refused_by_name(
 
 
 def test_update_asks_for_an_engine_where_one_would_pay(
-    tmp_path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unbuilt: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
-        model.ingest(text(WORDS), store, name="one")
+    monkeypatch.setattr("memstore.model.landmark.landmark_api._STRETCHES", 1)  # of eight
+    path = shutil.copytree(unbuilt, tmp_path / "memory")
+    with MemoryStore.open(path, model.signature) as store:
         assert not store.update_index()
         assert store.document("one").blocks < PAYING
         monkeypatch.setattr("memstore.index.faiss.faiss_files.PAYING", store.document("one").blocks)
@@ -203,10 +213,12 @@ def test_update_asks_for_an_engine_where_one_would_pay(
         assert not store.update_index()
 
 
-def test_the_command_builds_and_says_what(tmp_path: Path, model: LandmarkModel) -> None:
+def test_the_command_builds_and_says_what(
+    tmp_path: Path, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstore.model.landmark.landmark_api._STRETCHES", 1)  # of eight
     weights = save_tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
-        model.ingest(text(WORDS), store, name="one")
+    shutil.copytree(unbuilt, tmp_path / "memory")
     arguments = [
         "index",
         "--store",

@@ -14,33 +14,37 @@ from support.tiny_model import text, tiny_model
 from support.toy_reader import BLOCK, LETTERS, ToyReader
 
 BODY = "".join(letter for letter in text(300).lower() if letter in LETTERS)
+SHORT = BODY[:500]  # BODY is long enough for an index
 
 
 def test_another_reader_ingests_asks_and_searches(tmp_path: Path) -> None:
     reader = ToyReader()
     with MemoryStore.create(tmp_path / "m", reader.signature) as store:
-        document = reader.ingest(BODY, store, name="book")
-        assert document.tokens == len(BODY) and document.blocks == -(-len(BODY) // BLOCK)
-        assert reader.ingest(BODY, store, name="book") == document
+        document = reader.ingest(SHORT, store, name="book")
+        assert document.tokens == len(SHORT) and document.blocks == -(-len(SHORT) // BLOCK)
+        assert reader.ingest(SHORT, store, name="book") == document
         answer = reader.ask("the captain?", store, max_new_tokens=4, until_sentence=False)
     assert reader.heard == ["the captain?"]
     assert answer.sources and {read["layer"] for s in answer.sources for read in s.reads} <= {0, 2}
     for source in answer.sources:
-        assert BODY[slice(*source.span)] == source.text
+        assert SHORT[slice(*source.span)] == source.text
     with MemoryStore.open(tmp_path / "m", reader.signature) as store:
         again = reader.ask("the captain?", store, max_new_tokens=4, until_sentence=False)
         assert again.tokens == answer.tokens
-        phrase = BODY[200:240]
+        phrase = SHORT[200:240]
         found = reader.search(phrase, store, top_k=1000)
         assert sorted(source.block for source in found) == list(range(document.blocks))
         assert 1 >= found[0].weight > found[-1].weight >= 0
-        assert all(BODY[slice(*source.span)] == source.text for source in found)
+        assert all(SHORT[slice(*source.span)] == source.text for source in found)
         with reader.chat(store) as chat:
             chat.ask("one", max_new_tokens=2)
             chat.ask("two", max_new_tokens=2)
 
 
-def test_another_reader_is_told_apart_and_builds_its_own_index(tmp_path: Path) -> None:
+def test_another_reader_is_told_apart_and_builds_its_own_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstore.model.landmark.landmark_api._STRETCHES", 1)  # of eight
     reader, other = ToyReader(), tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "m", reader.signature, index="faiss-ivf-sq8") as store:
         reader.ingest(BODY, store, name="book")
@@ -51,7 +55,7 @@ def test_another_reader_is_told_apart_and_builds_its_own_index(tmp_path: Path) -
 
 def test_reading_on_in_chunks_equals_reading_at_once_for_another_reader(tmp_path: Path) -> None:
     reader = ToyReader()
-    ids = reader.tokenizer.encode(BODY[: 2 * BLOCK])
+    ids = reader.tokenizer.encode(SHORT[: 2 * BLOCK])
     with MemoryStore.in_memory(reader.signature, host_budget=1 << 20) as store:
         with reader.session(store, []) as session:
             whole = session.feed(ids)
@@ -66,7 +70,7 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
     assert type(reader).next_projections is LandmarkAdapter.next_projections
     assert type(other).next_projections is not LandmarkAdapter.next_projections
     with MemoryStore.create(tmp_path / "m", reader.signature) as store:
-        reader.ingest(BODY, store, name="book")
+        reader.ingest(SHORT, store, name="book")
     answers = []
     for prefetch in ("off", "speculative"):
         with MemoryStore.open(tmp_path / "m", prefetch=prefetch) as store:
@@ -110,7 +114,7 @@ def test_settings_out_of_range_are_refused_by_name(
 ) -> None:
     reader = ToyReader()
     with MemoryStore.create(tmp_path / "m", reader.signature) as store:
-        reader.ingest(BODY[:20], store, name="book")
+        reader.ingest(SHORT[:20], store, name="book")
         with pytest.raises(InvalidInput, match=message):
             reader.ask("who?", store, **setting)
 
@@ -118,7 +122,7 @@ def test_settings_out_of_range_are_refused_by_name(
 def test_what_is_no_text_is_no_question_and_no_phrase(tmp_path: Path) -> None:
     reader = ToyReader()
     with MemoryStore.create(tmp_path / "m", reader.signature) as store:
-        reader.ingest(BODY[:20], store, name="book")
+        reader.ingest(SHORT[:20], store, name="book")
         with pytest.raises(InvalidInput, match="the question must be text, is None"):
             reader.ask(None, store)
         with pytest.raises(InvalidInput, match="the phrase must be text, is 5"):

@@ -60,7 +60,7 @@ def chosen(
     return present
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     granularity=st.sampled_from(GRANULARITIES),
     n=st.integers(0, 7),
