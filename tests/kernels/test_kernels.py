@@ -100,7 +100,7 @@ def test_grouped_softmax_gradients_are_right() -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 5),
     positions=st.integers(1, 30),
@@ -129,7 +129,7 @@ def test_weights_are_a_distribution_and_rows_do_not_depend_on_how_many_are_asked
     torch.testing.assert_close(part.lse, full.lse[:, :, -rows:])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     n=st.integers(0, 40),
     k=st.integers(1, 8),

@@ -62,9 +62,9 @@ def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_an
 ) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     source = tmp_path / "text.txt"
-    source.write_text(text(300))
+    source.write_text(text(150))
     ingest_in_a_process(children, directory, tmp_path / "whole", source, codec=codec)
-    for stop in (2, 5, None):
+    for stop in (1, 3, None):
         ingest_in_a_process(children, directory, tmp_path / "parts", source, stop, codec=codec)
     torch.set_num_threads(1)
     model = load_model(directory)
@@ -152,7 +152,7 @@ def test_a_closed_gate_skips_lookups_and_reads_nothing(tmp_path: Path) -> None:
 
 def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    body = "".join(f"Zoë{i} naïve — {line}\n" for i, line in enumerate(text(500).splitlines()))
+    body = "".join(f"Zoë{i} naïve — {line}\n" for i, line in enumerate(text(250).splitlines()))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(body, store, name="a")
         answer = model.ask(
@@ -257,10 +257,10 @@ def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) ->
 
 def test_a_question_longer_than_a_chunk_and_than_the_host_budget_is_read(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    question = text(1500, seed=3)
+    question = text(700, seed=3)
     unit = 2 * 8 * 8 * 2
     with MemoryStore.create(tmp_path / "m", model.signature, host_budget=unit * 300) as store:
-        model.ingest(text(400), store, name="a")
+        model.ingest(text(200), store, name="a")
         answer = model.ask(question, store, max_new_tokens=3, until_sentence=False)
         assert len(answer.tokens) == 3
         assert store.stats()["tiers"]["host"]["held"] <= unit * 300
@@ -362,7 +362,7 @@ def test_an_ingest_taken_chunk_by_chunk_may_be_left_and_gone_on_with(tmp_path: P
 
 def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
-    ids = model.tokenizer.encode(text(120))
+    ids = model.tokenizer.encode(text(60))
     store = MemoryStore.in_memory(model.signature, host_budget=1 << 24)
     scores = []
     for step in (len(ids), 5, 1):

@@ -70,7 +70,7 @@ def test_search_and_sources_of_an_answer_show_it_whole(
 def test_only_whole_words_of_a_longer_sentence_are_shown_and_not_many_of_them(
     model: LandmarkModel, tmp_path: Path
 ) -> None:
-    body = " ".join(f"word{number}" for number in range(600))
+    body = " ".join(f"word{number}" for number in range(250))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document, words = model.ingest(body, store, name="a"), set(body.split())
         for one in block_texts(model.tokenizer, store, document):

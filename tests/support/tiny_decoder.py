@@ -1,6 +1,7 @@
 """Random decoders of real architectures, small enough for a test, and a tokenizer for them."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,16 @@ def tokenizer(chat: bool = True) -> Any:
     return made
 
 
+@cache
+def _vocabulary() -> int:
+    return len(tokenizer())
+
+
 def decoder(kind: str, **changed: Any) -> Any:
     """A model of this model type with random weights, the same ones every time."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    vocabulary = len(tokenizer())
+    vocabulary = _vocabulary()
     config = transformers.AutoConfig.for_model(
         kind, **{**_SIZES, "vocab_size": vocabulary, **changed}
     )
