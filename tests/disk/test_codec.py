@@ -62,7 +62,7 @@ def check_bound(dtype: str, x: Tensor, got: Tensor, axis: int) -> None:
 
 
 @every_codec
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     dtype=st.sampled_from(list(KV_DTYPES)),
     heads=st.integers(1, 4),
@@ -321,7 +321,7 @@ def test_the_record_of_another_key_write_model_or_geometry_is_refused(codec, len
             decode(record, shape, dtype)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.binary(max_size=300), st.sampled_from([WRITE, bytes(16)]))
 def test_any_other_bytes_are_refused(data, write):
     with pytest.raises(CorruptBlock):

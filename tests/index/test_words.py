@@ -112,7 +112,7 @@ WORDS = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(WORDS, st.data())
 def test_words_of_blocks_are_cut_and_joined(blocks: list[dict[int, int]], data) -> None:
     words = BlockWords.of([block.items() for block in blocks])

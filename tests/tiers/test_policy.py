@@ -125,7 +125,7 @@ EVENTS = st.lists(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(capacity=st.integers(1, 8), events=EVENTS)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_policy_respects_leases_pins_and_drops(
     name: str, capacity: int, events: list[tuple[str, Any, Any]]
 ) -> None:
@@ -215,7 +215,7 @@ def fewest_misses(requests: Sequence[frozenset[int]], capacity: int) -> int:
     capacity=st.integers(1, 4),
     lookups=st.lists(st.frozensets(st.integers(0, 6), max_size=4), max_size=9),
 )
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_belady_is_the_optimum(capacity: int, lookups: list[frozenset[int]]) -> None:
     requests = [frozenset(sorted(units)[:capacity]) for units in lookups]
     best = belady([sorted(units) for units in requests], capacity)

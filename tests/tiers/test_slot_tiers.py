@@ -353,7 +353,7 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
 # Any order of calls
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from("llrrpudfK"), st.integers(0, 23)), max_size=60),
     st.integers(1, 9),
