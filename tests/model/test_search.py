@@ -25,8 +25,8 @@ def memory(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("memory") / "m"
     with MemoryStore.create(path, model.signature) as store:
         model.ingest(text(300, seed=1), store, name="first")
-        model.ingest(f"{text(150, seed=2)} {PHRASE}. {text(150, seed=3)}", store, name="second")
-        model.ingest(text(300, seed=4), store, name="third")
+        model.ingest(f"{text(60, seed=2)} {PHRASE}. {text(60, seed=3)}", store, name="second")
+        model.ingest(text(120, seed=4), store, name="third")
     return path
 
 
