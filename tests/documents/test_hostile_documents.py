@@ -214,7 +214,7 @@ def test_unreadable_document_is_refused_with_its_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-@settings(max_examples=int(os.environ.get("MEMSTORE_HOSTILE", "2000")) // 40)
+@settings(max_examples=int(os.environ.get("MEMSTORE_HOSTILE", "1000")) // 40)
 @given(draw=st.data())
 def test_damaged_document_is_a_text_or_refused(name: str, draw: st.DataObject) -> None:
     data = GOOD[name]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from memstore.serve.settings import ServeSettings
 from support.serving import Served, serving
 
-REQUESTS = int(os.environ.get("MEMSTORE_SERVE_HOSTILE", "200"))  # 2,000 in `make soak`
+REQUESTS = int(os.environ.get("MEMSTORE_SERVE_HOSTILE", "80"))  # 2,000 in `make soak`
 CALL = {"name": "ask", "arguments": {"question": "Who?", "max_new_tokens": 1}}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
