@@ -67,7 +67,7 @@ COMMANDS = {
 }
 
 
-# The other way to have no room, of a write, a replacement and a file beside the memory.
+# The other way to have no room, of a write, one with a quota, and a file.
 LIMITED = [*COMMANDS][0:9:4]
 
 

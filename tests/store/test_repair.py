@@ -27,7 +27,7 @@ from support.fork_server import ForkServer
 from support.selected_documents import create as create_selected
 from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
 
-PAGES_APART = int(os.environ.get("MEMSTORE_PAGES_APART", "24"))  # of those that are spoiled
+PAGES_APART = int(os.environ.get("MEMSTORE_PAGES_APART", "12"))  # of those that are spoiled
 BUDGET, PAGE = 1 << 20, 4096
 TEXTS = {"one": 1, "two": 2, "three": 3, "four": 4}
 
