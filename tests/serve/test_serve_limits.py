@@ -135,7 +135,7 @@ def test_a_server_that_is_told_to_end_does_so_in_order(tmp_path: Path) -> None:
     accept = {"accept": "application/json, text/event-stream"}
     turns = [{"role": "user", "content": DIARY}, {"role": "assistant", "content": LETTER}] * 2000
     slow = {**ASKED, "messages": [*turns, *ASKED["messages"]]}
-    with process(tmp_path / "mem", "--metrics", brief=True) as (server, url):
+    with process(tmp_path / "mem", "--metrics") as (server, url):
         with httpx2.Client(base_url=url, timeout=60, verify=False) as http:
             large = {"name": "large", "text": DIARY * 500}
             assert http.post("/v1/memstore/documents", json=large).status_code == 202

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,22 +65,18 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Result:
 
 
 def start(
-    *arguments: object,
-    fresh: bool = False,
-    env: Mapping[str, str] = {},
-    program: Sequence[str] = ("-m", "memstore"),
-    **options: Any,
+    *arguments: object, fresh: bool = False, env: Mapping[str, str] = {}, **options: Any
 ) -> "subprocess.Popen[str]":
     """The command in a process of its own, where SIGINT is what it is on a terminal, however the
     tests were started; env: variables that it has beside those of this process. fresh: Python
-    starts anew, as `python PROGRAM ARGUMENTS`, not as a fork of this process.
+    starts anew, not as a fork of this process.
     """
     words = [*map(str, arguments)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
     if not fresh:
         return forked(command_line, ["memstore", *words], text=True, env=variables, **options)
     return subprocess.Popen(
-        [sys.executable, *program, *words],
+        [sys.executable, "-m", "memstore", *words],
         text=True,
         env=variables,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
