@@ -65,15 +65,13 @@ class Memory(AbstractContextManager["Memory"]):
 
     def method(self, name: str) -> Method:
         """memory: the reader's own settings; memory@K: the best K passages; memory-right: the right
-        ones; with -apart behind its name passages are read as they are stored. Raises
-        SystemExit for another name.
+        ones. Raises SystemExit for another name.
         """
-        kind, _, number = name.removesuffix("-apart").partition("@")
+        kind, _, number = name.partition("@")
         if kind not in ("memory", "memory-right") or (number and not number.isdigit()):
             raise SystemExit(f"no method {name!r}")
-        apart = {"chained": False} if name.endswith("-apart") else {}
         settings = {"top_k": int(number), "score_range": 1e9} if number else {}
-        return _Asked(self, settings | apart, given=kind == "memory-right")
+        return _Asked(self, settings, given=kind == "memory-right")
 
     def as_text(self, prompted: Prompted) -> Method:
         """The passages that the memory chooses by the reader's own settings, as text in a prompt of

@@ -1,10 +1,11 @@
-"""The commands that fit a model to texts: adapt makes a selector, calibrate measures the values of
-skipped lookups.
+"""The commands that fit a model to memories: adapt makes a reading adapter and a selector;
+calibrate measures the values of skipped lookups.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,76 +14,150 @@ from memstore.cli.command import command
 from memstore.cli.options import Json, Seed, option
 from memstore.errors import InvalidInput
 
-Texts = Annotated[
-    list[Path], option("--text", "FILE", "Prose to hide facts in: .txt or .jsonl.zst; repeatable.")
-]
+if TYPE_CHECKING:
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.hf.reading_adapter import Kind
+
+_TEXT = option("--text", "FILE", "Prose to hide facts in: .txt or .jsonl.zst; repeatable.")
+Texts = Annotated[list[Path], _TEXT]
 Windows = Annotated[int, option("--windows", "N", "Most places of the texts to read.", min=8)]
 
 
 @command(
     "adapt",
-    "memstore adapt smollm2 --text novels.txt",
+    "memstore adapt smollm2 --questions questions.jsonl --text novels.txt",
     "memstore adapt ~/models/my-decoder --text books.jsonl.zst",
-    interrupted="interrupted; the same command goes on with what was read",
+    interrupted="interrupted; the same command resumes the training",
 )
 def adapt(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="smollm2, a directory, a GGUF, a hub name.")
     ],
-    text: Texts,
+    text: Annotated[list[Path] | None, _TEXT] = None,
     *,
+    questions: Annotated[
+        Path | None,
+        option("--questions", "FILE", "Texts and questions about them: .jsonl or .jsonl.zst."),
+    ] = None,
+    reading_tokens: Annotated[
+        int,
+        option("--reading-tokens", "N", "Tokens to train the reading adapter on; 0: none.", min=0),
+    ] = 2_000_000,
     out: Annotated[
-        Path | None, option("--out", "FILE", "Where to; default: where this model is looked for.")
+        Path | None,
+        option("--out", "FILE", "The selector's file; default: where this model finds it."),
     ] = None,
     windows: Windows = 240,
+    device: Annotated[str, option("--device", "NAME", "cpu, cuda, mps or auto.")] = "auto",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Make a selector for a Hugging Face model.
+    """Fit a Hugging Face model to memories: a reading adapter and a selector.
 
-    It chooses the passages that a question reads; later commands find it by the model's weights.
+    The adapter teaches the model to read stored passages. --questions trains it on people's
+    questions for passages, questions and answers; --text alone for passages only. The selector,
+    made from --text, chooses the passages of a question. Later commands find both by the weights.
     """
-    from memstore.hf.load import load_reader
+    from memstore.compute import Compute
     from memstore.hf.model_directory import cache_directory
     from memstore.hf.models_by_name import reader_named
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.hf.weights import made_here
     from memstore.model.landmark.landmark_model import LandmarkModel
-    from memstore.model.passages.adaptation import UNADAPTED, save_selector
+    from memstore.model.passages.adaptation import UNADAPTED
     from memstore.training.corpus import read_documents
-    from memstore.training.selectors.make_selector import AdaptOptions, Subject, calibrate_reading
-    from memstore.training.selectors.make_selector import adapt as make_selector
 
+    if not text and questions is None:
+        raise typer.BadParameter("give --text, --questions or both")
     # without the selector that it has, which may be damaged
-    unadapted = reader_named(model, adaptation=UNADAPTED)
-    if isinstance(unadapted, LandmarkModel):
+    compute = Compute(device=device, weights="full")
+    reader = reader_named(model, compute=compute, adaptation=UNADAPTED)
+    if isinstance(reader, LandmarkModel):
         raise InvalidInput(
             f"{model} was trained to choose by landmarks, and takes no selector; `memstore "
             "calibrate` measures what its skipped lookups give"
         )
-    assert isinstance(unadapted, HuggingFacePassageModel)  # reader_named refuses others
-    texts = list(read_documents(text))
-    subject = Subject.of(unadapted, unadapted.made_for)
-    work = cache_directory() / "adapting" / subject.made_for.weights
-    options = AdaptOptions(windows=windows, held_out=min(48, windows), seed=seed or 0)
+    assert isinstance(reader, HuggingFacePassageModel)  # reader_named refuses others
+    texts = list(read_documents(text or ()))
+    work = cache_directory() / "adapting" / reader.made_for.weights
+    result: dict[str, Any] = {}
+    if reading_tokens:
+        result |= _adapt_reading(reader, texts, questions, work, reading_tokens, windows, seed or 0)
+        reader = cast(
+            HuggingFacePassageModel, reader_named(model, compute=compute, adaptation=UNADAPTED)
+        )
+    if texts:
+        result |= _make_selector(model, reader, texts, work, out, windows, seed or 0)
+    shutil.rmtree(work, ignore_errors=True)
+    if as_json:
+        console.emit(result)
+
+
+def _adapt_reading(
+    reader: "HuggingFacePassageModel",
+    texts: Sequence[str],
+    questions: Path | None,
+    work: Path,
+    tokens: int,
+    windows: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Train and store a reading adapter; what --json prints of it."""
+    from memstore.hf.weights import adapter_made_here
+    from memstore.training.reading import ReadingOptions, adapt_reading
+    from memstore.training.reading_questions import planted_questions, read_questions
+
+    if questions is None:
+        contexts = planted_questions(texts, reader.tokenizer, 4 * windows, seed)
+    else:
+        contexts = read_questions(questions)
+    kind: Kind = "writer" if questions is None else "both"
+    options = ReadingOptions(
+        tokens=tokens, learning_rate=5e-4 if kind == "writer" else 8e-4, seed=seed
+    )
+    adapter = adapt_reading(reader, contexts, kind, work, options, console.note)
+    directory = adapter_made_here(reader.made_for.weights)
+    adapter.save(directory)
+    for name, share in adapter.scores.items():
+        console.note(f"held-out questions, {name}: {share:.0%}")
+    console.note(f"reading adapter written to {directory}")
+    return {"adapter": str(directory), "reading": dict(adapter.scores)}
+
+
+def _make_selector(
+    model: str,
+    reader: "HuggingFacePassageModel",
+    texts: Sequence[str],
+    work: Path,
+    out: Path | None,
+    windows: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Make and store a selector; what --json prints of it."""
+    from memstore.hf.load import load_reader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.hf.weights import made_here
+    from memstore.model.passages.adaptation import save_selector
+    from memstore.training.selectors.make_selector import AdaptOptions, Subject, calibrate_reading
+    from memstore.training.selectors.make_selector import adapt as make_selector
+
+    subject = Subject.of(reader, reader.made_for)
+    options = AdaptOptions(windows=windows, held_out=min(48, windows), seed=seed)
     adaptation = make_selector(subject, texts, work, options=options, report=console.note)
-    adapted = load_reader(model, adaptation=adaptation)
+    adapted = load_reader(model, device=str(reader.device), adaptation=adaptation)
     assert isinstance(adapted, HuggingFacePassageModel)
     adaptation = calibrate_reading(
-        adapted, adaptation, texts, windows=min(16, windows), seed=seed or 0, report=console.note
+        adapted, adaptation, texts, windows=min(16, windows), seed=seed, report=console.note
     )
     path = out or made_here(subject.made_for.weights)
     save_selector(adaptation, subject.made_for, path)
-    shutil.rmtree(work, ignore_errors=True)
     name, shares = adaptation.selector.spec.name, dict(adaptation.scores)
-    if as_json:
-        console.emit({"selector": name, "file": str(path), "scores": shares})
-        return
+    result = {"selector": name, "file": str(path), "scores": dict(shares)}
     answers = shares.pop("answers", 0.0)
     found = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
-    console.say(f"{name}: right passage among the best 8: {found}")
-    console.say(f"questions about planted facts answered: {answers:.0%}")
-    console.say(f"written to {path}")
+    console.note(f"{name}: right passage among the best 8: {found}")
+    console.note(f"questions about planted facts answered: {answers:.0%}")
+    console.note(f"selector written to {path}")
+    return result
 
 
 @command(

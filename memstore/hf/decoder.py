@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import ForwardCache, attach, difference_beyond_rounding, run_layers
+from memstore.hf.generation.low_rank import adapted
 from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, as_loaded
 from memstore.hf.generation.traced_step import TracedStep
 from memstore.hf.model_rotary import ModelRotary
@@ -88,13 +89,17 @@ class AttachedDecoder:
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool | Tensor = False,
     ) -> Tensor:
-        """See ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
+        """See ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]; adapt: as
+        `adapted` takes it.
+        """
         backend = nullcontext() if self.device.type == "cpu" else _without_cudnn
-        with backend, self.weights.used() if quantized else as_loaded() as version:
+        used = self.weights.used() if quantized else as_loaded()
+        with backend, adapted(adapt), used as version:
             if quantized and layers is None and given.shape[1] == 1:
                 few = len(given) <= MOST_ROWS
-                states = self._step(given, attend, enter, version if few else 0)
+                states = self._step(given, attend, enter, version if few else 0, adapt is True)
                 if states is not None:
                     return states
             return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)

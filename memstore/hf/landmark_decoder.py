@@ -165,6 +165,7 @@ class LandmarkDecoder(nn.Module):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool = False,
     ) -> Tensor:
         """See ModelAdapter.hidden; ids [B, T] of the vocabulary, or `landmark_id`."""
         is_landmark = ids == self.landmark_id
@@ -285,6 +286,7 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool = False,
     ) -> Tensor:
         return self.decoder.hidden(ids, attend, layers=layers, enter=enter, quantized=quantized)
 

@@ -25,8 +25,9 @@ from memstore.hf.landmark_decoder import (
 )
 from memstore.hf.model_directory import directory_of, downloaded, model_name
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.reading_adapter import ReadingAdapter
 from memstore.hf.tokenizer import without_panics
-from memstore.hf.weights import digest_of, remember, remembered
+from memstore.hf.weights import adapter_of, digest_of, remember, remembered
 from memstore.model.passages.adaptation import Adaptation
 from memstore.openmp import warn_of_spinning
 
@@ -38,6 +39,7 @@ def load_reader(
     dtype: torch.dtype | None = None,
     weights: str = "auto",
     adaptation: Adaptation | None = None,
+    adapter: ReadingAdapter | bool = True,
 ) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
     """Load a Hugging Face decoder for a memory: a passage model, which chooses passages once for a
     question, or, from a directory of `memstore train --model`, a landmark model, in which every
@@ -47,7 +49,8 @@ def load_reader(
     cache directory), a local directory or GGUF file, or a name on the hub. device: "auto" is the
     fastest available one. dtype: None for bfloat16 where the device is clearly faster at it, else
     float32. weights: those for generated tokens, see Weights. adaptation: None for the one made for
-    these weights, or BM25 over words where there is none.
+    these weights, or BM25 over words where there is none. adapter: with which it reads passages;
+    True for the one made for these weights, if there is one, False for none.
 
     Raises InvalidInput for a missing model, InvalidWeights for one that cannot have a memory,
     InvalidConfig for a missing device, or weights that do not exist on it.
@@ -74,8 +77,15 @@ def load_reader(
     called = model_name(name)
     if isinstance(decoder, LandmarkDecoder):
         return HuggingFaceLandmarkModel(decoder, tokenizer, weights=digest, called=called)
+    beside = adapter_of(digest, model) if adapter is True else adapter or None
     return HuggingFacePassageModel(
-        model, tokenizer, adaptation, weights=digest, called=called, generating=generating
+        model,
+        tokenizer,
+        adaptation,
+        adapter=beside,
+        weights=digest,
+        called=called,
+        generating=generating,
     )
 
 

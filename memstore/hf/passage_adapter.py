@@ -10,11 +10,12 @@ from torch import Tensor
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.generation.quantized_weights import Weights
+from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter, attach_adapter
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.adaptation import Adaptation, MadeFor
+from memstore.model.passages.adaptation import Adaptation, MadeFor, Refusal
 from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
 from memstore.model.passages.repositioned_attention import RepositionedAttention
@@ -32,14 +33,16 @@ class HuggingFacePassageModel(PassageAPI):
         tokenizer: Any,
         adaptation: Adaptation | None = None,
         *,
+        adapter: ReadingAdapter | None = None,
         weights: str | None = None,
         called: ModelName | None = None,
         generating: Weights = "auto",
         kv_dtype: torch.dtype = torch.float16,
     ) -> None:
-        """adaptation: None for the one made for these weights. weights: hex digest of the model's
-        weights, if known. called: the model's name, which its memories store. generating: the
-        weights for generated tokens. kv_dtype: of stored keys and values.
+        """adaptation: None for the one made for these weights. adapter: for reading passages; None
+        for the stock model. weights: hex digest of the model's weights, if known. called: the
+        model's name, which its memories store. generating: the weights for generated tokens.
+        kv_dtype: of stored keys and values.
 
         Raises InvalidWeights for an architecture that cannot run with the caller's attention: a
         short text must give the stock model's logits.
@@ -47,7 +50,14 @@ class HuggingFacePassageModel(PassageAPI):
         self.model = model
         self._decoder = decoder = AttachedDecoder(model, generating)
         self._weights, self._called = weights or digest_of(model), called
+        self.adapter = adapter
+        if adapter is not None:
+            attach_adapter(model, adapter)
+        self.adapted_passages = adapter is not None
+        self.adapted_turns = adapter is not None and adapter.kind == "both"
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
+        if adapter is not None and adapter.refuse_above is not None:
+            self.refusal = Refusal(self.tokenizer.encode(UNKNOWN)[0], adapter.refuse_above)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
@@ -65,10 +75,9 @@ class HuggingFacePassageModel(PassageAPI):
         adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
         self.gate = adaptation.gate
-        self.separator_ids = self.tokenizer.encode(adaptation.separator)
-        self.lookup = LookupSettings(
-            top_k=adaptation.top_k, score_range=adaptation.score_range, chained=adaptation.chained
-        )
+        separator = adaptation.separator if adapter is None else adapter.separator
+        self.separator_ids = self.tokenizer.encode(separator)
+        self.lookup = LookupSettings(top_k=adaptation.top_k, score_range=adaptation.score_range)
         self.passage_tokens = adaptation.passage_tokens
         self.shape = Shape(
             num_layers=layers,
@@ -98,6 +107,7 @@ class HuggingFacePassageModel(PassageAPI):
             tokenizer=self.tokenizer.fingerprint,
             model=self._called,
             keys="without position",
+            adapter=None if self.adapter is None else self.adapter.digest,
             prefix=list(self.prefix_ids),
         )
 
@@ -110,6 +120,11 @@ class HuggingFacePassageModel(PassageAPI):
 
     def ends_turn(self, token: int) -> bool:
         return token in self._turns.ends
+
+    @property
+    def end_of_turn(self) -> int:
+        """A token that ends answers."""
+        return min(self._turns.ends)
 
     @property
     def device(self) -> torch.device:
@@ -130,8 +145,12 @@ class HuggingFacePassageModel(PassageAPI):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool | Tensor = False,
     ) -> Tensor:
-        return self._decoder.hidden(ids, attend, layers=layers, enter=enter, quantized=quantized)
+        """As ModelAdapter.hidden; adapt may also name tokens: [1, T, 1] of ones and zeros."""
+        return self._decoder.hidden(
+            ids, attend, layers=layers, enter=enter, quantized=quantized, adapt=adapt
+        )
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         return self._decoder.logits(states, quantized=quantized)

@@ -11,6 +11,7 @@ from torch import nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.model_directory import cache_directory
+from memstore.hf.reading_adapter import ReadingAdapter
 from memstore.model.passages.adaptation import (
     UNADAPTED,
     Adaptation,
@@ -21,6 +22,8 @@ from memstore.model.passages.adaptation import (
 
 SHIPPED = Path(__file__).parent / "selectors"
 """The directory of the selectors that ship with the package, one file a model."""
+SHIPPED_ADAPTERS = Path(__file__).parent / "adapters"
+"""The directories of the reading adapters that ship with the package, one a model."""
 _REMEMBERED = "weights.json"
 _MOST = 256  # entries
 
@@ -99,6 +102,22 @@ def adaptation_of(model: MadeFor) -> Adaptation:
         if read_made_for(path).weights == model.weights:
             return load_selector(path, model)
     return UNADAPTED
+
+
+def adapter_made_here(weights: str) -> Path:
+    """The directory of the reading adapter that this user made for weights of this digest."""
+    return cache_directory() / "adapters" / weights
+
+
+def adapter_of(weights: str, model: nn.Module) -> ReadingAdapter | None:
+    """The reading adapter made for a model's weights: this user's own, else one that ships, else
+    None. Raises InvalidWeights for a damaged one.
+    """
+    own = adapter_made_here(weights)
+    for directory in ([own] if own.is_dir() else []) + sorted(SHIPPED_ADAPTERS.glob("*")):
+        if weights in ReadingAdapter.made_for(directory):
+            return ReadingAdapter.load(directory, model)
+    return None
 
 
 def _files(weights: str) -> Iterator[Path]:

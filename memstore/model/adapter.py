@@ -126,12 +126,14 @@ class ModelAdapter(ABC):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool = False,
     ) -> Tensor:
         """ids [B, T] through the first `layers` layers (None = all) -> their states [B, T,
         hidden_size], after all of them those that `logits` takes.
 
         quantized: weights of fewer bits will do, where the model has them; of tokens that are
-        generated, and of nothing that is stored.
+        generated, and of nothing that is stored. adapt: with the model's reading adapter, where it
+        has one.
         """
 
     @abstractmethod

@@ -105,10 +105,11 @@ class Answer:
     answered: False where the gate found no answer in the memory. The text is then empty and the
     sources are the closest passages, with their scores as weights; with from_memory=False
     (AnswerSettings) the text is the model's own. finish_reason: "length" if max_new_tokens or a
-    time limit ended it. needed: the score that the gate wanted of a
-    passage; None for a model without a gate. `str` of an answer is what to show a person. lookups:
-    {"done", "skipped"}, see Lookups. tiers: {name: counts} of this answer, the fields of TierStats.
-    seconds: from the question to the last token.
+    time limit ended it. needed: the score that the gate wanted of a passage; None for a model
+    without a gate. doubt: the model's probability, 0 to 1, that what it read holds no answer; None
+    if it has not learned to say so. `str` of an answer is what to show a person. lookups: {"done",
+    "skipped"}, see Lookups. tiers: {name: counts} of this answer, the fields of TierStats. seconds:
+    from the question to the last token.
     """
 
     text: str
@@ -120,6 +121,7 @@ class Answer:
     first_token_seconds: float
     answered: bool = True
     needed: float | None = None
+    doubt: float | None = None
     finish_reason: Literal["stop", "length"] = "stop"
 
     def to_dict(self) -> dict[str, Any]:

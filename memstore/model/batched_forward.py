@@ -30,8 +30,10 @@ def feed_batch(
         for session, token, *own in zip(sessions, tokens, *([around] if around else []))
     ]
     sharing = [step for step in steps if step.begins()]
-    if len(sharing) > 1:
-        _forward(sharing)
+    for adapt in (False, True):
+        alike = [step for step in sharing if step.session.adapt is adapt]
+        if len(alike) > 1:
+            _forward(alike)
     for step in steps:
         if step.found is None:
             step.alone()
@@ -74,10 +76,10 @@ class _Step:
 
 
 def _forward(steps: Sequence[_Step]) -> None:
-    """One token of each. A session that fails goes along with zeros in its row, and the others do
-    not notice.
+    """One token of each, all with the reading adapter or all without. A session that fails goes
+    along with zeros in its row, and the others do not notice.
     """
-    reader = steps[0].session.reader
+    reader, adapt = steps[0].session.reader, steps[0].session.adapt
 
     def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows = zip(steps, q.split(1), k.split(1), v.split(1))
@@ -89,7 +91,7 @@ def _forward(steps: Sequence[_Step]) -> None:
                 step.session.enter(layer_idx, row)
 
     ids = torch.tensor([[step.token] for step in steps], device=reader.device)
-    states = reader.hidden(ids, attend, enter=enter, quantized=True)[:, -1]
+    states = reader.hidden(ids, attend, enter=enter, quantized=True, adapt=adapt)[:, -1]
     for step, state in zip(steps, states):
         if step.found is None:
             step.session.end_token(step.token)

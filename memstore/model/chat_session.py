@@ -56,6 +56,8 @@ class Chat:
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
+        if not session.answered and not silent and (alone := session.unread()) is not None:
+            state = alone
         self.continuation = tokens = session.generate(
             state,
             0 if silent else chosen.max_new_tokens,
@@ -83,6 +85,7 @@ class Chat:
             lookups=trace.lookups,
             answered=session.answered,
             needed=session.needed,
+            doubt=session.doubt,
             tiers=trace.tiers,
             seconds=trace.seconds,
             first_token_seconds=trace.first_token_seconds,

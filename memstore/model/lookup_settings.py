@@ -49,11 +49,9 @@ class LookupSettings:
     local_tokens: int = 1024
     # how sure its choice has to be before anything is answered, as a share of what its gate was
     # calibrated to on planted facts: with 1 most questions that nothing answers are refused, and of
-    # people's own questions that something does answer every second one, too; 0 refuses none
+    # people's own questions that something does answer every second one, too; 0 refuses none. A
+    # model that was trained to refuse decides itself: see Refusal
     caution: float = CAUTION
-    # and of several passages, is each one computed over those before it, in the forward pass of the
-    # question, or are they read as they are stored, none having seen another
-    chained: bool = False
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
@@ -76,8 +74,6 @@ class LookupSettings:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff!r}")
         if not 64 <= self.local_tokens <= 1 << 26:
             raise InvalidInput(f"local_tokens must lie in 64..{1 << 26}, is {self.local_tokens}")
-        if not isinstance(self.chained, bool):
-            raise InvalidInput(f"chained must be true or false, is {self.chained!r}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
         if self.own_blocks is not None and self.own_blocks < self.top_k:
@@ -109,7 +105,6 @@ class AskOptions(TypedDict, total=False):
     own_blocks: int | None
     local_tokens: int | None
     caution: float | None
-    chained: bool | None
     max_new_tokens: int | None
     temperature: float | None
     top_p: float | None

@@ -255,8 +255,11 @@ class AskSession(Closing):
 
     reader: ModelAdapter  # whose layers they go through
     store: MemoryStore
+    adapt: bool = False  # is it read with the model's reading adapter now?
     answered: bool = True  # False: nothing in the memory answers the last question
     needed: float | None = None  # the score that a passage needs to answer it; None without a gate
+    doubt: float | None = None  # the model's probability that what it reads holds no answer
+    first_logits: Tensor | None = None  # [vocabulary] of the answer's first token, if computed
     read_tokens: int = 0  # since it was opened
     lookups: Lookups  # how often blocks were looked for
 
@@ -308,7 +311,9 @@ class AskSession(Closing):
             self.end_token(token)
             return state
         ids = torch.tensor([[token]], device=self.reader.device)
-        state = self.reader.hidden(ids, self.attend, enter=self.enter, quantized=True)[0, -1]
+        state = self.reader.hidden(
+            ids, self.attend, enter=self.enter, quantized=True, adapt=self.adapt
+        )[0, -1]
         self.end_token(token)
         return state
 
@@ -356,7 +361,15 @@ class AskSession(Closing):
         Sampler for temperature, top_p and seed.
         """
         sampler = Sampler(temperature, top_p, seed)
-        return Continuation(self, state, max_new_tokens, sampler, stop=stop, end=self.ends_turn)
+        tokens = Continuation(self, state, max_new_tokens, sampler, stop=stop, end=self.ends_turn)
+        tokens.read(state, self.first_logits)
+        return tokens
+
+    def unread(self) -> Tensor | None:
+        """Read nothing of the memory any more -> the state [hidden_size] with which the answer to
+        the last question begins; None where nothing was read.
+        """
+        return None
 
 
 def ends_sentence(piece: str) -> bool:

@@ -20,7 +20,7 @@ from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at
-from support.tiny_decoder import decoder, learned_selector, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, random_adapter, tokenizer, word_reader
 
 pytest.importorskip("transformers")
 
@@ -51,7 +51,9 @@ def reader() -> HuggingFacePassageModel:
     plain = HuggingFacePassageModel(
         model, tokenizer(), Adaptation(Selector()), kv_dtype=torch.float32
     )
-    return HuggingFacePassageModel(model, tokenizer(), pointing(plain), kv_dtype=torch.float32)
+    return HuggingFacePassageModel(
+        model, tokenizer(), pointing(plain), adapter=random_adapter(model), kv_dtype=torch.float32
+    )
 
 
 def create(reader: HuggingFacePassageModel, path: Path, **options) -> MemoryStore:
@@ -127,16 +129,13 @@ def test_an_append_computes_what_is_new(reader, store, computed) -> None:
     assert 1 <= sum(computed) <= 2
 
 
-@pytest.mark.parametrize("chained", [True, False])
 @pytest.mark.parametrize("blocks", [[0], [2, 5, 6]])
-def test_what_is_kept_as_text_is_read_as_if_it_were_stored(
-    reader, store, tmp_path, blocks, chained
-) -> None:
-    expected = states(reader, store, "kept", blocks, chained=chained)
+def test_what_is_kept_as_text_is_read_as_if_it_were_stored(reader, store, tmp_path, blocks) -> None:
+    expected = states(reader, store, "kept", blocks)
     with create(reader, tmp_path / "text") as text:
         document = reader.ingest(TEXT, text, name="text", keep="text")
         assert document.bytes == 0 and text.stats()["passages"]["stored"] == 0
-        found = states(reader, text, "text", blocks, chained=chained)
+        found = states(reader, text, "text", blocks)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
         assert text.stats()["passages"]["computed"] > 0
         assert text.stats()["passages"]["damaged"] == 0
@@ -175,15 +174,14 @@ def test_text_alone_travels(reader, tmp_path) -> None:
         assert away.verify().clean
 
 
-@pytest.mark.parametrize("chained", [True, False])
-def test_a_damaged_passage_is_computed_and_said(reader, store, caplog, chained) -> None:
-    expected = states(reader, store, "kept", [1, 3], chained=chained)
+def test_a_damaged_passage_is_computed_and_said(reader, store, caplog) -> None:
+    expected = states(reader, store, "kept", [1, 3])
     spoil(store, "kept", 1)
     with (
         MemoryStore.open(store.path) as opened,
         caplog.at_level(logging.WARNING, logger="memstore"),
     ):
-        found = states(reader, opened, "kept", [1, 3], chained=chained)
+        found = states(reader, opened, "kept", [1, 3])
         assert opened.stats()["passages"]["damaged"] == 1
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "1 damaged passages were computed again" in caplog.text
@@ -279,7 +277,7 @@ def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document
     reader, store, tmp_path, monkeypatch
 ) -> None:
     url = f"file://{tmp_path}/published"
-    expected = states(reader, store, "kept", [0, 1, 2], chained=False)
+    expected = states(reader, store, "kept", [0, 1, 2])
     store.publish(url)
     with MemoryStore.open(url) as away:
         number, lease = away.document("kept").id, away.lease
@@ -291,7 +289,7 @@ def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document
             return lease(units)
 
         monkeypatch.setattr(away, "lease", leased)
-        found = states(reader, away, "kept", [0, 1, 2], chained=False)
+        found = states(reader, away, "kept", [0, 1, 2])
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
         assert (
             away.stats()["passages"] | {"computed": 1, "damaged": 0, "away": 1}
@@ -302,7 +300,7 @@ def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document
             raise StoreUnavailable("the store is away")
 
         monkeypatch.setattr(away, "passages", no_tokens)
-        with reader.session(away, top_k=8, chained=False) as session:
+        with reader.session(away, top_k=8) as session:
             passages = [Chosen(number, block) for block in (0, 1, 2)]
             with pytest.raises(BlocksUnavailable, match="is away"):
                 session.read(passages)
@@ -314,7 +312,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
     reader, store, tmp_path
 ) -> None:
     url = f"file://{tmp_path}/published"
-    expected = states(reader, store, "kept", [0, 3, 5], chained=False)
+    expected = states(reader, store, "kept", [0, 3, 5])
     store.publish(url, keep="text")
     with MemoryStore.open(url) as away:
         asked = [reader.ask(QUESTION, memory, max_new_tokens=4) for memory in (store, away)]
@@ -327,7 +325,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
     for local, shared in ((None, server), caches):
         for computed in (3, 0):
             with open_at(place, local=local, shared=shared, host_budget=1 << 24) as away:
-                found = states(reader, away, "kept", [0, 3, 5], chained=False)
+                found = states(reader, away, "kept", [0, 3, 5])
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
                 told = away.stats()["passages"]
                 assert (told["computed"], told["damaged"]) == (computed, 0)
@@ -335,7 +333,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
     for name, value in server.held.items():  # it is no more believed than what was published
         server.held[name] = value[:-1] + bytes([value[-1] ^ 1])
     with open_at(place, shared=server, host_budget=1 << 24) as away:
-        assert torch.equal(states(reader, away, "kept", [0, 3, 5], chained=False), found)
+        assert torch.equal(states(reader, away, "kept", [0, 3, 5]), found)
         assert away.stats()["tiers"]["valkey"]["failed_damaged"] > 0
 
 
@@ -344,7 +342,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
     reader, store, tmp_path, caplog, part
 ) -> None:
     url = f"file://{tmp_path}/published"
-    expected = states(reader, store, "kept", [0, 3], chained=False)
+    expected = states(reader, store, "kept", [0, 3])
     store.publish(url)
     place = open_object_store(url)
     (entry,) = Published.open(place).documents()
@@ -356,7 +354,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
         MemoryStore.open(url, host_budget=1 << 24) as away,
         caplog.at_level(logging.WARNING, logger="memstore"),
     ):
-        found = states(reader, away, "kept", [0, 3], chained=False)
+        found = states(reader, away, "kept", [0, 3])
         assert away.stats()["passages"]["damaged"] == (1 if part == "record" else 2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "damaged passages were computed again" in caplog.text
@@ -374,19 +372,18 @@ def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
         assert text.stats()["passages"]["different"] == text.document("list").blocks
 
 
-@pytest.mark.parametrize("chained", [True, False])
-def test_what_one_question_computed_the_next_one_finds(reader, tmp_path, chained) -> None:
+def test_what_one_question_computed_the_next_one_finds(reader, tmp_path) -> None:
     path = tmp_path / "text"
     with create(reader, path) as text:
         reader.ingest(TEXT, text, name="text", keep="text")
-        first = reader.ask(QUESTION, text, max_new_tokens=4, chained=chained)
+        first = reader.ask(QUESTION, text, max_new_tokens=4)
         computed = text.stats()["passages"]["computed"]
         assert computed and first.tiers["computed"]["hits"] == first.tiers["host"]["misses"] > 0
         assert first.tiers["computed"]["seconds"] > 0
-        again = reader.ask(QUESTION, text, max_new_tokens=4, chained=chained)
+        again = reader.ask(QUESTION, text, max_new_tokens=4)
         assert again.tokens == first.tokens and again.tiers["computed"]["hits"] == 0
         assert text.stats()["passages"]["computed"] == computed
         assert text.stats()["passages"]["stored"] == 0
     with MemoryStore.open(path) as opened:
-        other = reader.ask(QUESTION, opened, max_new_tokens=4, chained=chained)
+        other = reader.ask(QUESTION, opened, max_new_tokens=4)
         assert other.tokens == first.tokens and opened.stats()["passages"]["computed"] == computed

@@ -3,12 +3,15 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from memstore.model.landmark.checkpoint import SHIPPED
+
+if TYPE_CHECKING:
+    from memstore.hf.reading_adapter import Kind, ReadingAdapter
 
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }}<|end|>"
@@ -160,3 +163,14 @@ def saved_gguf(path: Path) -> Path:
     file.write_tensors_to_file()
     file.close()
     return path
+
+
+def random_adapter(model: Any, kind: "Kind" = "both", seed: int = 0) -> "ReadingAdapter":
+    """A reading adapter that changes what a tiny decoder computes."""
+    from memstore.hf.reading_adapter import ReadingAdapter
+
+    adapter = ReadingAdapter.untrained(model, kind, 4, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, (a, b) in adapter.pairs.items():
+        adapter.pairs[name] = a, 0.05 * torch.randn(b.shape, generator=generator)
+    return adapter

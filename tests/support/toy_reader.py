@@ -89,6 +89,7 @@ class ToyReader(LandmarkAPI):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool = False,
     ) -> Tensor:
         x = self._embedding[ids]
         for layer in range(LAYERS)[:layers]:

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+import typer
 
 from memstore.cli.main import app
 from memstore.disk.format.text_parts import Passage
@@ -282,10 +283,40 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.0, 0.1))
     monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
+    command += ["--reading-tokens", "3000", "--device", "cpu"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
     assert set(told["scores"]) >= {"literal", "reworded", "synonyms"}
     reader = load_reader(model)
     assert reader.selector.spec.name == told["selector"]
     assert reader.selector.spec.name.startswith("learned")
+    assert reader.adapter is not None and reader.adapter.kind == "writer"
+    assert reader.adapter.tokens >= 3000 and set(told["reading"]) == set(reader.adapter.scores)
     assert reader.adaptation.weights == reader.signature.weights
+
+
+def test_the_command_trains_a_reading_adapter_on_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    model = saved(tmp_path / "model", num_hidden_layers=2)
+    lines = [
+        {
+            "context": f"The {thing} weighs {at + 40} pounds. It stands by the door of the mill.",
+            "title": thing,
+            "questions": [{"question": f"How much is the {thing}?", "answers": [f"{at + 40}"]}],
+        }
+        for at, thing in enumerate(["lantern", "barrel", "anchor", "ladder"])
+    ]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(map(json.dumps, lines)))
+    command = ["adapt", str(model), "--questions", str(questions), "--json"]
+    command += ["--reading-tokens", "2000", "--device", "cpu"]
+    assert app(command, standalone_mode=False) in (None, 0)
+    assert set(json.loads(capsys.readouterr().out)) == {"adapter", "reading"}
+    reader = load_reader(model)
+    assert reader.adapter is not None and reader.adapter.kind == "both"
+    assert reader.selector.spec.name == "words"
+    with pytest.raises(typer.BadParameter, match="--text"):
+        app(["adapt", str(model)], standalone_mode=False)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidConfig
+from memstore.hf.generation.low_rank import LowRank, low_rank_of
 
 Weights = Literal["auto", "full", "int8", "int4"]
 """auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU that is faster so; on
@@ -33,11 +34,30 @@ _EXACT = 2.0**-7  # of the largest of a group: what rounding to bfloat16 may cha
 
 def multiply(few: Multiply, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [.., in_features] in any dtype -> [.., out_features], with the bias of a layer."""
+    if isinstance(few, Beside):
+        product = few(x)
+        return product if bias is None else product + bias
     rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
     product = few(rows).to(x.dtype)
     if bias is not None:
         product = product + bias
     return product.view(*x.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Product with a loaded or quantized weight, plus a low-rank update."""
+
+    of: Multiply | Tensor
+    low_rank: LowRank
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [.., in_features] -> [.., out_features]."""
+        if isinstance(self.of, Tensor):
+            product = nn.functional.linear(x, self.of)
+        else:
+            product = multiply(self.of, x)
+        return self.low_rank.added(product, x)
 
 
 @torch.no_grad()
@@ -301,7 +321,36 @@ def _attach(linear: nn.Linear, multiply: Multiply | None) -> None:
         cast(_Linear, linear).few = multiply
 
 
-def join(linear: Sequence[nn.Module]) -> Multiply | None:
+def products(layer: nn.Module, quantized: bool, adapted: bool) -> dict[str, Multiply]:
+    """By the names of a module's weights, what multiplies by them: those of fewer bits, and those
+    with an adapter.
+    """
+    found: dict[str, Multiply] = {}
+    for name, part in layer.named_modules():
+        few: Multiply | None = getattr(part, "few", None) if quantized else None
+        low_rank = low_rank_of(part) if adapted else None
+        if low_rank is not None:
+            weight = cast(Tensor, part.weight).detach()
+            found[f"{name}.weight"] = Beside(few or weight, low_rank)
+        elif few is not None:
+            found[f"{name}.weight"] = few
+    return found
+
+
+def join(linear: Sequence[nn.Module], adapted: bool) -> Multiply | None:
+    """The product with the quantized weights of several layers at once, with their adapters or
+    without; None where they cannot be joined.
+    """
+    if not all(hasattr(one, "few") for one in linear):
+        return None
+    whole = _join(linear)
+    if whole is None or not adapted:
+        return whole
+    updates = [update for one in linear if (update := low_rank_of(one)) is not None]
+    return Beside(whole, LowRank.joined(updates)) if len(updates) == len(linear) else None
+
+
+def _join(linear: Sequence[nn.Module]) -> Multiply | None:
     """The product with the quantized weights of several layers at once, one after the other, which
     they have only there from then on; None where they cannot be joined.
     """

@@ -19,7 +19,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from memstore.hf.attention_seam import ForwardCache, active, difference_beyond_rounding, run_layers
-from memstore.hf.generation.quantized_weights import Multiply, as_loaded, join
+from memstore.hf.generation.low_rank import adapted, low_rank_of
+from memstore.hf.generation.quantized_weights import Multiply, as_loaded, join, products
 from memstore.hf.generation.traced_graph import Graph
 from memstore.model.adapter import Attend, Enter
 
@@ -97,7 +98,10 @@ def alike(layer: nn.Module, call: Call) -> object:
         if isinstance(value, plain) and attribute != "layer_idx"
     ]
     sizes = [(name, value.shape, value.dtype) for name, value in _values(layer).items()]
-    few = [(name, type(getattr(part, "few", None))) for name, part in layer.named_modules()]
+    few = [
+        (name, type(getattr(part, "few", None)), low_rank_of(part) is None)
+        for name, part in layer.named_modules()
+    ]
     given = [(name, id(value)) for name, value in call.named.items()]
     return str((settings, sizes, few, given))
 
@@ -106,17 +110,8 @@ def _values(layer: nn.Module) -> dict[str, Tensor]:
     return dict(layer.named_parameters()) | dict(layer.named_buffers())
 
 
-def _few(layer: nn.Module, quantized: bool) -> dict[str, Multiply]:
-    """By the names of weights, what multiplies by them in fewer bits."""
-    return {
-        f"{name}.weight": part.few
-        for name, part in layer.named_modules()
-        if quantized and hasattr(part, "few")
-    }
-
-
-def _joined(layer: nn.Module, names: Sequence[str]) -> Multiply | None:
-    return join([layer.get_submodule(name.removesuffix(".weight")) for name in names])
+def _joined(layer: nn.Module, names: Sequence[str], adapted: bool) -> Multiply | None:
+    return join([layer.get_submodule(name.removesuffix(".weight")) for name in names], adapted)
 
 
 @dataclass(frozen=True)
@@ -128,13 +123,13 @@ class LayerGraph:
     forward: Callable[..., Tensor]
     together: Sequence[Sequence[str]]
 
-    def inputs(self, layer: nn.Module, quantized: bool) -> list[Any]:
+    def inputs(self, layer: nn.Module, quantized: bool, adapt: bool) -> list[Any]:
         """What it takes of a layer."""
-        values: dict[str, Any] = _values(layer) | _few(layer, quantized)
-        return [*values.values(), *(_joined(layer, names) for names in self.together)]
+        values: dict[str, Any] = _values(layer) | products(layer, quantized, adapt)
+        return [*values.values(), *(_joined(layer, names, adapt) for names in self.together)]
 
 
-def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
+def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> LayerGraph:
     values = _values(layer)
     named = {
         name: ForwardCache(lambda _, q, k, v: _attended(q, k, v))
@@ -149,7 +144,7 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
         return cast(Tensor, output[0] if isinstance(output, tuple) else output)
 
     graph = Graph(computed, call.states, list(values.values()))
-    few = _few(layer, quantized)
+    few = products(layer, quantized, adapt)
     if _has_norms(call.states.device):
         graph.fuse_norms()
     names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
@@ -157,7 +152,7 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool) -> LayerGraph:
     together = []
     for nodes in graph.quantized_products():
         of = [names[cast(fx.Node, node.args[0])] for node in nodes]
-        if len(of) > 1 and _joined(layer, of) is not None:
+        if len(of) > 1 and _joined(layer, of, adapt) is not None:
             graph.join_products(nodes, [len(values[name]) for name in of])
             together.append(of)
     attend, number = graph.add_input("attend"), graph.add_input("layer_idx")
@@ -232,18 +227,24 @@ class TracedStep:
         self._traced: dict[tuple[object, ...], _Step | None] = {}
 
     def __call__(
-        self, given: Tensor, attend: Attend, enter: Enter | None, quantized: int
+        self,
+        given: Tensor,
+        attend: Attend,
+        enter: Enter | None,
+        quantized: int,
+        adapt: bool = False,
     ) -> Tensor | None:
         """As AttachedDecoder.hidden, of given [B, 1] or [B, 1, hidden_size]; None where the model
         cannot be traced, or gives something else then.
 
         quantized: which weights of fewer bits the layers have, by number; 0 for those as loaded.
+        adapt: with the model's reading adapter.
         """
-        key = (*given.shape, given.dtype, given.device, quantized)
+        key = (*given.shape, given.dtype, given.device, adapt, quantized)
         with self._tracing:
             if key not in self._traced:
                 self._traced = {k: step for k, step in self._traced.items() if k[-1] == key[-1]}
-                self._traced[key] = _traced(self._decoder, given, quantized > 0)
+                self._traced[key] = _traced(self._decoder, given, quantized > 0, adapt)
             step = self._traced[key]
         return None if step is None else step(given, attend, enter)
 
@@ -271,13 +272,14 @@ class _Step:
         return self.forward(self.layers, attend, enter, given)
 
 
-def _traced(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step | None:
+def _traced(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> _Step | None:
     """The step of these rows; None where it cannot be traced or is not what the modules give."""
     try:
         with torch.no_grad():
-            with as_loaded(), _unlogged():
-                step = _step_of(decoder, given, quantized)
-            return step if _same(decoder, step, given) else None
+            with as_loaded(), _unlogged(), adapted(False):
+                step = _step_of(decoder, given, quantized, adapt)
+            with adapted(adapt):
+                return step if _same(decoder, step, given) else None
     except Exception:  # whatever a model's own code does under fake tensors
         _log.debug("%s goes through its modules", type(decoder).__name__, exc_info=True)
         return None
@@ -294,16 +296,16 @@ def _unlogged() -> Iterator[None]:
         log.disabled = before
 
 
-def _step_of(decoder: nn.Module, given: Tensor, quantized: bool) -> _Step:
+def _step_of(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> _Step:
     calls = called(decoder, given)
     graphs: dict[object, LayerGraph] = {}
     layers = []
     for number, (layer, call) in enumerate(zip(layers_of(decoder), calls, strict=True)):
         key = alike(layer, call)
         if key not in graphs:
-            graphs[key] = layer_graph(layer, call, quantized)
+            graphs[key] = layer_graph(layer, call, quantized, adapt)
         graph = graphs[key]
-        layers.append(_Layer(graph.forward, number, graph.inputs(layer, quantized)))
+        layers.append(_Layer(graph.forward, number, graph.inputs(layer, quantized, adapt)))
     return _Step(whole_graph(decoder, given, calls), layers)
 
 

@@ -59,6 +59,7 @@ class LandmarkModel(LandmarkAPI):
         layers: int | None = None,
         enter: Enter | None = None,
         quantized: bool = False,
+        adapt: bool = False,
     ) -> Tensor:
         return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
 

@@ -22,6 +22,20 @@ SEPARATOR = "\n\nQuestion: "
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """How a model that was trained to refuse begins to: with this token. above: its probability
+    from which a refusal is meant, with a caution of 1.
+    """
+
+    token: int
+    above: float
+
+    def threshold(self, caution: float) -> float:
+        """The probability from which a refusal is meant; 1, never, with a caution of 0."""
+        return 1 - caution * (1 - self.above)
+
+
+@dataclass(frozen=True)
 class Adaptation:
     """A model's selector, and how what it finds is read: what `memstore adapt` writes."""
 
@@ -31,9 +45,6 @@ class Adaptation:
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
     separator: str = SEPARATOR  # between what is read and the words of a question
-    # is each of several passages computed over those before it: it answers more where a later one
-    # counts, and nowhere less (docs/results.md)
-    chained: bool = True
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
@@ -63,7 +74,7 @@ class MadeFor:
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[2]
+    version: Literal[3]
     made_for: MadeFor
     layer: int | None  # whose states the learned part projects; None: there is none
     word_weight: Amount  # Selector.word_weight
@@ -73,7 +84,6 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answerable: float | None  # Gate.least
     scores: dict[str, Share]
     passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
-    chained: bool = True
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
@@ -85,7 +95,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "chained", "separator", "scores")
+_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "scores")
 """Fields of a header that are those of the adaptation."""
 
 
@@ -95,7 +105,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     tensors = {} if learned is None else learned.projection.tensors()
     gate = adaptation.gate
     header = {
-        "version": 2,
+        "version": 3,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "layer": learned and learned.layer,
         "word_weight": adaptation.selector.word_weight,

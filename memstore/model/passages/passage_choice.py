@@ -196,12 +196,18 @@ class GatedChoice:
             blocks=blocks,
         )
         alone = gate is None or gate.answers(scores, caution, blocks=blocks)
-        answers = alone or (
-            gate is not None and gate.answer_together(scores, best.together, caution, blocks=blocks)
+        # where the model itself refuses, it decides once it has read
+        answers = (
+            alone
+            or self._reader.refusal is not None
+            or (
+                gate is not None
+                and gate.answer_together(scores, best.together, caution, blocks=blocks)
+            )
         )
         return best, best.meant(self._settings, parts=not alone) if answers else None
 
     def needed(self, best: Candidates) -> float | None:
         """The score that the gate wants among these candidates; None without a gate."""
-        gate = self._reader.gate
+        gate = None if self._reader.refusal is not None else self._reader.gate
         return None if gate is None else gate.threshold(best.blocks, self._settings.caution)

@@ -125,7 +125,7 @@ class _Forward:
     def __init__(self, reader: PassageModel, layers: int | None, captures: Captures) -> None:
         self.size = pass_tokens(reader)
         self._reader, self._layers, self._captures = reader, layers, captures
-        self._prefix = read_prefix(reader)
+        self._prefix = read_prefix(reader, reader.adapted_turns)
 
     @torch.no_grad()
     def encode(self, passages: Sequence[Sequence[int]]) -> list[Encoded]:
@@ -140,7 +140,11 @@ class _Forward:
         try:
             with fast_products(device, reader.dtype):
                 last = reader.hidden(
-                    given.to(device), one.attend, layers=self._layers, enter=one.enter
+                    given.to(device),
+                    one.attend,
+                    layers=self._layers,
+                    enter=one.enter,
+                    adapt=reader.adapted_passages,
                 )
             one.enter(reader.shape.num_layers if self._layers is None else self._layers, last)
         except Enough:

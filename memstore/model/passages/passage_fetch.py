@@ -23,7 +23,6 @@ from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import KeysValues
 from memstore.model.session import OwnBlocks, ReadUnit
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.chunk import finite
 
 
 class OwnPassages(OwnBlocks):
@@ -235,18 +234,3 @@ class PassageFetch:
         except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
             return document, block
         return passage.ids.tobytes()
-
-    def hold(self, one: Chosen, layers: Sequence[KeysValues], n: int, seconds: float) -> None:
-        """Have the store hold a passage of n tokens that was computed as if it stood alone. layers:
-        k and v in every layer of a pass that begins with it, which took so many seconds.
-        """
-        shape = self._reader.shape
-        k, v = (
-            torch.stack([layers[layer][half][:, :n] for layer in shape.memory_layers])
-            .to(shape.kv_dtype)
-            .cpu()
-            for half in (0, 1)
-        )
-        if finite((k, v)):
-            share = seconds * n / layers[0][0].shape[1]
-            self._store.retrieval.computed.take(one.document, one.block, k, v, share)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memstore.model.adapter import AttentionSpec, ModelAdapter
+from memstore.model.passages.adaptation import Refusal
 from memstore.model.passages.selector import Gate, Selector
 from memstore.model.rotary import Positions
 
@@ -18,6 +19,9 @@ class PassageModel(ModelAdapter):
 
     selector: Selector
     gate: Gate | None  # says whether anything in a memory answers; None = it always may
+    adapted_passages = False  # are passages computed with a reading adapter,
+    adapted_turns = False  # and questions and answers, in a session that reads passages?
+    refusal: Refusal | None = None  # how such a session says that nothing answers
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[AttentionSpec]

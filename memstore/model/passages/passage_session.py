@@ -2,8 +2,8 @@
 and every memory layer reads them with the question, where a prompt would have them.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from memstore.errors import InvalidInput
 from memstore.model.adapter import Enter
 from memstore.model.lookup_settings import LookupSettings
+from memstore.model.passages.adaptation import Refusal
 from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice
 from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
@@ -38,7 +39,8 @@ class CapturingForward:
     def __init__(self, reader: PassageModel, most: int | None = None) -> None:
         """most: None for the whole text."""
         self._reader, self._most = reader, most
-        self._attention = RepositionedAttention(reader, read_prefix(reader))
+        adapt = reader.adapted_turns
+        self._attention = RepositionedAttention(reader, read_prefix(reader, adapt), adapt=adapt)
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Captured:
@@ -64,8 +66,10 @@ class CapturingForward:
         captures = self._reader.selector.captures
         captured, enter = capturing(ids, captures)
         given = torch.tensor([list(ids)], device=self._reader.device)
-        attend = self._attention.attend
-        states = self._reader.hidden(given, attend, layers=captures.layers, enter=enter)
+        attend, adapt = self._attention.attend, self._attention.adapt
+        states = self._reader.hidden(
+            given, attend, layers=captures.layers, enter=enter, adapt=adapt
+        )
         enter(captures.layers, states)
         return captured
 
@@ -184,6 +188,7 @@ class PassageSession(AskSession):
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.answered = True  # False: nothing in the memory answers the last question
         self.needed: float | None = None  # the score that the gate wants of the last question
+        self.doubt: float | None = None  # probability that what is read does not answer
         self.read_tokens = 0
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self._retrieve = retrieve
@@ -195,14 +200,12 @@ class PassageSession(AskSession):
         self._passages = PassageFetch(reader, store, self._own)
         self._choice = GatedChoice(reader, store, settings, self._passages.content)
         self._fetched = Fetched({}, [], {})  # the passages that are read now
-        # tokens behind stored passages that are still to be computed, and what is stored of these
-        self._behind: list[int] = []
-        self._kept: dict[int, KeysValues] = {}
-        self._first: Chosen | None = None  # the passage that these tokens begin with
+        self._behind: list[int] = []  # tokens after stored passages that are still to be computed
 
     def _begin(self) -> None:
         """Attend to the prefix alone."""
-        self._attention = RepositionedAttention(self.reader, read_prefix(self.reader), self._told)
+        prefix = read_prefix(self.reader, self.adapt)
+        self._attention = RepositionedAttention(self.reader, prefix, self._told, adapt=self.adapt)
         self._graph = StepGraph(self.reader, self._attention)
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
@@ -230,7 +233,32 @@ class PassageSession(AskSession):
             else:  # what is read now stays: "make that shorter" is about it
                 self.answered = True
         answering()
-        return self.feed(ids)[-1]
+        self.first_logits = self.doubt = None
+        judged = self.reader.refusal if self._retrieve and asks(question) else None
+        state = self.feed(ids)[-1]
+        if judged is not None and self.adapt:
+            self._judge(judged, state)
+        return state
+
+    @torch.no_grad()
+    def _judge(self, refusal: Refusal, state: Tensor) -> None:
+        """Decide whether what is read answers, by the probability with which the answer begins as a
+        refusal; where it does, it may not begin so.
+        """
+        logits = self.reader.logits(state[None], quantized=True)[0].clone()
+        self.doubt = float(logits.float().softmax(-1)[refusal.token])
+        self.answered = self.doubt <= refusal.threshold(self.settings.caution)
+        logits[refusal.token] = -torch.inf
+        self.first_logits = logits
+
+    @torch.no_grad()
+    def unread(self) -> Tensor | None:
+        """As AskSession.unread."""
+        if not self.chosen:
+            return None
+        self.first_logits = None
+        states = self.read([])
+        return None if states is None else states[-1]
 
     def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
         """Choose passages by the question in a message; ids: of its turn, `words` those typed."""
@@ -257,24 +285,21 @@ class PassageSession(AskSession):
         self.read_tokens += len(ids)
         for piece in pieces(ids, attention.local, self.settings.local_tokens) if ids else []:
             self._make_room(len(piece))
-            before, self._behind, self._kept = self._behind, [], {}
-            attention.computed = len(before)
-            given = torch.tensor([[*before, *piece]], device=self.reader.device)
-            made: list[KeysValues] = []
-
-            def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                if self._first is not None:
-                    made.append((k[0], v[0]))  # noqa: B023 (runs now)
-                return self.attend(layer_idx, q, k, v)
-
-            began = time.perf_counter()
-            try:
-                states.append(self.reader.hidden(given, attend)[0, len(before) :])
-            finally:
-                attention.computed = 0
-            self._hold_first(made, time.perf_counter() - began)
+            states.append(self._compute(piece))
             self._local.extend(piece)
         return states[1] if len(states) == 2 else torch.cat(states)
+
+    def _compute(self, ids: Sequence[int]) -> Tensor:
+        """Read tokens, preceded by those that are still to be computed after stored passages; the
+        states of `ids` [n, hidden_size].
+        """
+        before, self._behind = self._behind, []
+        given = torch.tensor([[*before, *ids]], device=self.reader.device)
+        self._attention.computed = len(before)
+        try:
+            return self.reader.hidden(given, self.attend, adapt=self.adapt)[0, len(before) :]
+        finally:
+            self._attention.computed = 0
 
     def _make_room(self, coming: int) -> None:
         """Have the oldest sentences of the local text leave where so many tokens would be too many:
@@ -331,8 +356,11 @@ class PassageSession(AskSession):
         self.read(found or [])
         return self.chosen
 
-    def read(self, passages: Sequence[Chosen]) -> None:
-        """Read these passages, in this order, from now on; none for reading nothing.
+    @torch.no_grad()
+    def read(self, passages: Sequence[Chosen]) -> Tensor | None:
+        """Read these passages, in this order, from now on; none for reading nothing. Returns the
+        states [n, hidden_size] of the local text if that was computed again, because it was read
+        with other weights.
 
         Raises InvalidInput for more passages than top_k, BudgetExceeded, DocumentNotFound,
         BlocksUnavailable, CorruptBlock.
@@ -341,56 +369,49 @@ class PassageSession(AskSession):
             raise InvalidInput(
                 f"{len(passages)} passages; top_k allows {self.settings.top_k} at most"
             )
-        chained = self.settings.chained and all(one.document > 0 for one in passages)
-        fetched = self._passages.fetch(passages[:1] if chained else passages, compute=not chained)
+        reader = self.reader
+        # a passage that is not stored is computed as it would be stored. Without an adapter it is
+        # read as text instead: a stock model reads independently encoded passages less well
+        compute = reader.adapted_passages or any(one.document <= 0 for one in passages)
+        fetched = self._passages.fetch(passages, compute=compute)
         stored = len(fetched.lengths)
         kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []
-        self._first = passages[0] if passages and not stored else None
         for one in passages[stored:]:
             ids = self._passages.ids(one)
             behind += ids
-            fetched.append_computed(len(ids), self.reader.shape.num_kv_heads)
+            fetched.append_computed(len(ids), reader.shape.num_kv_heads)
         if passages:
-            behind += self.reader.separator_ids
+            behind += reader.separator_ids
+        adapt, again = bool(passages) and reader.adapted_turns, list[int]()
+        if adapt is not self.adapt:
+            self.adapt, again = adapt, self._local.ids
+            self._begin()
         self._attention.parts = fetched.lengths
-        for layer in range(self.reader.shape.num_layers):
+        for layer in range(reader.shape.num_layers):
             self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
         self.chosen, self._fetched = list(passages), fetched
         if self._told is not None:
-            shape = self.reader.shape
+            shape = reader.shape
             self._told.read(fetched.units(passages, shape.num_kv_heads, shape.group), fetched.tiers)
-        self._behind, self._kept = behind, kept
-        if self._attention.local:
-            self.settle()
+        self._behind = behind
+        if again:
+            return self._compute(again)
+        if self._attention.local and behind:
+            self._insert(behind, kept)
+        return None
 
-    def settle(self) -> None:
-        """Compute what stands behind the stored passages now, and not with the text that is read
-        next.
-        """
-        behind, self._behind = self._behind, []
-        if not behind:
-            return
-        context = RepositionedAttention(self.reader, self._attention.prefix)
-        for layer, halves in self._kept.items():
+    def _insert(self, behind: Sequence[int], kept: Mapping[int, KeysValues]) -> None:
+        """Compute these tokens between stored passages and the local text that is there."""
+        self._behind = []
+        context = replace(self._attention, layers={}, observe=None)
+        for layer, halves in kept.items():
             context.remember(layer, *halves)
-        began = time.perf_counter()
-        made = computed(context, behind)
-        self._hold_first(made, time.perf_counter() - began)
-        for layer, more in enumerate(made):
-            halves = self._kept.get(layer, self._attention.nothing)
+        for layer, more in enumerate(computed(context, behind)):
+            halves = kept.get(layer, self._attention.nothing)
             self._attention.remember(
                 layer, *(torch.cat((half.to(new), new), 1) for half, new in zip(halves, more))
             )
-        self._kept = {}
-
-    def _hold_first(self, layers: Sequence[KeysValues], seconds: float) -> None:
-        """Have the store hold the passage that was computed first, with what follows it: that is no
-        other than if it had been alone. layers: as PassageFetch.hold takes them.
-        """
-        first, self._first = self._first, None
-        if first is not None and layers:
-            self._passages.hold(first, layers, self._fetched.lengths[0], seconds)
 
     @property
     def closest(self) -> list[tuple[int, int, float]]:
@@ -416,6 +437,6 @@ class PassageSession(AskSession):
 
     def close(self) -> None:
         """Let go of what is read and of the session's own passages; the documents stay."""
-        self.chosen, self.candidates, self._kept = [], None, {}
+        self.chosen, self.candidates, self._behind = [], None, []
         self._own.close()
         self._begin()

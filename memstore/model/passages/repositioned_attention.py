@@ -58,6 +58,7 @@ class RepositionedAttention:
     # must be no local text yet
     computed: int = 0
     layers: dict[int, LayerContext] = field(default_factory=dict)
+    adapt: bool = False  # is the text read with the reader's adapter?
     _seen: tuple[object, Tensor] | None = None
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -247,27 +248,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor
 
 class _Known(NamedTuple):
     state: object  # of the reader, when this was computed
-    prefix: Sequence[KeysValues]
+    prefixes: dict[bool, Sequence[KeysValues]]  # without and with its adapter
 
 
 _known: WeakKeyDictionary[PassageModel, _Known] = WeakKeyDictionary()
 
 
-def read_prefix(reader: PassageModel) -> Sequence[KeysValues]:
+def read_prefix(reader: PassageModel, adapt: bool = False) -> Sequence[KeysValues]:
     """The keys and values [1, Hkv, P, D] of the reader's prefix in every layer, keys at their
     positions; no pairs without a prefix. They are computed once for a device and a dtype, and are
-    not to be written to.
+    not to be written to. adapt: with the reader's adapter.
     """
     state = (*reader.prefix_ids, reader.device, reader.dtype)
     known = _known.get(reader)
     if known is None or known.state != state:
-        keys_values = computed(RepositionedAttention(reader, []), reader.prefix_ids)
-        rotated = [
+        known = _known[reader] = _Known(state, {})
+    if adapt not in known.prefixes:
+        context = RepositionedAttention(reader, [], adapt=adapt)
+        known.prefixes[adapt] = [
             (reader.rotate(layer, k[None], range(k.shape[1])), v[None])
-            for layer, (k, v) in enumerate(keys_values)
+            for layer, (k, v) in enumerate(computed(context, reader.prefix_ids))
         ]
-        known = _known[reader] = _Known(state, rotated)
-    return known.prefix
+    return known.prefixes[adapt]
 
 
 @torch.no_grad()
@@ -284,7 +286,8 @@ def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[Key
         return context.attend(layer_idx, q, k, v)
 
     reader = context.reader
-    reader.hidden(torch.tensor([list(ids)], device=reader.device), attend)
+    given = torch.tensor([list(ids)], device=reader.device)
+    reader.hidden(given, attend, adapt=context.adapt)
     return kept
 
 

@@ -149,7 +149,9 @@ class RecordedStep:
 
     def _run(self) -> None:
         self._pass = _Pass(Positions(self._at, self._rows))
-        self._state = self._reader.hidden(self._ids, self._attend, quantized=True)[0, -1]
+        self._state = self._reader.hidden(
+            self._ids, self._attend, quantized=True, adapt=self._context.adapt
+        )[0, -1]
         self._at.add_(1)
         self._local.add_(1)
 

@@ -101,6 +101,16 @@ class WindowWriter:
         ids = tuple(tuple(passage.ids.tolist()) for passage in passages)
         return Window(text, ids, tuple(questions))
 
+    def prose_with(self, sentences: Sequence[str], characters: int) -> str:
+        """About so many characters of prose with these sentences between its own, in this order."""
+        prose = self._prose()[:characters]
+        ends = [match.end() for match in _SENTENCE_END.finditer(prose)] or [len(prose)]
+        parts, last = [], 0
+        for end, sentence in zip(sorted(self.rng.choices(ends, k=len(sentences))), sentences):
+            parts += [prose[last:end], " ", sentence]
+            last = end
+        return "".join([*parts, prose[last : ends[-1]]])
+
     def _draw(self) -> list[Fact]:
         rng, facts = self.rng, self.facts
 

@@ -1,0 +1,208 @@
+"""A reading adapter: LoRA weights (arXiv 2106.09685) with which a decoder reads passages that were
+encoded independently. Stored in peft's file format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import torch
+from msgspec import Meta
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from memstore.decode import Share, from_json
+from memstore.errors import InvalidWeights
+from memstore.hf.generation.low_rank import LowRank, set_low_rank
+from memstore.hf.model_directory import new_directory
+from memstore.model.passages.adaptation import SEPARATOR
+
+Kind = Literal["writer", "both"]
+"""writer: the adapter encodes passages only; both: questions and answers use it as well."""
+UNKNOWN = "I don't know."
+"""The answer that training teaches where no passage answers."""
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_KEY = "memstore.reading_adapter"
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # peft's names
+_SAVING = ".saving-"
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    kind: Kind
+    weights: list[str]
+    scores: dict[str, Share]
+    separator: Annotated[str, Meta(max_length=64)]
+    tokens: int = 0
+    refuse_above: Share | None = None
+
+
+@dataclass
+class ReadingAdapter:
+    """LoRA weights by layer name: pairs of A [rank, in_features] and B [out_features, rank]. An
+    adapted layer computes W x + scale * B A x.
+    """
+
+    kind: Kind
+    rank: int
+    scale: float
+    pairs: dict[str, tuple[Tensor, Tensor]]
+    weights: tuple[str, ...] = ()  # digests of the base weights it was trained for
+    separator: str = SEPARATOR  # between passages and a question
+    scores: Mapping[str, float] = field(
+        default_factory=dict
+    )  # shares of held-out questions, 0 to 1
+    tokens: int = 0  # seen in training
+    refuse_above: float | None = None  # Refusal.above; None if it never learned to refuse
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of kind, scale and float16 weights."""
+        digest = hashlib.blake2b(f"{self.kind} {self.scale}".encode(), digest_size=16)
+        for name, pair in sorted(self.pairs.items()):
+            digest.update(name.encode())
+            for half in pair:
+                stored = half.detach().to("cpu", torch.float16).contiguous()
+                digest.update(stored.numpy().tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def untrained(cls, model: nn.Module, kind: Kind, rank: int, seed: int = 0) -> ReadingAdapter:
+        """A new adapter of every linear layer but the head; B is zero, so it changes nothing."""
+        generator = torch.Generator().manual_seed(seed)
+        pairs = {}
+        for name, layer in _linear(model).items():
+            rows, columns = layer.weight.shape
+            a = torch.randn(rank, columns, generator=generator) / columns**0.5
+            pairs[name] = a, torch.zeros(rows, rank)
+        return cls(kind, rank, 2.0, pairs)
+
+    def save(self, directory: Path) -> None:
+        """Write peft's two files with float16 weights, each atomically. Raises OSError."""
+        header = {
+            "version": 1,
+            "kind": self.kind,
+            "weights": list(self.weights),
+            "scores": dict(self.scores),
+            "separator": self.separator,
+            "tokens": self.tokens,
+            "refuse_above": self.refuse_above,
+        }
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.rank,
+            "lora_alpha": self.scale * self.rank,
+            "target_modules": sorted({name.rpartition(".")[2] for name in self.pairs}),
+            "bias": "none",
+            "inference_mode": True,
+        }
+        tensors = {
+            f"{_PREFIX}{name}{suffix}": half.detach().to("cpu", torch.float16).contiguous()
+            for name, pair in self.pairs.items()
+            for suffix, half in zip((_A, _B), pair)
+        }
+        directory.mkdir(parents=True, exist_ok=True)
+        with new_directory(directory, _SAVING) as temporary:
+            save_file(tensors, temporary / TENSORS, {"format": "pt", _KEY: json.dumps(header)})
+            (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            for name in (TENSORS, CONFIG):
+                (temporary / name).chmod(0o644)  # a wheel keeps the mode
+                (temporary / name).replace(directory / name)
+
+    @staticmethod
+    def made_for(directory: Path) -> list[str]:
+        """Digests of the base weights of a stored adapter. Raises InvalidWeights."""
+        return _read(directory)[1].weights
+
+    @classmethod
+    def load(cls, directory: Path, model: nn.Module) -> ReadingAdapter:
+        """Load an adapter for this model.
+
+        Raises InvalidWeights for a missing, damaged or foreign adapter.
+        """
+        config, header = _read(directory)
+        rank, alpha = config
+        with safe_open(directory / TENSORS, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        layers = _linear(model)
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        for key in tensors:
+            name = key.removeprefix(_PREFIX).removesuffix(_A).removesuffix(_B)
+            a, b = tensors.get(f"{_PREFIX}{name}{_A}"), tensors.get(f"{_PREFIX}{name}{_B}")
+            layer = layers.get(name)
+            if a is None or b is None or layer is None or not _fits(layer, rank, a, b):
+                raise InvalidWeights(
+                    f"the reading adapter {directory} does not fit this model ({key}); make one "
+                    "for it with `memstore adapt`"
+                )
+            pairs[name] = a.float(), b.float()
+        return cls(
+            header.kind,
+            rank,
+            alpha / rank,
+            pairs,
+            tuple(header.weights),
+            header.separator,
+            header.scores,
+            header.tokens,
+            header.refuse_above,
+        )
+
+
+def _read(directory: Path) -> tuple[tuple[int, float], _Header]:
+    """Rank and alpha of peft's config, and our header."""
+    try:
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        with safe_open(directory / TENSORS, "pt") as file:
+            header = from_json((file.metadata() or {})[_KEY], _Header)
+        return (int(config["r"]), float(config["lora_alpha"])), header
+    except OSError as error:
+        raise InvalidWeights(f"cannot read the reading adapter {directory}: {error}") from None
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise InvalidWeights(
+            f"{directory} holds no reading adapter of this version ({error}); make it again with "
+            "`memstore adapt`"
+        ) from None
+
+
+def _fits(layer: nn.Linear, rank: int, a: Tensor, b: Tensor) -> bool:
+    sizes = (rank, layer.in_features), (layer.out_features, rank)
+    return (tuple(a.shape), tuple(b.shape)) == sizes and all(
+        bool(half.isfinite().all()) for half in (a, b)
+    )
+
+
+def _linear(model: Any) -> dict[str, nn.Linear]:
+    """The linear layers of a model but its head, by name."""
+    head = model.get_output_embeddings()
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and part is not head
+    }
+
+
+def attach_adapter(
+    model: nn.Module, adapter: ReadingAdapter, dtype: torch.dtype | None = None
+) -> list[nn.Parameter]:
+    """Attach an adapter to a model, which uses it within `adapted` only. dtype: of the adapter;
+    None for the weights'. Returns the adapter's parameters; they replace its `pairs`.
+    """
+    layers = _linear(model)
+    parameters: list[nn.Parameter] = []
+    for name, pair in adapter.pairs.items():
+        layer = layers[name]
+        form = layer.weight.dtype if dtype is None else dtype
+        a, b = (nn.Parameter(half.to(layer.weight.device, form)) for half in pair)
+        adapter.pairs[name] = a, b
+        set_low_rank(layer, LowRank(a, b, adapter.scale))
+        parameters += [a, b]
+    return parameters

@@ -1,0 +1,313 @@
+"""Training examples of a reading adapter, made from questions about texts: gold passages, hard
+distractors, question and answer.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import zstandard
+
+from memstore.decode import from_json
+from memstore.errors import InvalidInput
+from memstore.hf.reading_adapter import UNKNOWN
+from memstore.model.adapter import TextTokenizer
+from memstore.training.selectors.questions import Fact, Facts, capital
+from memstore.training.selectors.windows import WindowWriter
+
+Cut = Callable[[str], list[list[int]]]
+"""Splits a text into passages of token ids."""
+
+_WORD = re.compile(r"\w+")
+_REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
+_POSTINGS = 400  # words in more passages than this are not used to find distractors
+_MOST_OWN = 8  # passages of one context in an example
+
+
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """A question. answers: the first is trained on; empty if the context has no answer. sentence:
+    the answer as a whole sentence, if known.
+    """
+
+    question: str
+    answers: list[str] = []
+    sentence: str | None = None
+
+
+class AskedContext(msgspec.Struct, frozen=True):
+    """A text and its questions. title: the article it belongs to."""
+
+    context: str
+    questions: list[AskedQuestion]
+    title: str = ""
+    source: str = ""
+    lang: str = "en"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One training example: token ids of its passages in reading order, question and answer."""
+
+    passages: Sequence[Sequence[int]]
+    question: str
+    answer: str
+
+
+def read_questions(path: Path) -> list[AskedContext]:
+    """Read a .jsonl or .jsonl.zst file. Raises InvalidInput, which names the invalid line."""
+    with path.open("rb") as file:
+        stream: Any = file
+        if path.suffix == ".zst":
+            stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file)
+        found = []
+        for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), 1):
+            try:
+                found.append(from_json(line, AskedContext))
+            except ValueError as error:
+                raise InvalidInput(f"{path} line {number}: {error}") from None
+    if not any(one.questions for one in found):
+        raise InvalidInput(f"{path} holds no questions")
+    return found
+
+
+def planted_questions(
+    texts: Sequence[str], tokenizer: TextTokenizer, windows: int, seed: int
+) -> list[AskedContext]:
+    """Questions about facts that are planted in prose or stand in small tables and lists: facts
+    asked for in their own words and in others, keys whose answer is begun, changed facts, facts
+    about "it", and facts for which two sentences are needed. Raises InvalidInput for texts that
+    are too short.
+    """
+    writer = WindowWriter(texts, tokenizer, lambda text: [], "train", seed)
+    rng, facts, found = writer.rng, writer.facts, []
+    for number in range(windows):
+        plain = [facts.literal(), facts.literal(), facts.reworded(), facts.reworded(), facts.key()]
+        asked = [AskedQuestion(_begun(fact, rng), [fact.value]) for fact in plain]
+        about, person = facts.subject("t"), facts.person()
+        weight, length, after = (str(rng.randrange(11, 9900)) for _ in range(3))
+        named, owned = capital(about.name), about.name.removeprefix("the ")
+        other, before = facts.subject("t"), str(rng.randrange(11, 9900))
+        sentences = [fact.sentence for fact in plain] + [
+            f"{named} was found in the yard. It weighs {weight} pounds.",
+            f"{person} is the owner of {about.name}. It is {length} inches long.",
+        ]
+        rng.shuffle(sentences)
+        code = rng.choice(("code", "number", "price", "size"))
+        sentences.insert(1, f"The {code} of {other.name} is {before}.")
+        sentences.append(f"The {code} of {other.name} has changed: it is {after} now.")
+        asked += [
+            AskedQuestion(f"How heavy is {about.name}?", [f"{weight} pounds"]),
+            AskedQuestion(f"How long is the {owned} of {person}?", [f"{length} inches"]),
+            AskedQuestion(f"What does the thing that {person} owns weigh?", [f"{weight} pounds"]),
+            AskedQuestion(f"What is the {code} of {other.name} now?", [after]),
+        ]
+        text = writer.prose_with(sentences, 1200)
+        found.append(AskedContext(text, asked, f"window {number}", "planted"))
+        found.append(_listed(facts, rng, number))
+    return found
+
+
+def _begun(fact: Fact, rng: Random) -> str:
+    """The question of a fact, sometimes with the words that begin its answer."""
+    return f"{fact.question} {fact.begun}" if rng.random() < 0.3 else fact.question
+
+
+def _listed(facts: Facts, rng: Random, number: int) -> AskedContext:
+    """A table, or lists under headings, of three things with two attributes each."""
+    named = [facts.subject("tp").name.removeprefix("the ") for _ in range(3)]
+    kinds = rng.sample(("price", "weight", "number", "age", "size", "length", "stock", "code"), 2)
+    rows = [[str(rng.randrange(11, 9900)) for _ in kinds] for _ in named]
+    if rng.random() < 0.5:
+        lines = [f"| name | {' | '.join(kinds)} |", "|---|---|---|"]
+        lines += [f"| {name} | {' | '.join(row)} |" for name, row in zip(named, rows)]
+    else:
+        lines = []
+        for name, row in zip(named, rows):
+            listed = (f"- {capital(kind)}: {value}" for kind, value in zip(kinds, row))
+            lines += [f"## {capital(name)}", "", *listed, ""]
+    asked = [
+        AskedQuestion(f"What is the {kind} of the {name}?", [value])
+        for name, row in zip(named, rows)
+        for kind, value in zip(kinds, row)
+    ]
+    return AskedContext("\n".join(lines), asked, f"window {number}", "listed")
+
+
+def plain_words(text: str) -> list[str]:
+    """Words in lower case, without accents."""
+    folded = unicodedata.normalize("NFKD", text.lower())
+    return _WORD.findall("".join(c for c in folded if not unicodedata.combining(c)))
+
+
+@dataclass(frozen=True)
+class _Example:
+    context: int
+    asked: AskedQuestion
+    right: tuple[int, ...]  # passages that are needed; empty if no passage has the answer verbatim
+    holding: frozenset[int]  # passages of the context that have an answer verbatim
+
+
+class Examples:
+    """Questions with the passages of their texts. `pools` draws examples that share passages, so
+    that a forward pass computes a passage once for many questions.
+    """
+
+    def __init__(
+        self, contexts: Iterable[AskedContext], cut: Cut, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        """cut, decode: of the trained model."""
+        self._passages: list[list[int]] = []
+        self._words: list[set[str]] = []
+        self._starts: list[int] = []  # of each context, its first passage
+        self._about: dict[tuple[str, str], list[int]] = defaultdict(list)  # contexts of a title
+        self._titles: list[tuple[str, str]] = []
+        self._of: list[list[_Example]] = []  # of each context
+        self._sources: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._holding: dict[str, list[int]] = defaultdict(list)  # word -> passages
+        for number, one in enumerate(contexts):
+            self._starts.append(len(self._passages))
+            self._titles.append((one.source, one.title or f"#{number}"))
+            self._about[self._titles[-1]].append(number)
+            self._sources[one.source, one.lang].append(number)
+            texts = []
+            for ids in cut(one.context):
+                words = plain_words(decode(ids))
+                texts.append(f" {' '.join(words)} ")
+                for word in set(words):
+                    self._holding[word].append(len(self._passages))
+                self._passages.append(ids)
+                self._words.append(set(words))
+            self._of.append([self._example(number, texts, asked) for asked in one.questions])
+
+    @property
+    def examples(self) -> list[_Example]:
+        return [one for some in self._of for one in some]
+
+    def _example(self, context: int, texts: Sequence[str], asked: AskedQuestion) -> _Example:
+        """The passage that contains an answer verbatim (of several, the one that shares most words
+        with the question), and one more if it shares two rare words that the first lacks.
+        """
+        start = self._starts[context]
+        wanted = {w for w in plain_words(asked.question) if len(self._holding[w]) <= _POSTINGS}
+        answers = [f" {' '.join(plain_words(answer))} " for answer in asked.answers]
+        holding = [
+            start + at
+            for at, text in enumerate(texts)
+            if any(answer.strip() and answer in text for answer in answers)
+        ]
+        if not holding:
+            return _Example(context, asked, (), frozenset())
+        best = max(holding, key=lambda at: (len(wanted & self._words[at]), -at))
+        left = wanted - self._words[best]
+        other = max(range(start, start + len(texts)), key=lambda at: len(left & self._words[at]))
+        needed = {best, other} if len(left & self._words[other]) >= 2 else {best}
+        return _Example(context, asked, tuple(sorted(needed)), frozenset(holding))
+
+    def pools(
+        self, rng: Random, tokens: int, most: int, unanswerable: float
+    ) -> Iterator[list[Composed]]:
+        """Draw the questions of texts with passages of at most `tokens` tokens, for ever. Sources
+        are drawn by the square root of their size.
+
+        most: passages of an example; unanswerable: share of questions whose answer is left out.
+        """
+        names = list(self._sources)
+        weights = [len(self._sources[name]) ** 0.5 for name in names]
+        while True:
+            main = rng.choice(self._sources[rng.choices(names, weights)[0]])
+            chosen, size = [main], self._size(main)
+            for other in self._others(main, rng):
+                if size + self._size(other) <= tokens:
+                    chosen.append(other)
+                    size += self._size(other)
+            if size <= tokens:
+                places = [list(self._range(context)) for context in chosen]
+                asked = [one for context in chosen for one in self._of[context]]
+                rng.shuffle(asked)
+                found = [self.compose(one, places, most, rng, unanswerable) for one in asked]
+                yield [one for one in found if one.passages]
+
+    def compose(
+        self,
+        example: _Example,
+        places: Sequence[Sequence[int]],
+        most: int,
+        rng: Random,
+        unanswerable: float = 0.0,
+    ) -> Composed:
+        """An example with passages of `places` (those of each text), texts in random order."""
+        asked, own = example.asked, set(self._range(example.context))
+        answerable = bool(asked.answers) and rng.random() >= unanswerable
+        count = min(most, rng.choice((1, 2, 4, 8, most)))
+        needed = set(example.right)
+        if answerable and not needed:
+            needed = set(self._near(asked, sorted(own), min(count, _MOST_OWN)))
+        elif not answerable:
+            needed = set() if asked.answers else set(self._near(asked, sorted(own), 1))
+        spare = [at for some in places for at in some if at not in needed]
+        if not answerable and asked.answers:
+            spare = [at for at in spare if at not in example.holding | set(example.right)]
+        extra = max(0, count - len(needed))
+        taken = needed | set(rng.sample(spare, min(extra or not needed, len(spare))))
+        groups = [[at for at in some if at in taken] for some in places]
+        rng.shuffle(groups)
+        passages = [self._passages[at] for group in groups for at in group]
+        return Composed(passages, asked.question, _answer(asked) if answerable else UNKNOWN)
+
+    def _range(self, context: int) -> range:
+        ends = [*self._starts[context + 1 : context + 2], len(self._passages)]
+        return range(self._starts[context], ends[0])
+
+    def _size(self, context: int) -> int:
+        return sum(len(self._passages[at]) for at in self._range(context))
+
+    def _near(self, asked: AskedQuestion, places: Sequence[int], most: int) -> Sequence[int]:
+        """The run of `most` consecutive passages that shares most words with the question."""
+        wanted = set(plain_words(asked.question))
+        shared = [len(wanted & self._words[at]) for at in places]
+        ends = range(max(1, len(places) - most + 1))
+        start = max(ends, key=lambda at: sum(shared[at : at + most]))
+        return places[start : start + most]
+
+    def _others(self, context: int, rng: Random) -> list[int]:
+        """Texts to read beside one: up to three of its title, up to three that share rare words
+        with one of its questions.
+        """
+        same = [one for one in self._about[self._titles[context]] if one != context]
+        found = rng.sample(same, min(len(same), rng.randrange(4)))
+        if self._of[context]:
+            found += self._alike(rng.choice(self._of[context]), rng.randrange(4))
+        rng.shuffle(found)
+        return [one for one in dict.fromkeys(found) if one != context]
+
+    def _alike(self, example: _Example, most: int) -> list[int]:
+        """Texts of other titles with passages that share rare words with a question, best first."""
+        scores: dict[int, float] = defaultdict(float)
+        for word in set(plain_words(example.asked.question)):
+            holding = self._holding.get(word, ())
+            if 0 < len(holding) <= _POSTINGS:
+                for at in holding:
+                    scores[at] += log(1 + len(self._passages) / len(holding))
+        best = sorted(scores, key=lambda at: (-scores[at], at))
+        contexts = dict.fromkeys(bisect_right(self._starts, at) - 1 for at in best)
+        title = self._titles[example.context]
+        return [one for one in contexts if self._titles[one] != title][:most]
+
+
+def _answer(asked: AskedQuestion) -> str:
+    """The target answer: a whole sentence for why and how questions, if there is one."""
+    first = next(iter(plain_words(asked.question)), "")
+    if asked.sentence and first in _REASONS:
+        return asked.sentence
+    return asked.answers[0]

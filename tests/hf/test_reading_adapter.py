@@ -1,0 +1,218 @@
+"""A reading adapter: where it is taken and where not, and its files, which are peft's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from memstore.errors import InvalidWeights, WrongModel
+from memstore.model.batched_forward import feed_batch
+from memstore.store.memory_store import MemoryStore
+from support.tiny_decoder import decoder, random_adapter, saved, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore.hf import weights as known_weights
+from memstore.hf.generation.low_rank import adapted
+from memstore.hf.load import load_reader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.reading_adapter import CONFIG, TENSORS, ReadingAdapter, attach_adapter
+from memstore.model.passages.adaptation import UNADAPTED
+from memstore.model.passages.passage_choice import Chosen
+
+TEXT = " ".join(f"The keeper of lighthouse {n} counts {n * 7} bells at night." for n in range(12))
+IDS = torch.tensor([[5, 17, 40, 8, 93]])
+
+
+def model_of(kind="both"):
+    """A reader with an adapter, and the same without."""
+    model, stock = decoder("llama"), decoder("llama")
+    adapter = None if kind is None else random_adapter(model, kind)
+    return (
+        HuggingFacePassageModel(
+            model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
+        ),
+        HuggingFacePassageModel(stock, tokenizer(), UNADAPTED, kv_dtype=torch.float32),
+    )
+
+
+def memory(reader, path: Path) -> MemoryStore:
+    store = MemoryStore.create(path, reader.signature, selector=reader.keeps, codec="raw")
+    reader.ingest(TEXT, store, name="text")
+    return store
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+@torch.no_grad()
+def test_a_file_is_read_by_peft_and_gives_the_same(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = decoder("llama")
+    stock = model(IDS).logits
+    adapter = replace(random_adapter(model), refuse_above=0.4)
+    adapter.save(tmp_path)
+    loaded = ReadingAdapter.load(tmp_path, model)
+    assert (loaded.refuse_above, loaded.digest) == (0.4, adapter.digest)
+    attach_adapter(model, loaded)
+    assert torch.equal(model(IDS).logits, stock)
+    with adapted():
+        ours = model(IDS).logits
+    theirs = peft.PeftModel.from_pretrained(decoder("llama"), tmp_path)(IDS).logits
+    assert close(ours, theirs) and not close(ours, stock)
+    with adapted(torch.tensor([[[1.0], [1.0], [0.0], [0.0], [0.0]]])):
+        first = model(IDS).logits
+    assert close(first[:, :2], ours[:, :2]) and not close(first[:, 2:], ours[:, 2:])
+
+
+def test_a_generated_token_goes_through_graphs_and_fewer_bits_with_it():
+    for bits in ("full", "int8"):
+        model = decoder("llama")
+        reader = HuggingFacePassageModel(
+            model, tokenizer(), UNADAPTED, adapter=random_adapter(model), generating=bits
+        )
+
+        def attend(layer, q, k, v):
+            return q
+
+        for adapt in (False, True):
+            with torch.no_grad():
+                token = reader.hidden(IDS[:, :1], attend, quantized=True, adapt=adapt)
+                modules = reader.hidden(IDS[:, :1], attend, adapt=adapt)
+            error = float((token - modules).norm() / modules.norm())
+            assert error < (1e-5 if bits == "full" else 0.05)
+        assert len(reader._decoder._step._traced) == 2
+        assert None not in reader._decoder._step._traced.values()
+
+
+@pytest.mark.parametrize("kind", ["both", "writer"])
+def test_passages_are_read_with_it_and_what_reads_nothing_is_the_stock_model(kind, tmp_path):
+    reader, stock = model_of(kind)
+    question, _ = reader.turn_ids("How many bells?", first=True)
+    with memory(reader, tmp_path / "a") as store, memory(stock, tmp_path / "b") as plain:
+        one = [Chosen(store.document("text").id, block) for block in (1, 3)]
+        other = [Chosen(plain.document("text").id, block) for block in (1, 3)]
+        with reader.session(store, retrieve=False) as session:
+            with stock.session(plain, retrieve=False) as expected:
+                assert close(session.feed(question), expected.feed(question))
+                session.read(one)
+                expected.read(other)
+                assert session.adapt is (kind == "both")
+                assert not close(session.feed([7, 8]), expected.feed([7, 8]))
+                session.read([])
+                expected.read([])
+                assert session.adapt is False
+            with stock.session(plain, retrieve=False) as expected:
+                expected.feed([*question, 7, 8])
+                # the turns before are those of the stock model again
+                assert session._local.ids == [*question, 7, 8]
+                if kind == "both":
+                    assert close(session.feed([9]), expected.feed([9]))
+        with reader.session(store, retrieve=False) as first:
+            first.read(one)
+            alone = first.feed(question)
+        with reader.session(store, retrieve=False) as then:
+            then.feed(question[:2])
+            then.read(one)
+            if kind == "both":  # what was said before is computed again
+                assert close(then.feed(question[2:]), alone[2:])
+
+
+def test_it_refuses_by_its_own_doubt_and_answers_without_the_memory_where_asked_to(tmp_path):
+    model = decoder("llama")
+    adapter = replace(random_adapter(model), refuse_above=0.0)
+    reader = HuggingFacePassageModel(
+        model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
+    )
+    question = "How many bells does the keeper of lighthouse 3 count?"
+    with memory(reader, tmp_path / "m") as store:
+
+        def ask(**settings):
+            return reader.ask(question, store, max_new_tokens=4, **settings)
+
+        refused, answered = ask(caution=1.0), ask(caution=0.0)
+        assert refused.refused and refused.sources and refused.needed is None
+        assert answered.answered and 0 < answered.doubt == refused.doubt < 1
+        assert answered.tokens and answered.tokens[0] != reader.refusal.token
+        alone = ask(caution=1.0, from_memory=False)
+        with reader.session(store, retrieve=False) as session:
+            expected = list(session.generate(session.ask(question, lambda: None), 4))
+        assert not alone.answered and alone.tokens == expected
+
+
+def test_sessions_with_and_without_it_are_decoded_together(tmp_path):
+    reader, _ = model_of()
+    with memory(reader, tmp_path / "m") as store:
+        chosen = [Chosen(store.document("text").id, 2)]
+        sessions = [reader.session(store, retrieve=False) for _ in range(4)]
+        alone = [reader.session(store, retrieve=False) for _ in range(4)]
+        for some in (sessions, alone):
+            for at, session in enumerate(some):
+                session.read(chosen if at % 2 else [])
+                session.feed([5, 6, 7])
+        together = feed_batch(sessions, [11, 12, 13, 14])
+        for session, token, found in zip(alone, [11, 12, 13, 14], together):
+            assert close(found, session.read_token(token))
+        for session in (*sessions, *alone):
+            session.close()
+
+
+def test_a_memory_belongs_to_a_model_with_its_adapter(tmp_path):
+    reader, stock = model_of()
+    with memory(reader, tmp_path / "m"):
+        pass
+    with pytest.raises(WrongModel):
+        MemoryStore.open(tmp_path / "m", stock.signature)
+
+
+def test_the_adapter_made_for_a_models_weights_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    path = saved(tmp_path / "model")
+    stock = load_reader(path)
+    assert stock.adapter is None and not stock.adapted_passages
+    digest = stock.signature.weights
+    made = random_adapter(stock.model)
+    replace(made, weights=(digest,)).save(known_weights.adapter_made_here(digest))
+    reader = load_reader(path)
+    assert reader.adapter is not None and reader.adapter.digest == made.digest
+    assert load_reader(path, adapter=False).signature == stock.signature != reader.signature
+
+
+def spoiled(directory: Path, how: str) -> None:
+    if how == "cut":
+        data = (directory / TENSORS).read_bytes()
+        (directory / TENSORS).write_bytes(data[: len(data) // 2])
+    elif how == "no header":
+        save_file(load_file(directory / TENSORS), directory / TENSORS)
+    elif how == "no config":
+        (directory / CONFIG).write_text("[]")
+    elif how == "gone":
+        (directory / CONFIG).unlink()
+    else:
+        kept = random_adapter(decoder("llama"))
+        name = next(iter(kept.pairs))
+        a, b = kept.pairs[name]
+        kept.pairs[name] = (a[:, :-1], b) if how == "another shape" else (a, b * float("nan"))
+        kept.save(directory)
+
+
+@pytest.mark.parametrize(
+    "how", ["cut", "no header", "no config", "gone", "another shape", "not finite"]
+)
+def test_a_damaged_adapter_is_refused(how, tmp_path):
+    model = decoder("llama")
+    random_adapter(model).save(tmp_path)
+    spoiled(tmp_path, how)
+    with pytest.raises(InvalidWeights, match="adapter"):
+        ReadingAdapter.load(tmp_path, model)
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path):
+    random_adapter(decoder("llama")).save(tmp_path)
+    with pytest.raises(InvalidWeights, match="does not fit this model"):
+        ReadingAdapter.load(tmp_path, decoder("llama", hidden_size=32))
+    assert json.loads((tmp_path / CONFIG).read_text())["peft_type"] == "LORA"

@@ -1,0 +1,203 @@
+"""Training a reading adapter: examples, packs that compute what a session computes, and a loop that
+learns and goes on where it was interrupted.
+"""
+
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from memstore.errors import InvalidInput
+from support.tiny_decoder import decoder, random_adapter, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter
+from memstore.model.passages.adaptation import UNADAPTED
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.training.reading import Pack, Reading, ReadingOptions, train_reading
+from memstore.training.reading_questions import (
+    AskedContext,
+    AskedQuestion,
+    Composed,
+    Examples,
+    planted_questions,
+    read_questions,
+)
+
+THINGS = ("lantern", "barrel", "anchor", "ladder", "kettle", "saddle")
+CONTEXTS = [
+    AskedContext(
+        context=f"The {thing} of the mill weighs {40 + at} pounds. It was bought in the year "
+        f"{1800 + at} from a trader. Nobody remembers why the {thing} stands by the door. "
+        f"The owner of the {thing} is called {thing.title()} Smith, who lives by the river.",
+        title=thing,
+        questions=[
+            AskedQuestion(f"How much does the {thing} of the mill weigh?", [f"{40 + at} pounds"]),
+            AskedQuestion(f"Who painted the {thing}?"),
+        ],
+    )
+    for at, thing in enumerate(THINGS)
+]
+
+
+def model_of(kind="llama") -> HuggingFacePassageModel:
+    return HuggingFacePassageModel(
+        decoder(kind), tokenizer(), UNADAPTED, generating="full", kv_dtype=torch.float32
+    )
+
+
+def examples_of(reader) -> Examples:
+    def cut(text: str) -> list[list[int]]:
+        return [passage.ids.tolist() for passage in passages_of(reader, [text])]
+
+    return Examples(CONTEXTS, cut, reader.tokenizer.decode)
+
+
+def composed(examples, one, most, seed, unanswerable=0.0):
+    places = [list(examples._range(context)) for context in range(len(CONTEXTS))]
+    return examples.compose(one, places, most, Random(seed), unanswerable)
+
+
+def test_examples_hold_what_answers_and_others_that_only_look_like_it():
+    reader = model_of()
+    examples = examples_of(reader)
+    decode = reader.tokenizer.decode
+    weighs, painted = examples.examples[:2]
+    for seed in range(20):
+        one = composed(examples, weighs, 4, seed)
+        texts = [decode(ids) for ids in one.passages]
+        assert len(texts) <= 4 and any("weighs 40 pounds" in text for text in texts)
+        assert one.answer == "40 pounds"
+        left_out = composed(examples, weighs, 4, seed, unanswerable=1.0)
+        texts = [decode(ids) for ids in left_out.passages]
+        assert texts and left_out.answer == UNKNOWN
+        assert not any("40 pounds" in text for text in texts)
+        about = [decode(ids) for ids in composed(examples, painted, 4, seed).passages]
+        assert any("lantern" in text for text in about)
+
+
+def test_a_pool_shares_passages_and_stays_within_its_tokens():
+    examples = examples_of(model_of())
+    for pool in islice(examples.pools(Random(2), 300, 8, 0.1), 20):
+        passages = {id(one): one for some in pool for one in some.passages}
+        assert 0 < sum(map(len, passages.values())) <= 300
+        assert {one.question for one in pool} <= {
+            asked.question for context in CONTEXTS for asked in context.questions
+        }
+
+
+def test_planted_questions_have_their_answers_in_the_text():
+    prose = "The boat lay in the harbour all night. Nobody came. It rained on the quay. " * 200
+    for context in planted_questions([prose], tokenizer(), 6, seed=3):
+        for asked in context.questions:
+            assert asked.answers[0] in context.context
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("of", ["both", "writer"])
+def test_a_pack_computes_what_a_session_computes(kind, of):
+    reader = model_of(kind)
+    adapter = random_adapter(reader.model, of)
+    reading = Reading(reader, adapter)
+    asked = HuggingFacePassageModel(
+        reader.model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
+    )
+    examples = examples_of(reader)
+    some = [composed(examples, one, 3, 4) for one in examples.examples[:6:2]]
+    pack = Pack(reader, some, as_text=False)
+    with torch.no_grad():
+        found = reading.logits(pack).split(pack.counts)
+    for one, logits in zip(some, found):
+        kept = list(encode(asked, one.passages))
+        adapt = asked.adapted_turns
+        context = RepositionedAttention(asked, read_prefix(asked, adapt), adapt=adapt)
+        for layer in range(asked.shape.num_layers):
+            k, v = (torch.cat([each[half][layer] for each in kept], 1) for half in (0, 1))
+            context.remember(layer, k, v)
+        turn, _ = asked.turn_ids(one.question, first=True)
+        answer = asked.tokenizer.encode(one.answer)
+        said = torch.tensor([[*asked.separator_ids, *turn, *answer]])
+        with torch.no_grad():
+            states = asked.hidden(said, context.attend, adapt=adapt)[0, -len(answer) - 1 :]
+            expected = asked.logits(states)
+        atol = 2e-4 * float(expected.abs().max())
+        torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
+
+
+def test_a_pack_of_text_is_the_stock_models_prompt():
+    reader = model_of()
+    reading = Reading(reader, random_adapter(reader.model))
+    (ids,) = [[*range(30, 50)]]
+    one = Composed([ids, ids[:5]], "How many?", "Seven.")
+    pack = Pack(reader, [one], as_text=True)
+    with torch.no_grad():
+        found = reading.logits(pack, stock=True)
+        turn, _ = reader.turn_ids(one.question, first=True)
+        answer = reader.tokenizer.encode(one.answer)
+        prompt = [*reader.prefix_ids, *ids, *ids[:5], *reader.separator_ids, *turn, *answer]
+        expected = reader.model(torch.tensor([prompt])).logits[0, -len(answer) - 1 :]
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("of", ["both", "writer"])
+def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path):
+    options = ReadingOptions(
+        tokens=9_000,
+        pool_tokens=300,
+        passes=1,
+        learning_rate=0.02 if of == "both" else 0.003,
+        most_passages=2,
+        every=0,
+    )
+
+    def run(tokens: int, work: Path) -> Reading:
+        reader = model_of()
+        reading = Reading(reader, ReadingAdapter.untrained(reader.model, of, 4))
+        examples = examples_of(reader)
+        some = ReadingOptions(**{**options.__dict__, "tokens": tokens})
+        train_reading(reading, examples, examples, work, some)
+        return reading
+
+    reading = run(9_000, tmp_path / "whole")
+    examples = examples_of(reading.model)
+    fresh_model = model_of()
+    fresh = Reading(fresh_model, ReadingAdapter.untrained(fresh_model.model, of, 4))
+    pools = list(islice(examples.pools(Random(7), 300, 2, 0.1), 6))
+    with torch.no_grad():
+        trained, untrained = (
+            sum(float(one.loss(pool)) for pool in pools) for one in (reading, fresh)
+        )
+    assert trained < 0.9 * untrained
+    run(4_500, tmp_path / "parts")
+    before = torch.load(tmp_path / "parts" / "reading.pt")
+    again = run(7_000, tmp_path / "parts")
+    after = torch.load(tmp_path / "parts" / "reading.pt")
+    assert (before["skip"], after["skip"]) == (0, 1) and before["step"] < after["step"]
+    assert again.adapter.tokens >= 7_000
+    other = model_of()
+    with pytest.raises(InvalidInput, match="another adapter"):
+        train_reading(
+            Reading(other, ReadingAdapter.untrained(other.model, of, 8)),
+            examples,
+            examples,
+            tmp_path / "parts",
+            options,
+        )
+
+
+def test_lines_that_are_no_questions_are_named(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text(
+        '{"context": "A mill.", "questions": [{"question": "What?"}]}\n{"context": 3}\n'
+    )
+    with pytest.raises(InvalidInput, match=r"questions.jsonl line 2"):
+        read_questions(path)
+    path.write_text('{"context": "A mill.", "questions": []}\n')
+    with pytest.raises(InvalidInput, match="holds no questions"):
+        read_questions(path)
