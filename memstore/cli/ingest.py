@@ -14,6 +14,7 @@ from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, option,
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
+    from memstore.model.model_api import ModelAPI
     from memstore.store.write.admission import Mode
 
 # an ingest reads back only its latest blocks
@@ -79,13 +80,13 @@ def ingest(
         ),
     ] = None,
     keep: Annotated[
-        Literal["kv", "text"],
+        Literal["kv", "text"] | None,
         typer.Option(
             "--keep",
-            help="text: no keys and values, which a question computes as it needs them (a selector "
-            "chooses blocks).",
+            help="kv: keys and values of passages; text: none, questions read their text. Default: "
+            "kv for a model with a reading adapter (`memstore adapt`), else text.",
         ),
-    ] = "kv",
+    ] = None,
     model_options: ModelOptions,
     tiers: Tiers,
     to: Annotated[
@@ -149,6 +150,7 @@ def ingest(
     with opened(
         store, model_options, options, read_only=False, make=True, codec=codec, quota=quota
     ) as (model, memory):
+        new = not memory.ready()
         if codec not in (None, memory.codec):
             console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
         if quota is not None and quota != memory.quota:
@@ -158,12 +160,27 @@ def ingest(
         if sync:
             files.forget_lost(found)
         files.build_index()
+        if new and not as_json:
+            _note_adapter(model, keep)
     if as_json:
         console.emit({"store": str(store), **files.to_dict()})
     elif found.folders:
         console.say(files.summary())
     if files.failed:
         raise typer.Exit(1)
+
+
+def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
+    """Say what a new memory of a model without a reading adapter lacks."""
+    from memstore.model.passages.passage_protocol import PassageModel
+
+    if keep == "text" or not isinstance(model, PassageModel) or model.adapted_passages:
+        return
+    if keep is None:
+        what = "passages are stored as text"
+    else:
+        what = "answers from several stored passages are less right than from text"
+    console.note(f"note: this model has no reading adapter, so {what}; `memstore adapt` trains one")
 
 
 def _find(

@@ -22,7 +22,7 @@ def ingest_with_ray(
     model_options: ModelOptions,
     *,
     codec: str | None,
-    keep: "Keep",
+    keep: "Keep | None",
     replace: bool,
     address: str | None,
     as_json: bool,

@@ -61,7 +61,7 @@ class Job:
     model: str
     compute: Compute
     codec: str | None = None  # of a new memory; None for the model's
-    keep: Keep = "kv"
+    keep: Keep | None = None  # None: as the model does by itself
     replace: bool = False
 
     def key(self, batch: Batch) -> str:

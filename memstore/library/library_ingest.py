@@ -128,6 +128,8 @@ class _Ingest:
         return (entry.row.source_hash,)
 
     def _as_kept(self, entry: Entry) -> bool:
+        if self._job.keep is None:
+            return True
         records = any(piece.kind == "records" for piece in entry.pieces)
         return not entry.row.of_passages or records == (self._job.keep == "kv")
 

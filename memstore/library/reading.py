@@ -66,7 +66,9 @@ def read_batch(job: Job, batch: Batch) -> Done:
         if not documents:
             return Done(outcomes)
         objects = open_object_store(job.url, make=True)
-        options = PublishOptions(keep=job.keep, replace=True)  # what is refused is refused above
+        options = PublishOptions(
+            keep=job.keep or "kv", replace=True
+        )  # what is refused is refused above
         return Done(outcomes, memory.stage(objects, job.key(batch), options))
 
 

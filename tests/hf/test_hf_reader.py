@@ -79,7 +79,7 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
         MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)
         for name in ("whole", "resumed")
     ]
-    reader.ingest(TEXT, made[0], name="inventory")
+    reader.ingest(TEXT, made[0], name="inventory", keep="kv")
     seen = 0
 
     def interrupt(progress):
@@ -89,13 +89,14 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reader.ingest(TEXT, made[1], name="inventory", progress=interrupt)
+        reader.ingest(TEXT, made[1], name="inventory", keep="kv", progress=interrupt)
     assert made[1].document("inventory").state == "ingesting"
     resumed_at = []
     reader.ingest(
         TEXT,
         made[1],
         name="inventory",
+        keep="kv",
         progress=lambda progress: resumed_at.append(progress.resumed_tokens),
     )
     read = made[0].passages("inventory")[: 16 * chunks]
@@ -120,10 +121,10 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
 
 def test_append_stores_after_the_existing_text(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts")
+        reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts", keep="kv")
         before = stored(store, reader, "parts")
         more = "\n\t".join(SENTENCES[60:])
-        reader.ingest(more, store, name="parts", mode="append")
+        reader.ingest(more, store, name="parts", mode="append", keep="kv")
         after, document = stored(store, reader, "parts"), store.document("parts")
         for place, halves in before.items():
             for one, other in zip(halves, after[place]):

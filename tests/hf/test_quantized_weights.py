@@ -178,9 +178,9 @@ def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
     stored = {}
     for weights in ("full", "int4"):
         with generating(weights, tmp_path) as (reader, store):
-            reader.ingest("The inn is closed.", store, name="first")
+            reader.ingest("The inn is closed.", store, name="first", keep="kv")
             reader.ask("Is the inn closed?", store, max_new_tokens=6)  # makes them
-            document = reader.ingest(TEXT, store, name="inventory")
+            document = reader.ingest(TEXT, store, name="inventory", keep="kv")
             units = [
                 BlockKey(number, layer, at, head)
                 for number, at in store.retrieval.stored_at(

@@ -86,7 +86,7 @@ def test_other_content_is_refused_or_replaces(tmp_path: Path) -> None:
 
 def test_published_documents_become_text_alone_without_replace(tmp_path: Path) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
-    ingest(path, job(url))
+    ingest(path, job(url, keep="kv"))
     as_text = job(url, keep="text")
     _, _, told = ingest(path, as_text)
     assert {one.status for one in told.values()} == {"read"}

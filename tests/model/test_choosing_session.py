@@ -241,15 +241,11 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
         said = torch.tensor([[*question]])
         with torch.no_grad():
             states = reader.hidden(said, expected.attend)[0]
-        with reader.session(store, retrieve=False, chained=False) as session:
+        with reader.session(store, retrieve=False) as session:
             session.read(chosen)  # the separator is read with the question
             torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
             assert session.held["local_tokens"] == len(question)
-        with reader.session(store, retrieve=False, chained=False) as session:
-            session.read(chosen)
-            session.settle()  # and here before it
-            torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
-        with reader.session(store, retrieve=False, chained=False) as session:
+        with reader.session(store, retrieve=False) as session:
             session.feed(filler(9))
             session.read(chosen)  # behind a text that was read before: it moves up
             session.read([])
@@ -260,8 +256,8 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
 def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeypatch, ulps):
     reader = reader_of(top_k=3)
     with memory(reader, tmp_path) as store:
-        reader.ingest(FACT, store, name="note")
-        reader.ingest(f"{FACT}\n", store, name="other note")
+        reader.ingest(FACT, store, name="note", keep="kv")
+        reader.ingest(f"{FACT}\n", store, name="other note", keep="kv")
         score = Retrieval.word_scores
 
         def rounded(*given):
@@ -284,14 +280,14 @@ def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeyp
 def test_a_passage_whose_tokens_are_away_is_no_copy_of_another(tmp_path, monkeypatch):
     reader = reader_of(top_k=3)
     with memory(reader, tmp_path) as store:
-        reader.ingest(FACT, store, name="note")
-        reader.ingest(f"{FACT}\n", store, name="other note")
+        reader.ingest(FACT, store, name="note", keep="kv")
+        reader.ingest(f"{FACT}\n", store, name="other note", keep="kv")
 
         def away(*given):
             raise StoreUnavailable("the store is away")
 
         monkeypatch.setattr(store, "passages", away)
-        with reader.session(store, chained=False) as session:
+        with reader.session(store) as session:
             session.ask(QUESTION, lambda: None)
             both = {store.document(name).id for name in ("note", "other note")}
             assert both <= {one.document for one in session.chosen}
@@ -323,6 +319,6 @@ def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):
 
 
 def test_settings_out_of_range_are_named(reader):
-    for setting in ({"local_tokens": 0}, {"chained": 2}):
+    for setting in ({"local_tokens": 0}, {"caution": 2}):
         with pytest.raises(InvalidInput, match=next(iter(setting))):
             reader.lookup.changed(**setting)

@@ -212,10 +212,10 @@ FACT = "The copper anchor of the orchard weighs ninety pounds. "
 
 @pytest.fixture(scope="module")
 def choosing(tmp_path_factory):
-    made = word_reader(top_k=3, score_range=None, chained=False)
+    made = word_reader(top_k=3, score_range=None)
     path = tmp_path_factory.mktemp("choosing") / "m"
     with MemoryStore.create(path, made.signature, selector=made.keeps) as store:
-        made.ingest(KETTLE * 40 + FACT + LADDER * 40, store, name="inventory")
+        made.ingest(KETTLE * 40 + FACT + LADDER * 40, store, name="inventory", keep="kv")
         yield Asked(made, store, "How much does the copper anchor of the orchard weigh?", 4), made
 
 

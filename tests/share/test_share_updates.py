@@ -51,7 +51,7 @@ class Library:
 
     def write(self, name: str, text: str) -> None:
         mode: Any = "replace" if self.memory.has(name) else "new"
-        self.model.ingest(Text(text, name), self.memory, mode=mode)
+        self.model.ingest(Text(text, name), self.memory, mode=mode, keep="kv")
 
     def replace(self) -> None:
         """The mare has another price, and is shorter."""

@@ -20,5 +20,5 @@ def reader_of(learned=False, **adapted):
 
 def memory(reader, tmp_path, **options):
     store = MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps, **options)
-    reader.ingest(DOCUMENT, store, name="inventory")
+    reader.ingest(DOCUMENT, store, name="inventory", keep="kv")
     return store

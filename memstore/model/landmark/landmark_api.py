@@ -42,13 +42,13 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
         *,
         name: str | None = None,
         mode: Mode = "new",
-        keep: str = "kv",
+        keep: str | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting. keep: "kv"; blocks depend on each other, and are computed once,
         one after the other.
         """
-        if keep != "kv":
+        if keep not in (None, "kv"):
             raise InvalidInput(
                 "this model's blocks are computed one after the other, and kept: leave keep out"
             )

@@ -42,13 +42,15 @@ class PassageAPI(ModelAPI, PassageModel):
         *,
         name: str | None = None,
         mode: Mode = "new",
-        keep: Keep = "kv",
+        keep: Keep | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores
-        no keys and values: those of a passage that a question needs are computed then. Raises
-        InvalidInput for chunk_blocks: passages are read each alone.
+        no keys and values; None does so for a model without a reading adapter, which reads stored
+        passages less well than text. Raises InvalidInput for chunk_blocks: passages are read each
+        alone.
         """
+        keep = keep or ("kv" if self.adapted_passages else "text")
         if keep not in get_args(Keep):
             raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
         self._check(store)

@@ -27,7 +27,7 @@ _LOOKED_UP = 64  # passages that are looked up together
 
 
 def ingest_passages(
-    reader: PassageModel, store: MemoryStore, text: Text, *, mode: Mode = "new", keep: Keep = "kv"
+    reader: PassageModel, store: MemoryStore, text: Text, *, mode: Mode = "new", keep: Keep
 ) -> Ingesting:
     """Read a text into the store under text.name, passage by passage; the finished document is
     returned. keep: keys and values of its passages, or their text alone, of which a question
