@@ -1,7 +1,7 @@
 """Confidence intervals of what was measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -44,6 +44,25 @@ def _students_t(degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum(term / degrees**n for n, term in enumerate(terms, 1))
+
+
+def clustered_interval(
+    values: Sequence[float], clusters: Sequence[Hashable]
+) -> tuple[float, float, float]:
+    """Mean and its 95% interval, of values that are independent only between clusters (the
+    linearised ratio estimator, Cochran 1977, with Student's t).
+    """
+    x = np.asarray(values, dtype=np.float64)
+    mean = float(x.mean())
+    totals: dict[Hashable, float] = {}
+    for cluster, value in zip(clusters, x):
+        totals[cluster] = totals.get(cluster, 0.0) + value - mean
+    n = len(totals)
+    if n < 2:
+        return mean, -math.inf, math.inf
+    squares = sum(total**2 for total in totals.values())
+    half = _students_t(n - 1) * math.sqrt(n / (n - 1) * squares) / len(x)
+    return mean, mean - half, mean + half
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:

@@ -1,0 +1,408 @@
+"""Questions that people asked, answered from one memory of many documents, and by rivals.
+
+The contexts of a set are documents of one memory. A seeded 30% of them stay out, and their
+questions are those that nothing answers. Every way of answering generates at most 24 tokens with
+the same weights, greedily.
+
+ways: "memory" is what `memstore ask` does; "text" reads the memory's passages in the prompt;
+"bm25", "minilm" and "fused" choose the best of the same passages otherwise and read them as text;
+"gold" reads the passage that is known to be right. "-stock" reads without the reading adapter.
+"""
+
+import json
+import random
+import re
+import string
+import tempfile
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import memstore
+from benchmarks.common import options, results
+from benchmarks.common.intervals import clustered_interval
+from benchmarks.real.baselines import Sentences, minilm
+from memstore.hf.load import load_reader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.reading_adapter import UNKNOWN
+from memstore.memory import Memory
+from memstore.model.lookup_settings import CAUTION
+from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.training.reading_questions import read_questions
+
+TOKENS = 24  # of an answer, at most
+LEFT_OUT = 0.3  # of the contexts
+SETS = {
+    "newwiki": ("squadshifts_newwiki", "en"),
+    "fairytale": ("fairytaleqa", "en"),
+    "piaf": ("piaf", "fr"),
+    "2wiki": ("2wiki_sample", "en"),
+}
+WAYS = (
+    "memory",
+    "text",
+    "bm25",
+    "minilm",
+    "fused",
+    "gold",
+    "bm25-stock",
+    "fused-stock",
+    "gold-stock",
+)
+_CURVE = ("right", "refused", "unanswerable refused")
+_ARTICLES = re.compile(r"\b(a|an|the|der|die|das|le|la|les|l|un|une)\b")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """accepted: an answer is right if it holds all strings of one of these; none where nothing in
+    the memory answers. document: that does; group: the article, by which intervals are clustered.
+    """
+
+    question: str
+    accepted: tuple[tuple[str, ...], ...]
+    document: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of a question. doubt: the model's probability that what it read does not answer;
+    seconds: to the first token and to the last; found: the rank of the right passage, None where it
+    is not there; read: passages.
+    """
+
+    text: str
+    doubt: float
+    first: float
+    seconds: float
+    found: int | None = None
+    read: tuple[int, ...] = ()
+
+    def refused(self, above: float) -> bool:
+        return self.doubt > above or self.text.startswith(UNKNOWN[:-1])
+
+
+def plain(text: str) -> str:
+    """Lower case without punctuation, accents and articles."""
+    text = unicodedata.normalize("NFKD", text.lower())
+    text = "".join(c if c not in string.punctuation + "’‘“”«»" else " " for c in text)
+    text = "".join(c for c in text if not unicodedata.combining(c))
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def is_right(said: str, asked: Asked) -> bool:
+    words = f" {plain(said)} "
+    return any(all(f" {plain(part)} " in words for part in some) for some in asked.accepted)
+
+
+def f1(said: str, asked: Asked) -> float:
+    """Of tokens, against the nearest of the accepted answers."""
+    best, mine = 0.0, plain(said).split()
+    for some in asked.accepted:
+        theirs = plain(" ".join(some)).split()
+        common = sum((Counter(mine) & Counter(theirs)).values())
+        if common:
+            best = max(best, 2 * common / (len(mine) + len(theirs)))
+    return best
+
+
+def planned(name: str, path: Path, count: int, seed: int) -> tuple[dict[str, str], list[Asked]]:
+    """The documents of a set by name, and its questions."""
+    rng = random.Random(seed)
+    if name == "office":
+        return {}, _office(path)
+    source, lang = SETS[name]
+    contexts = [one for one in read_questions(path) if (one.source, one.lang) == (source, lang)]
+    out = set(rng.sample(range(len(contexts)), round(LEFT_OUT * len(contexts))))
+    documents = {f"{at:04}": one.context for at, one in enumerate(contexts) if at not in out}
+    asked = [
+        Asked(q.question, () if at in out else _accepted(q.answers), f"{at:04}", one.title)
+        for at, one in enumerate(contexts)
+        for q in one.questions
+        if q.answers
+    ]
+    rng.shuffle(asked)
+    return documents, asked[:count]
+
+
+def _accepted(answers: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple((answer,) for answer in answers)
+
+
+def _office(path: Path) -> list[Asked]:
+    """The questions about the folder."""
+    found = []
+    for line in (path / "questions.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        accepted = tuple(tuple(some) for some in row["accepted"] or ())
+        found.append(Asked(row["question"], accepted, "|".join(row["documents"] or ()), row["id"]))
+    return found
+
+
+class Passages:
+    """The passages of a memory, and how well each suits a question by words and by meaning."""
+
+    def __init__(self, memory: Memory, work: Path) -> None:
+        self.places: list[tuple[str, int]] = []
+        self.ids: list[list[int]] = []
+        for document in memory.documents():
+            for block, passage in enumerate(memory.store.passages(document.id, 0, document.blocks)):
+                self.places.append((document.name, block))
+                self.ids.append(passage.ids.tolist())
+        decode = memory.reader.tokenizer.decode
+        self.texts = [decode(ids) for ids in self.ids]
+        self._work = work
+        self._vectors: np.ndarray | None = None
+        self._sentences: Sentences | None = None
+        self._words: Any = None
+
+    def right(self, asked: Asked) -> list[int]:
+        """The passages that hold an answer, of the documents that are known to."""
+        names = asked.document.split("|")
+        return [
+            at
+            for at, (document, _) in enumerate(self.places)
+            if any(name and name in document for name in names) and is_right(self.texts[at], asked)
+        ]
+
+    def found(self, memory: Memory, asked: Asked) -> list[int]:
+        """The passages that the memory finds, best first."""
+        place = {one: at for at, one in enumerate(self.places)}
+        best = memory.search(asked.question, top_k=16)
+        return [place[one.document, one.block] for one in best]
+
+    def gold(self, asked: Asked) -> list[int]:
+        """The passage that is known to answer; where none has the answer verbatim, those of the
+        right document, best by words.
+        """
+        names = asked.document.split("|")
+        return self.right(asked)[:1] or [
+            at for at in self.ranked("bm25", asked.question) if self.places[at][0] in names
+        ]
+
+    def ranked(self, way: str, question: str) -> list[int]:
+        """All passages, best first."""
+        if way == "fused":  # reciprocal ranks (Cormack et al. 2009)
+            scores = np.zeros(len(self.texts))
+            for one in ("bm25", "minilm"):
+                order = self.ranked(one, question)
+                scores[order] += 1 / (61 + np.arange(len(order)))
+        elif way == "bm25":
+            scores = self._by_words(question)
+        else:
+            scores = self._by_meaning(question)
+        return np.argsort(-scores, kind="stable").tolist()
+
+    def _by_words(self, question: str) -> np.ndarray:
+        import bm25s
+
+        if self._words is None:
+            self._words = bm25s.BM25()
+            tokens = bm25s.tokenize(self.texts, stopwords="en", show_progress=False)
+            self._words.index(tokens, show_progress=False)
+        asked = bm25s.tokenize(question, stopwords="en", return_ids=False, show_progress=False)[0]
+        known = [word for word in asked if word in self._words.vocab_dict]
+        return self._words.get_scores(known) if known else np.zeros(len(self.texts))
+
+    def _by_meaning(self, question: str) -> np.ndarray:
+        if self._sentences is None:
+            self._sentences = Sentences(None, minilm(self._work))  # type: ignore[arg-type]
+            self._vectors = self._sentences.embed(self.texts)
+        return self._vectors @ self._sentences.embed([question])[0]
+
+
+class TextReader:
+    """Reads passages as text in the prompt, and answers with the weights and the rule for refusals
+    that a session uses.
+    """
+
+    def __init__(self, reader: HuggingFacePassageModel, adapt: bool) -> None:
+        self.reader, self.adapt = reader, adapt and reader.adapted_turns
+
+    @torch.no_grad()
+    def answer(self, passages: Sequence[Sequence[int]], question: str) -> tuple[str, float, float]:
+        """The answer, the probability that it would begin as a refusal, and the seconds to its
+        first token.
+        """
+        began = time.perf_counter()
+        reader = self.reader
+        prefix = read_prefix(reader, self.adapt)
+        attention = RepositionedAttention(reader, prefix, adapt=self.adapt)
+        turn, _ = reader.turn_ids(question, first=True)
+        ids = [token for one in passages for token in one]
+        ids += [*reader.separator_ids, *turn] if ids else turn
+        states = reader.hidden(torch.tensor([ids]), attention.attend, adapt=self.adapt)
+        said: list[int] = []
+        doubt = first = 0.0
+        for _ in range(TOKENS):
+            logits = reader.logits(states[0, -1], quantized=True).clone()
+            if self.adapt and reader.refusal is not None and not said:
+                doubt = float(logits.float().softmax(-1)[reader.refusal.token])
+                logits[reader.refusal.token] = -torch.inf
+            token = int(logits.argmax())
+            first = first or time.perf_counter() - began
+            if reader.ends_turn(token):
+                break
+            said.append(token)
+            states = reader.hidden(
+                torch.tensor([[token]]), attention.attend, quantized=True, adapt=self.adapt
+            )
+        return reader.tokenizer.decode(said).strip(), doubt, first
+
+
+def ask_memory(memory: Memory, passages: Passages, asked: Asked, k: int | None) -> Said:
+    """k: passages to read at most; None for as many as the product does."""
+    assert isinstance(memory.reader, HuggingFacePassageModel)
+    never = None if memory.reader.refusal is None else 0.0  # the answer, whatever is refused later
+    answer = memory.ask(
+        asked.question, max_new_tokens=TOKENS, top_k=k, caution=never, max_sources=64
+    )
+    doubt = float(not answer.answered) if answer.doubt is None else answer.doubt
+    order = passages.found(memory, asked)
+    place = {one: at for at, one in enumerate(passages.places)}
+    read = sorted(place[one.document, one.block] for one in answer.sources)
+    return Said(
+        answer.text.strip(),
+        doubt,
+        answer.first_token_seconds,
+        answer.seconds,
+        rank(order, set(passages.right(asked))),
+        tuple(read),
+    )
+
+
+def rank(order: Sequence[int], right: set[int]) -> int | None:
+    return next((at for at, one in enumerate(order) if one in right), None)
+
+
+def ask_text(
+    way: str, reader: TextReader, passages: Passages, asked: Asked, order: Sequence[int], k: int
+) -> Said:
+    """order: passages to read, best first, if the way does not choose them."""
+    began = time.perf_counter()
+    if way in ("bm25", "minilm", "fused"):
+        order = passages.ranked(way, asked.question)
+    chosen = sorted(order[:k])
+    searched = time.perf_counter() - began
+    said, doubt, first = reader.answer([passages.ids[at] for at in chosen], asked.question)
+    seconds = time.perf_counter() - began
+    found = rank(order[:16], set(passages.right(asked)))
+    return Said(said, doubt, searched + first, seconds, found, tuple(chosen))
+
+
+def marks(asked: Sequence[Asked], said: Sequence[Said], above: float) -> dict[str, float]:
+    """1 for each answerable question that was answered rightly, else 0."""
+    return {
+        a.question: float(is_right(s.text, a) and not s.refused(above))
+        for a, s in zip(asked, said)
+        if a.accepted
+    }
+
+
+def summary(asked: Sequence[Asked], said: Sequence[Said], above: float) -> dict[str, Any]:
+    """What a way of answering did. above: the doubt from which it refuses."""
+    answerable = [(a, s) for a, s in zip(asked, said) if a.accepted]
+    others = [s for a, s in zip(asked, said) if not a.accepted]
+    right = [is_right(s.text, a) and not s.refused(above) for a, s in answerable]
+    _, low, high = clustered_interval(right, [a.group for a, _ in answerable])
+    return {
+        "right": mean(right),
+        "interval": [low, high],
+        "wrong": mean([not s.refused(above) for _, s in answerable]) - mean(right),
+        "f1": mean([f1(s.text, a) * (not s.refused(above)) for a, s in answerable]),
+        "words": mean([len(s.text.split()) for _, s in answerable]),
+        "refused": mean([s.refused(above) for _, s in answerable]),
+        "unanswerable refused": mean([s.refused(above) for s in others]),
+        "found 1": mean([s.found is not None and s.found < 1 for _, s in answerable]),
+        "found 4": mean([s.found is not None and s.found < 4 for _, s in answerable]),
+        "found 8": mean([s.found is not None and s.found < 8 for _, s in answerable]),
+        "passages": mean([len(s.read) for s in said]),
+        "first": float(np.median([s.first for s in said])),
+        "seconds": float(np.median([s.seconds for s in said])),
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def asked_by_all(
+    given: Any, memory: Memory, passages: Passages, asked: Sequence[Asked]
+) -> dict[str, Any]:
+    """What every way of answering did, by name."""
+    reader = memory.reader
+    assert isinstance(reader, HuggingFacePassageModel)
+    refusal, found, read = reader.refusal, dict[str, Any](), dict[str, tuple[int, ...]]()
+    told: dict[str, dict[str, float]] = {}
+    above = 0.5 if refusal is None else refusal.threshold(CAUTION)
+    for way in given.ways:
+        kind, _, stock = way.partition("-")
+        some = [one for one in asked if one.accepted] if kind == "gold" else asked
+        if kind == "memory":
+            said = [ask_memory(memory, passages, one, given.top_k) for one in some]
+            read = {one.question: what.read for one, what in zip(some, said)}
+        else:
+            prompted = TextReader(reader, adapt=not stock)
+            said = []
+            for one in some:
+                order: Sequence[int] = ()
+                if kind == "text":  # what the memory read
+                    order = read[one.question]
+                elif kind == "gold":
+                    order = passages.gold(one)
+                most = 64 if kind == "text" else given.k
+                said.append(ask_text(kind, prompted, passages, one, order, most))
+        found[way] = summary(some, said, above)
+        told[way] = marks(some, said, above)
+        if way != "memory" and "memory" in told:
+            both = [one for one in some if one.question in told["memory"]]
+            gains = [told["memory"][one.question] - told[way][one.question] for one in both]
+            found[way]["memory minus this"] = clustered_interval(gains, [one.group for one in both])
+        print(way, json.dumps(found[way]), flush=True)
+        found[way]["curve"] = {
+            cut: {k: v for k, v in summary(some, said, cut).items() if k in _CURVE}
+            for cut in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+        }
+        if given.out:
+            found[way]["said"] = [[s.text, round(s.doubt, 4), s.found] for s in said]
+    return found
+
+
+def main() -> None:
+    parser = options.plain_parser(__doc__)
+    options.add(parser, "--set", "newwiki", choices=[*SETS, "office"])
+    parser.add_argument("--questions", type=Path, required=True, help="JSON lines, or a folder")
+    options.add(parser, "--count", 300, "questions")
+    options.add(parser, "--ways", list(WAYS), choices=WAYS)
+    options.add(parser, "--k", 4, "passages that are chosen otherwise and read as text")
+    parser.add_argument("--top-k", type=int, help="passages that the memory reads at most")
+    options.add(parser, "--model", "smollm2")
+    given = parser.parse_args()
+    options.prepare(given.threads)
+    documents, asked = planned(given.set, given.questions, given.count, given.seed)
+    reader = load_reader(given.model)
+    assert isinstance(reader, HuggingFacePassageModel)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place, memstore.open(f"{place}/m", reader) as memory:
+        if documents:
+            for name, text in documents.items():
+                memory.add(text=text, name=name)
+        else:
+            memory.add([p for p in given.questions.iterdir() if p.name != "questions.jsonl"])
+        passages = Passages(memory, Path(place))
+        sizes = f"{len(memory.documents())} documents, {len(passages.texts)} passages"
+        print(f"{sizes}, {len(asked)} questions")
+        found |= asked_by_all(given, memory, passages, asked)
+    results.write(given, {"set": given.set, "ways": found})
+
+
+if __name__ == "__main__":
+    main()
