@@ -125,7 +125,7 @@ def test_an_encoder_is_trained_on_masked_text(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--runs", str(tmp_path), "--preset", "tiny", "--books", str(book), "--texts", "4"]
-    options += ["--steps", "30", "--every", "30", "--top-k", "2", "--out", str(tmp_path / "m.json")]
+    options += ["--steps", "60", "--every", "60", "--top-k", "2", "--out", str(tmp_path / "m.json")]
     monkeypatch.setattr(sys, "argv", ["masked", *options, "--test", str(book)])
     masked.main()
     assert len([line for line in capsys.readouterr().out.splitlines() if "|" in line]) == 4
