@@ -193,8 +193,9 @@ def _linear(model: Any) -> dict[str, nn.Linear]:
 def attach_adapter(
     model: nn.Module, adapter: ReadingAdapter, dtype: torch.dtype | None = None
 ) -> list[nn.Parameter]:
-    """Attach an adapter to a model, which uses it within `adapted` only. dtype: of the adapter;
-    None for the weights'. Returns the adapter's parameters; they replace its `pairs`.
+    """Attach an adapter to a model, which uses it within `adapted` only. dtype: of parameters that
+    are trained and replace the adapter's `pairs`; None to read with it in the dtype of the weights.
+    Returns the parameters.
     """
     layers = _linear(model)
     parameters: list[nn.Parameter] = []
@@ -202,7 +203,8 @@ def attach_adapter(
         layer = layers[name]
         form = layer.weight.dtype if dtype is None else dtype
         a, b = (nn.Parameter(half.to(layer.weight.device, form)) for half in pair)
-        adapter.pairs[name] = a, b
+        if dtype is not None:
+            adapter.pairs[name] = a, b
         set_low_rank(layer, LowRank(a, b, adapter.scale))
         parameters += [a, b]
     return parameters

@@ -180,6 +180,10 @@ def test_the_adapter_made_for_a_models_weights_is_found(tmp_path, monkeypatch):
     reader = load_reader(path)
     assert reader.adapter is not None and reader.adapter.digest == made.digest
     assert load_reader(path, adapter=False).signature == stock.signature != reader.signature
+    half = load_reader(path, dtype=torch.bfloat16)
+    assert half.signature.difference(reader.signature) == load_reader(
+        path, dtype=torch.bfloat16, adapter=False
+    ).signature.difference(stock.signature)
 
 
 def spoiled(directory: Path, how: str) -> None:
