@@ -19,6 +19,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ import torch
 import memstore
 from benchmarks.common import options, results
 from benchmarks.common.intervals import clustered_interval
-from benchmarks.real.baselines import Sentences, minilm
+from benchmarks.real.baselines import Chooser, Fused, Sentences, Words, minilm
+from benchmarks.real.blocks import Blocks, Span
+from benchmarks.real.plan import Question
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import UNKNOWN
@@ -56,6 +59,7 @@ WAYS = (
     "fused-stock",
     "gold-stock",
 )
+_ALL = "memory"  # all passages are blocks of one document for the choosers
 _CURVE = ("right", "refused", "unanswerable refused")
 _ARTICLES = re.compile(r"\b(a|an|the|der|die|das|le|la|les|l|un|une)\b")
 
@@ -159,10 +163,11 @@ class Passages:
                 self.ids.append(passage.ids.tolist())
         decode = memory.reader.tokenizer.decode
         self.texts = [decode(ids) for ids in self.ids]
+        ends = list(accumulate(map(len, self.texts), initial=0))
+        spans = [Span(*pair) for pair in pairwise(ends)]
+        self._blocks = Blocks(lambda text: spans, {_ALL: "".join(self.texts)})
         self._work = work
-        self._vectors: np.ndarray | None = None
-        self._sentences: Sentences | None = None
-        self._words: Any = None
+        self._choosers: dict[str, Chooser] = {}
 
     def right(self, asked: Asked) -> list[int]:
         """The passages that hold an answer, of the documents that are known to."""
@@ -189,34 +194,20 @@ class Passages:
         ]
 
     def ranked(self, way: str, question: str) -> list[int]:
-        """All passages, best first."""
-        if way == "fused":  # reciprocal ranks (Cormack et al. 2009)
-            scores = np.zeros(len(self.texts))
-            for one in ("bm25", "minilm"):
-                order = self.ranked(one, question)
-                scores[order] += 1 / (61 + np.arange(len(order)))
-        elif way == "bm25":
-            scores = self._by_words(question)
-        else:
-            scores = self._by_meaning(question)
-        return np.argsort(-scores, kind="stable").tolist()
+        """All passages, best first by bm25, minilm or fused."""
+        asked = Question("", "", 0, (_ALL,), question, "", (), "any")
+        return np.argsort(-self._chooser(way).scores(asked), kind="stable").tolist()
 
-    def _by_words(self, question: str) -> np.ndarray:
-        import bm25s
-
-        if self._words is None:
-            self._words = bm25s.BM25()
-            tokens = bm25s.tokenize(self.texts, stopwords="en", show_progress=False)
-            self._words.index(tokens, show_progress=False)
-        asked = bm25s.tokenize(question, stopwords="en", return_ids=False, show_progress=False)[0]
-        known = [word for word in asked if word in self._words.vocab_dict]
-        return self._words.get_scores(known) if known else np.zeros(len(self.texts))
-
-    def _by_meaning(self, question: str) -> np.ndarray:
-        if self._sentences is None:
-            self._sentences = Sentences(None, minilm(self._work))  # type: ignore[arg-type]
-            self._vectors = self._sentences.embed(self.texts)
-        return self._vectors @ self._sentences.embed([question])[0]
+    def _chooser(self, way: str) -> Chooser:
+        if way not in self._choosers:
+            if way == "fused":
+                made: Chooser = Fused([self._chooser(one) for one in ("bm25", "minilm")])
+            elif way == "bm25":
+                made = Words(self._blocks)
+            else:
+                made = Sentences(self._blocks, minilm(self._work))
+            self._choosers[way] = made
+        return self._choosers[way]
 
 
 class TextReader:
@@ -286,7 +277,7 @@ def rank(order: Sequence[int], right: set[int]) -> int | None:
 def ask_text(
     way: str, reader: TextReader, passages: Passages, asked: Asked, order: Sequence[int], k: int
 ) -> Said:
-    """order: passages to read, best first, if the way does not choose them."""
+    """order: passages to read, best first, if the way does not choose them itself."""
     began = time.perf_counter()
     if way in ("bm25", "minilm", "fused"):
         order = passages.ranked(way, asked.question)
