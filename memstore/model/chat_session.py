@@ -56,8 +56,12 @@ class Chat:
         self.prompt_tokens = session.read_tokens
         said = Detokenizer(self._reader.tokenizer, stop=chosen.stop, sentence=chosen.until_sentence)
         silent = chosen.from_memory and not session.answered
-        if not session.answered and not silent and (alone := session.unread()) is not None:
-            state = alone
+        if not session.answered and not silent:
+            with trace.step():
+                alone = session.unread()
+            if alone is not None:
+                state = alone
+                trace.start()  # what only judged the question is no source of the answer
         self.continuation = tokens = session.generate(
             state,
             0 if silent else chosen.max_new_tokens,
@@ -65,6 +69,7 @@ class Chat:
             top_p=chosen.top_p,
             seed=chosen.seed,
             stop=lambda token: said.ended,
+            logits=session.first_logits,
         )
         tokens.around = trace.step
         for token in trace.tokens_of(tokens):

@@ -356,13 +356,14 @@ class AskSession(Closing):
         top_p: float = 1.0,
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
+        logits: Tensor | None = None,
     ) -> Continuation:
         """The tokens that follow `state` [hidden_size], until the turn ends: see Continuation, and
-        Sampler for temperature, top_p and seed.
+        Sampler for temperature, top_p and seed. logits: [vocabulary] of the state, if computed.
         """
         sampler = Sampler(temperature, top_p, seed)
         tokens = Continuation(self, state, max_new_tokens, sampler, stop=stop, end=self.ends_turn)
-        tokens.read(state, self.first_logits)
+        tokens.read(state, logits)
         return tokens
 
     def unread(self) -> Tensor | None:

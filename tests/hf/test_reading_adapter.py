@@ -141,7 +141,7 @@ def test_it_refuses_by_its_own_doubt_and_answers_without_the_memory_where_asked_
         alone = ask(caution=1.0, from_memory=False)
         with reader.session(store, retrieve=False) as session:
             expected = list(session.generate(session.ask(question, lambda: None), 4))
-        assert not alone.answered and alone.tokens == expected
+        assert not alone.answered and alone.tokens == expected and not alone.sources
 
 
 def test_sessions_with_and_without_it_are_decoded_together(tmp_path):
