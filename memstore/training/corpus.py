@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import zstandard
@@ -73,28 +73,37 @@ def _read_text(path: Path) -> str:
     return text
 
 
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a UTF-8 file that are not blank, with their numbers from 1; a name that
+    ends in .zst is decompressed. Raises InvalidInput for other content, OSError.
+    """
+    with path.open("rb") as file:
+        stream: Any = file
+        if path.suffix == ".zst":
+            # The corpus files are written with long-distance matching: a window of 128 MiB.
+            stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file)
+        try:
+            for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), 1):
+                if line.strip():
+                    yield number, line
+        except (zstandard.ZstdError, UnicodeDecodeError) as error:
+            kind = "zstandard-compressed UTF-8 text" if path.suffix == ".zst" else "UTF-8 text"
+            raise InvalidInput(f"{path} is no {kind}: {error}") from error
+
+
 def _read_json_lines(path: Path) -> Iterator[str]:
     found = False
-    with path.open("rb") as file:
-        # The corpus files are written with long-distance matching, which needs a window of 128 MiB.
-        stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file)
-        lines = io.TextIOWrapper(stream, encoding="utf-8")
+    for number, line in lines_of(path):
         try:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    text = json.loads(line)["text"]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise InvalidInput(
-                        f'{path} line {number} is not a JSON object with a "text" field'
-                    ) from error
-                if not isinstance(text, str):
-                    raise InvalidInput(f'{path} line {number}: "text" is no string')
-                found = True
-                yield text
-        except (zstandard.ZstdError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{path} is no zstandard-compressed UTF-8 text: {error}") from error
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f'{path} line {number} is not a JSON object with a "text" field'
+            ) from error
+        if not isinstance(text, str):
+            raise InvalidInput(f'{path} line {number}: "text" is no string')
+        found = True
+        yield text
     if not found:
         raise InvalidInput(f"{path} holds no documents")
 

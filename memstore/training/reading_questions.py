@@ -4,7 +4,6 @@ distractors, question and answer.
 
 from __future__ import annotations
 
-import io
 import re
 import unicodedata
 from bisect import bisect_right
@@ -14,15 +13,14 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
-import zstandard
 
 from memstore.decode import from_json
 from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
 from memstore.model.adapter import TextTokenizer
+from memstore.training.corpus import lines_of
 from memstore.training.selectors.questions import Fact, Facts, capital
 from memstore.training.selectors.windows import WindowWriter
 
@@ -65,17 +63,13 @@ class Composed:
 
 
 def read_questions(path: Path) -> list[AskedContext]:
-    """Read a .jsonl or .jsonl.zst file. Raises InvalidInput, which names the invalid line."""
-    with path.open("rb") as file:
-        stream: Any = file
-        if path.suffix == ".zst":
-            stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file)
-        found = []
-        for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), 1):
-            try:
-                found.append(from_json(line, AskedContext))
-            except ValueError as error:
-                raise InvalidInput(f"{path} line {number}: {error}") from None
+    """Read a .jsonl or .jsonl.zst file. Raises OSError, and InvalidInput, which names the line."""
+    found = []
+    for number, line in lines_of(path):
+        try:
+            found.append(from_json(line, AskedContext))
+        except ValueError as error:
+            raise InvalidInput(f"{path} line {number}: {error}") from None
     if not any(one.questions for one in found):
         raise InvalidInput(f"{path} holds no questions")
     return found
@@ -175,6 +169,7 @@ class Examples:
         self._of: list[list[_Example]] = []  # of each context
         self._sources: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._holding: dict[str, list[int]] = defaultdict(list)  # word -> passages
+        read: list[tuple[list[str], list[AskedQuestion]]] = []
         for number, one in enumerate(contexts):
             self._starts.append(len(self._passages))
             self._titles.append((one.source, one.title or f"#{number}"))
@@ -188,7 +183,9 @@ class Examples:
                     self._holding[word].append(len(self._passages))
                 self._passages.append(ids)
                 self._words.append(set(words))
-            self._of.append([self._example(number, texts, asked) for asked in one.questions])
+            read.append((texts, one.questions))
+        for number, (texts, questions) in enumerate(read):
+            self._of.append([self._example(number, texts, asked) for asked in questions])
 
     @property
     def examples(self) -> list[_Example]:

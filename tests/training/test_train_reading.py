@@ -198,6 +198,12 @@ def test_lines_that_are_no_questions_are_named(tmp_path):
     )
     with pytest.raises(InvalidInput, match=r"questions.jsonl line 2"):
         read_questions(path)
+    path.write_bytes(b'{"context": "\xff", "questions": []}\n')
+    with pytest.raises(InvalidInput, match="no UTF-8 text"):
+        read_questions(path)
+    (tmp_path / "questions.jsonl.zst").write_bytes(b"not compressed")
+    with pytest.raises(InvalidInput, match="no zstandard-compressed"):
+        read_questions(tmp_path / "questions.jsonl.zst")
     path.write_text('{"context": "A mill.", "questions": []}\n')
     with pytest.raises(InvalidInput, match="holds no questions"):
         read_questions(path)
