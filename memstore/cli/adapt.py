@@ -55,8 +55,9 @@ def adapt(
     """Fit a Hugging Face model to memories: a reading adapter and a selector.
 
     The adapter teaches the model to read stored passages. --questions trains it on people's
-    questions for passages, questions and answers; --text alone for passages only. The selector,
-    made from --text, chooses the passages of a question. Later commands find both by the weights.
+    questions for passages, questions and answers; --text alone for passages only, if the model has
+    no adapter yet. The selector, made from --text, chooses the passages of a question. Later
+    commands find both by the weights.
     """
     from memstore.compute import Compute
     from memstore.hf.model_directory import cache_directory
@@ -80,7 +81,7 @@ def adapt(
     texts = list(read_documents(text or ()))
     work = cache_directory() / "adapting" / reader.made_for.weights
     result: dict[str, Any] = {}
-    if reading_tokens:
+    if reading_tokens and (questions is not None or reader.adapter is None):
         result |= _adapt_reading(reader, texts, questions, work, reading_tokens, windows, seed or 0)
         reader = cast(
             HuggingFacePassageModel, reader_named(model, compute=compute, adaptation=UNADAPTED)

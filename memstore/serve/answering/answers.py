@@ -221,4 +221,9 @@ def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
         if answer.refused:
             told["sources"] = [{**source, "tiers": {}} for source in sources]
         return told
-    return {"answered": answer.answered, "needed": answer.needed, "sources": sources}
+    return {
+        "answered": answer.answered,
+        "needed": answer.needed,
+        "doubt": answer.doubt,
+        "sources": sources,
+    }
