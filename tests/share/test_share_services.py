@@ -34,7 +34,7 @@ from support.valkey_server import Server, valkey_server
 pytestmark = pytest.mark.services
 
 RUNS = int(os.environ.get("MEMSTORE_HOSTILE_SERVICES", "2"))
-READS = 60  # of each thread
+READS = 20  # of each thread
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ class Proxy:
         """
         self._to, self._answers, self._rate = to, answers, rate
         self._random, self._lock = random.Random(seed), threading.Lock()
+        self._kinds: list[str] = []  # to come: each once, then all again
         self.quiet, self.done = True, Counter[str]()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -70,7 +71,9 @@ class Proxy:
         with self._lock:
             kind = ""
             if not self.quiet and self._random.random() < self._rate:
-                kind = self._random.choice(KINDS)
+                if not self._kinds:
+                    self._kinds = self._random.sample(KINDS, len(KINDS))
+                kind = self._kinds.pop()
                 self.done[kind] += 1
             at, seconds = self._random.randrange(len(data)), self._random.choice((0.01, 0.1, 3.0))
             noise, answer = self._random.randbytes(40), self._random.choice(self._answers)
