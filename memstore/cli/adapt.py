@@ -4,6 +4,7 @@ calibrate measures the values of skipped lookups.
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -55,14 +56,15 @@ def adapt(
     """Fit a Hugging Face model to memories: a reading adapter and a selector.
 
     The adapter teaches the model to read stored passages. --questions trains it on people's
-    questions for passages, questions and answers; --text alone for passages only, if the model has
-    no adapter yet. The selector, made from --text, chooses the passages of a question. Later
-    commands find both by the weights.
+    questions for passages, questions and answers, and tells when to refuse; --text alone trains it
+    for passages only, if the model has no adapter yet. The selector, made from --text, chooses the
+    passages of a question. Later commands find both by the weights.
     """
     from memstore.compute import Compute
     from memstore.hf.model_directory import cache_directory
     from memstore.hf.models_by_name import reader_named
     from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.hf.weights import made_here
     from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.passages.adaptation import UNADAPTED
     from memstore.training.corpus import read_documents
@@ -86,8 +88,11 @@ def adapt(
         reader = cast(
             HuggingFacePassageModel, reader_named(model, compute=compute, adaptation=UNADAPTED)
         )
+    path = out or made_here(reader.made_for.weights)
     if texts:
-        result |= _make_selector(model, reader, texts, work, out, windows, seed or 0)
+        result |= _make_selector(model, reader, texts, work, path, windows, seed or 0)
+    if questions is not None:
+        result |= _fit_doubt(model, str(reader.device), questions, work, path, seed or 0)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         console.emit(result)
@@ -129,14 +134,13 @@ def _make_selector(
     reader: "HuggingFacePassageModel",
     texts: Sequence[str],
     work: Path,
-    out: Path | None,
+    path: Path,
     windows: int,
     seed: int,
 ) -> dict[str, Any]:
     """Make and store a selector; what --json prints of it."""
     from memstore.hf.load import load_reader
     from memstore.hf.passage_adapter import HuggingFacePassageModel
-    from memstore.hf.weights import made_here
     from memstore.model.passages.adaptation import save_selector
     from memstore.training.selectors.make_selector import AdaptOptions, Subject, calibrate_reading
     from memstore.training.selectors.make_selector import adapt as make_selector
@@ -149,7 +153,6 @@ def _make_selector(
     adaptation = calibrate_reading(
         adapted, adaptation, texts, windows=min(16, windows), seed=seed, report=console.note
     )
-    path = out or made_here(subject.made_for.weights)
     save_selector(adaptation, subject.made_for, path)
     name, shares = adaptation.selector.spec.name, dict(adaptation.scores)
     result = {"selector": name, "file": str(path), "scores": dict(shares)}
@@ -159,6 +162,47 @@ def _make_selector(
     console.note(f"questions about planted facts answered: {answers:.0%}")
     console.note(f"selector written to {path}")
     return result
+
+
+def _fit_doubt(
+    model: str, device: str, questions: Path, work: Path, path: Path, seed: int
+) -> dict[str, Any]:
+    """Learn when to refuse, and store it with the selector at `path` or with the one that the model
+    has; what --json prints of it.
+    """
+    from memstore.hf.load import load_reader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
+    from memstore.model.passages.adaptation import load_selector, save_selector
+    from memstore.training.doubt import fit_doubt
+    from memstore.training.reading_questions import read_questions
+
+    reader = load_reader(model, device=device)
+    assert isinstance(reader, HuggingFacePassageModel)
+    if reader.refusal is None:
+        return {}
+    if path.is_file():  # it may be none that the model finds
+        adaptation = load_selector(path, reader.made_for)
+        reader = cast(
+            HuggingFacePassageModel, load_reader(model, device=device, adaptation=adaptation)
+        )
+    fitted = fit_doubt(
+        reader, read_questions(questions), work / "doubt", seed=seed, report=console.note
+    )
+    if fitted is None:
+        console.note("too few questions to learn when to refuse: the adapter alone decides")
+        return {}
+    doubt, shares = fitted
+    weights = reader.made_for.weights
+    adaptation = replace(
+        reader.adaptation,
+        doubt=doubt,
+        weights=weights,
+        scores={**reader.adaptation.scores, **shares},
+    )
+    save_selector(adaptation, reader.made_for, path)
+    for name, share in shares.items():
+        console.note(f"{name}: {share:.0%}")
+    return {"refusals": shares}
 
 
 @command(

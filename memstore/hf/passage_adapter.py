@@ -74,7 +74,9 @@ class HuggingFacePassageModel(PassageAPI):
         )
         adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
-        self.gate = adaptation.gate
+        self.gate, doubt = adaptation.gate, adaptation.doubt
+        if self.refusal and doubt and adapter and doubt.adapter == adapter.digest:
+            self.refusal = Refusal(self.refusal.token, doubt.above, doubt)
         separator = adaptation.separator if adapter is None else adapter.separator
         self.separator_ids = self.tokenizer.encode(separator)
         self.lookup = LookupSettings(top_k=adaptation.top_k, score_range=adaptation.score_range)

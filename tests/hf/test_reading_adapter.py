@@ -20,7 +20,7 @@ from memstore.hf.generation.low_rank import adapted
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import CONFIG, TENSORS, ReadingAdapter, attach_adapter
-from memstore.model.passages.adaptation import UNADAPTED
+from memstore.model.passages.adaptation import UNADAPTED, Doubt
 from memstore.model.passages.passage_choice import Chosen
 
 TEXT = " ".join(f"The keeper of lighthouse {n} counts {n * 7} bells at night." for n in range(12))
@@ -142,6 +142,37 @@ def test_it_refuses_by_its_own_doubt_and_answers_without_the_memory_where_asked_
         with reader.session(store, retrieve=False) as session:
             expected = list(session.generate(session.ask(question, lambda: None), 4))
         assert not alone.answered and alone.tokens == expected and not alone.sources
+
+
+def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path):
+    adapter = replace(random_adapter(decoder("llama")), refuse_above=0.0)
+    question = "How many bells does the keeper of lighthouse 3 count?"
+
+    def asked(doubt, caution):
+        reader = HuggingFacePassageModel(
+            decoder("llama"), tokenizer(), replace(UNADAPTED, doubt=doubt), adapter=adapter,
+            kv_dtype=torch.float32,
+        )  # fmt: skip
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        with memory(reader, path) as store, reader.session(store, caution=caution) as session:
+            session.ask(question, lambda: None)
+            return session
+
+    session = asked(None, 1.0)
+    evidence = session.evidence
+    assert session.doubt == evidence.unknown and not session.answered
+    assert evidence.blocks > 1 and evidence.lead > 0 and evidence.score > 0
+    for weights, bias, other, expected in (
+        ((1.0, 0.0, 0.0, 0.0), 0.0, False, evidence.unknown),
+        ((0.0, 1.0, 0.0, 0.0), 0.0, False, torch.tensor(evidence.score).sigmoid().item()),
+        ((0.0, 0.0, -9.0, -9.0), -9.0, False, 0.0),
+        ((0.0, 0.0, 0.0, 0.0), 9.0, True, evidence.unknown),
+    ):
+        doubt = Doubt(weights, bias, 0.6, "another" if other else adapter.digest)
+        session = asked(doubt, 0.5)
+        assert session.doubt == pytest.approx(expected, abs=1e-5)
+        above = 0.5 if other else 0.8  # half way from the threshold with a caution of 1 to 1
+        assert session.answered is (session.doubt <= above)
 
 
 def test_sessions_with_and_without_it_are_decoded_together(tmp_path):

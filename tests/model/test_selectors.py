@@ -15,6 +15,7 @@ from memstore.errors import InvalidWeights
 from memstore.hf.weights import SHIPPED
 from memstore.model.passages.adaptation import (
     Adaptation,
+    Doubt,
     MadeFor,
     load_selector,
     read_made_for,
@@ -202,6 +203,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
         score_range=0.7,
         gate=Gate(-1.5, 0.25),
         separator="\n",
+        doubt=Doubt((0.5, -1.0, -0.25, 0.125), 0.75, 0.3, "def"),
         weights="abc",
         scores={"literal": 0.99},
     )

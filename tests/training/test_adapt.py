@@ -305,18 +305,25 @@ def test_the_command_trains_a_reading_adapter_on_questions(
         {
             "context": f"The {thing} weighs {at + 40} pounds. It stands by the door of the mill.",
             "title": thing,
-            "questions": [{"question": f"How much is the {thing}?", "answers": [f"{at + 40}"]}],
+            "questions": [
+                {"question": f"How much is the {thing}?", "answers": [f"{at + 40}"]},
+                {"question": f"Where is the {thing}?", "answers": ["by the door"]},
+            ],
         }
-        for at, thing in enumerate(["lantern", "barrel", "anchor", "ladder"])
+        for at, thing in enumerate(f"{n} lantern" for n in range(16))
     ]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("\n".join(map(json.dumps, lines)))
     command = ["adapt", str(model), "--questions", str(questions), "--json"]
     command += ["--reading-tokens", "2000", "--device", "cpu"]
     assert app(command, standalone_mode=False) in (None, 0)
-    assert set(json.loads(capsys.readouterr().out)) == {"adapter", "reading"}
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"adapter", "reading", "refusals"}
+    assert set(told["refusals"]) == {"answerable refused", "unanswerable refused"}
     reader = load_reader(model)
     assert reader.adapter is not None and reader.adapter.kind == "both"
     assert reader.selector.spec.name == "words"
+    assert reader.refusal is not None and reader.refusal.doubt == reader.adaptation.doubt
+    assert reader.adaptation.doubt is not None
     with pytest.raises(typer.BadParameter, match="--text"):
         app(["adapt", str(model)], standalone_mode=False)

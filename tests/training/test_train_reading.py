@@ -2,10 +2,12 @@
 learns and goes on where it was interrupted.
 """
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.training.doubt import _fit, fit_doubt
 from memstore.training.reading import Pack, Reading, ReadingOptions, train_reading
 from memstore.training.reading_questions import (
     AskedContext,
@@ -207,3 +210,40 @@ def test_lines_that_are_no_questions_are_named(tmp_path):
     path.write_text('{"context": "A mill.", "questions": []}\n')
     with pytest.raises(InvalidInput, match="holds no questions"):
         read_questions(path)
+
+
+def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer(tmp_path, monkeypatch):
+    adapter = replace(random_adapter(decoder("llama")), refuse_above=0.5)
+    reader = HuggingFacePassageModel(
+        decoder("llama"), tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
+    )
+    contexts = [
+        msgspec.structs.replace(one, title=f"{one.title} {n}", source=source)
+        for n in range(3)
+        for source in ("mill", "barn")
+        for one in CONTEXTS
+    ]
+    found, shares = fit_doubt(reader, contexts, tmp_path, questions=48)
+    assert found.adapter == adapter.digest and 0 <= found.above <= 1
+    assert 0 < shares["answerable refused"] <= 0.15
+    assert 0 <= shares["unanswerable refused"] <= 1
+    numbers, unanswered = torch.load(tmp_path / "asked-0.pt")
+    assert numbers.shape == (12, 4) and 0 < unanswered.sum() < 9
+    # what was asked before an interruption is not asked again
+    monkeypatch.setattr("memstore.training.doubt._ask", None)
+    assert fit_doubt(reader, contexts, tmp_path, questions=48) == (found, shares)
+    assert fit_doubt(reader, contexts[:2], tmp_path / "few") is None
+    with pytest.raises(InvalidInput, match="no reading adapter that refuses"):
+        fit_doubt(model_of(), contexts, tmp_path)
+
+
+def test_a_logistic_regression_finds_what_tells_apart():
+    rng = torch.Generator().manual_seed(0)
+    numbers = torch.randn(400, 4, generator=rng) * torch.tensor([3.0, 0.01, 1.0, 5.0]) + 7
+    truth = torch.tensor([0.7, 100.0, 0.0, -0.1])
+    odds = (numbers - 7) @ truth
+    wanted = torch.bernoulli(odds.sigmoid(), generator=rng)
+    weights, bias = _fit(numbers, wanted)
+    told = numbers @ weights + bias
+    assert torch.corrcoef(torch.stack([told, odds]))[0, 1] > 0.97
+    assert abs(told.sigmoid().mean() - wanted.mean()) < 0.01

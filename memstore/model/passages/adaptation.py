@@ -3,6 +3,7 @@ selector, and how scores are read. A file holds what was learned or calibrated.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,14 +22,63 @@ from memstore.model.passages.selector import Gate, Learned, Projection, Selector
 SEPARATOR = "\n\nQuestion: "
 
 
+_RARE, _CLEAR = 1e-6, 5.0  # what goes beyond tells no more
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a question once it was read behind its passages.
+
+    unknown: the probability, 0 to 1, that the answer begins as a refusal. score: the selector's, of
+    the best passage; lead: how much more that is than the second's, in standard deviations of all
+    scores; blocks: how many passages there are.
+    """
+
+    unknown: float
+    score: float
+    lead: float
+    blocks: int
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """What Doubt.weights are weights of."""
+        unknown = min(max(self.unknown, _RARE), 1 - _RARE)
+        logit = math.log(unknown / (1 - unknown))
+        return logit, self.score, min(self.lead, _CLEAR), math.log2(max(1, self.blocks))
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """How probable it is that what a model read does not answer: a logistic regression with these
+    weights of Evidence.numbers. above: the probability from which a refusal is meant with a caution
+    of 1. adapter: digest of the reading adapter that it was fitted with.
+    """
+
+    weights: tuple[float, float, float, float]
+    bias: float
+    above: Share
+    adapter: str
+
+    def probability(self, evidence: Evidence) -> float:
+        """0 to 1."""
+        products = (w * x for w, x in zip(self.weights, evidence.numbers))
+        return 0.5 + 0.5 * math.tanh(0.5 * (self.bias + sum(products)))
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """How a model that was trained to refuse begins to: with this token. above: its probability
-    from which a refusal is meant, with a caution of 1.
+    """How a model that was trained to refuse begins to: with this token. above: the probability
+    that nothing answers from which a refusal is meant, with a caution of 1. doubt: tells that
+    probability; None: it is that of the token.
     """
 
     token: int
     above: float
+    doubt: Doubt | None = None
+
+    def probability(self, evidence: Evidence) -> float:
+        """The probability that nothing answers, 0 to 1."""
+        return evidence.unknown if self.doubt is None else self.doubt.probability(evidence)
 
     def threshold(self, caution: float) -> float:
         """The probability from which a refusal is meant; 1, never, with a caution of 0."""
@@ -47,6 +97,7 @@ class Adaptation:
     separator: str = SEPARATOR  # between what is read and the words of a question
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
+    doubt: Doubt | None = None  # says so of a model with a reading adapter, once it has read
     weights: str = ""  # digest of the model's; "" = of any
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions
 
@@ -74,7 +125,7 @@ class MadeFor:
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[3]
+    version: Literal[4]
     made_for: MadeFor
     layer: int | None  # whose states the learned part projects; None: there is none
     word_weight: Amount  # Selector.word_weight
@@ -87,6 +138,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
+    doubt: Doubt | None = None
 
     @property
     def gate(self) -> Gate | None:
@@ -95,7 +147,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "scores")
+_SAME = ("read_from", "top_k", "score_range", "passage_tokens", "separator", "doubt", "scores")
 """Fields of a header that are those of the adaptation."""
 
 
@@ -105,7 +157,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     tensors = {} if learned is None else learned.projection.tensors()
     gate = adaptation.gate
     header = {
-        "version": 3,
+        "version": 4,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "layer": learned and learned.layer,
         "word_weight": adaptation.selector.word_weight,
@@ -113,6 +165,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "growth": gate.growth if gate else 0.0,
         "together": gate and gate.together,
         **{name: getattr(adaptation, name) for name in _SAME},
+        "doubt": adaptation.doubt and asdict(adaptation.doubt),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")

@@ -124,6 +124,16 @@ class Candidates:
         ]
 
     @property
+    def lead(self) -> float:
+        """How much more the best scores than the next other text, in standard deviations of all
+        scores; 0 where there is none.
+        """
+        best = self.distinct(2)
+        if len(best) < 2 or not self._deviation:
+            return 0.0
+        return (best[0].score - best[1].score) / self._deviation
+
+    @property
     def together(self) -> float | None:
         """What the best GATE_TOGETHER of them cover of a question of so many parts; None where not
         all of them say a part of their own, or where it is not known by what they were found.

@@ -11,7 +11,7 @@ from torch import Tensor
 from memstore.errors import InvalidInput
 from memstore.model.adapter import Enter
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.adaptation import Refusal
+from memstore.model.passages.adaptation import Evidence, Refusal
 from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice
 from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
@@ -22,7 +22,7 @@ from memstore.model.passages.repositioned_attention import (
     computed,
     read_prefix,
 )
-from memstore.model.passages.selector import Captured, Captures
+from memstore.model.passages.selector import Captured, Captures, confidence
 from memstore.model.passages.step_graph import StepGraph
 from memstore.model.session import AskSession, Lookups, OnRead, Run, check_device
 from memstore.model.texts.questions import asks, query_of
@@ -189,6 +189,7 @@ class PassageSession(AskSession):
         self.answered = True  # False: nothing in the memory answers the last question
         self.needed: float | None = None  # the score that the gate wants of the last question
         self.doubt: float | None = None  # probability that what is read does not answer
+        self.evidence: Evidence | None = None  # by which that is told
         self.read_tokens = 0
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self._retrieve = retrieve
@@ -227,14 +228,15 @@ class PassageSession(AskSession):
         ids = ids[early:]
         words = range(max(0, words.start - early), max(0, words.stop - early))
         self._make_room(len(ids))
+        judged: Refusal | None = None
         if self._retrieve and self._scope:
             if asks(question):
                 self._choose_for(question, ids, words)
+                judged = self.reader.refusal
             else:  # what is read now stays: "make that shorter" is about it
                 self.answered = True
         answering()
-        self.first_logits = self.doubt = None
-        judged = self.reader.refusal if self._retrieve and asks(question) else None
+        self.first_logits = self.doubt = self.evidence = None
         state = self.feed(ids)[-1]
         if judged is not None and self.adapt:
             self._judge(judged, state)
@@ -242,11 +244,15 @@ class PassageSession(AskSession):
 
     @torch.no_grad()
     def _judge(self, refusal: Refusal, state: Tensor) -> None:
-        """Decide whether what is read answers, by the probability with which the answer begins as a
-        refusal; where it does, it may not begin so.
+        """Decide whether what is read answers; where it does, the answer may not begin as a
+        refusal.
         """
         logits = self.reader.logits(state[None], quantized=True)[0].clone()
-        self.doubt = float(logits.float().softmax(-1)[refusal.token])
+        unknown = float(logits.float().softmax(-1)[refusal.token])
+        found = self.candidates
+        assert found is not None  # a question is judged only where passages were chosen for it
+        self.evidence = Evidence(unknown, confidence(found.scores), found.lead, found.blocks)
+        self.doubt = refusal.probability(self.evidence)
         self.answered = self.doubt <= refusal.threshold(self.settings.caution)
         logits[refusal.token] = -torch.inf
         self.first_logits = logits

@@ -1,0 +1,140 @@
+"""Fitting a Doubt: questions are asked of memories that lack what answers some of them, and a
+logistic regression learns to tell these from the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from memstore.errors import InvalidInput
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.lookup_settings import CAUTION
+from memstore.model.passages.adaptation import Doubt
+from memstore.store.memory_store import MemoryStore
+from memstore.training.reading_questions import AskedContext
+
+_LEFT_OUT = 0.3  # of the contexts: nothing answers their questions
+_FEW = (3, 8, 25, 60)  # documents that every second question is asked of, in place of all
+_REFUSED = 0.1  # of answerable questions, with the default caution
+_FOLDS = 5
+
+
+def fit_doubt(
+    reader: HuggingFacePassageModel,
+    contexts: Sequence[AskedContext],
+    work: Path,
+    *,
+    questions: int = 2000,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda line: None,
+) -> tuple[Doubt, dict[str, float]] | None:
+    """Fit a Doubt to a reader that may refuse; also returns the shares of answerable and of
+    unanswerable questions that are refused with the default caution, told by cross-validation.
+
+    Contexts of one source and language make one memory; `questions` are divided among these. work:
+    directory of what was asked so far; an interrupted run continues there. None where there are too
+    few questions. Raises InvalidInput for a reader without an adapter that refuses.
+    """
+    if reader.refusal is None or reader.adapter is None:
+        raise InvalidInput("the model has no reading adapter that refuses")
+    sets: dict[str, list[AskedContext]] = defaultdict(list)
+    for one in contexts:
+        if any(asked.answers for asked in one.questions):
+            sets[f"{one.source} {one.lang}"].append(one)
+    sets = {name: some for name, some in sets.items() if len(some) >= 1 / _LEFT_OUT}
+    cases = []
+    work.mkdir(parents=True, exist_ok=True)
+    for number, (name, some) in enumerate(sorted(sets.items())):
+        report(f"asking about {name}: {number + 1} of {len(sets)}")
+        path = work / f"asked-{number}.pt"
+        if not path.is_file():
+            found = _ask(reader, some, questions // len(sets), Random(f"{seed} {name}"))
+            torch.save(found, path.with_suffix(".partial"))
+            path.with_suffix(".partial").replace(path)
+        cases.append(torch.load(path, weights_only=True))
+    numbers = torch.cat([numbers for numbers, _ in cases] or [torch.zeros(0, 4)])
+    unanswered = torch.cat([unanswered for _, unanswered in cases] or [torch.zeros(0)])
+    if min(int(unanswered.sum()), int((1 - unanswered).sum())) < _FOLDS:
+        return None
+    fold = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)) % _FOLDS
+    told = torch.zeros(len(numbers))
+    for held in range(_FOLDS):
+        weights, bias = _fit(numbers[fold != held], unanswered[fold != held])
+        told[fold == held] = (numbers[fold == held] @ weights + bias).sigmoid()
+    least = float(told[unanswered == 0].quantile(1 - _REFUSED))
+    weights, bias = _fit(numbers, unanswered)
+    scores = {
+        "answerable refused": float((told[unanswered == 0] > least).float().mean()),
+        "unanswerable refused": float((told[unanswered == 1] > least).float().mean()),
+    }
+    above = max(0.0, 1 - (1 - least) / CAUTION)
+    w, x, y, z = weights.tolist()
+    return Doubt((w, x, y, z), float(bias), above, reader.adapter.digest), scores
+
+
+def _ask(
+    reader: HuggingFacePassageModel, contexts: Sequence[AskedContext], count: int, rng: Random
+) -> tuple[Tensor, Tensor]:
+    """Evidence.numbers [n, 4] of so many questions, and 1 for each that nothing answers [n]."""
+    titles = sorted({one.title for one in contexts})
+    place = {title: at for at, title in enumerate(rng.sample(titles, len(titles)))}
+    some = sorted(contexts, key=lambda one: place[one.title])[: max(8, count // 2)]
+    names = [str(at) for at in range(len(some))]
+    out = set(rng.sample(names, round(_LEFT_OUT * len(some))))
+    kept = [name for name in names if name not in out]
+    asked = [(name, q) for name, one in zip(names, some) for q in one.questions if q.answers]
+    numbers, unanswered = [], []
+    with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
+        store = MemoryStore.create(Path(directory) / "m", reader.signature, selector=reader.keeps)
+        with store:
+            for name in kept:
+                reader.ingest(some[int(name)].context, store, name=name)
+            for name, question in rng.sample(asked, min(count, len(asked))):
+                like = [n for n in kept if some[int(n)].title == some[int(name)].title]
+                few = _few(name if name in kept else None, like, kept, rng)
+                with reader.session(store, kept if rng.random() < 0.5 else few) as session:
+                    session.ask(question.question, lambda: None)
+                    if session.evidence is not None:
+                        numbers.append(torch.tensor(session.evidence.numbers))
+                        unanswered.append(float(name in out))
+    return torch.stack(numbers) if numbers else torch.zeros(0, 4), torch.tensor(unanswered)
+
+
+def _few(right: str | None, like: Sequence[str], kept: Sequence[str], rng: Random) -> list[str]:
+    """A few documents: the right one if there is one, half of them like it."""
+    count = min(rng.choice(_FEW), len(kept))
+    near = rng.sample(like, min(count // 2, len(like)))
+    first = [right] if right else []
+    return list(dict.fromkeys([*first, *near, *rng.sample(kept, len(kept))]))[:count]
+
+
+def _fit(numbers: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [columns] and bias of a logistic regression of wanted [n], 0 or 1, on numbers
+    [n, columns].
+    """
+    mean, deviation = numbers.mean(0), numbers.std(0) + 1e-6
+    x = (numbers - mean) / deviation
+    weights = torch.zeros(x.shape[1], requires_grad=True)
+    bias = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        lost = binary_cross_entropy_with_logits(x @ weights + bias, wanted)
+        lost = lost + 1e-3 * weights.square().sum()
+        with torch.enable_grad():
+            lost.backward()
+        return lost
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    found = weights.detach() / deviation
+    return found, bias.detach() - found @ mean
