@@ -18,7 +18,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import UNKNOWN
 from memstore.memory import Memory
 from memstore.model.lookup_settings import CAUTION
+from memstore.model.passages.adaptation import Evidence
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.training.reading_questions import read_questions
 
@@ -78,8 +79,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a question. doubt: the model's probability that what it read does not answer;
-    seconds: to the first token and to the last; found: the rank of the right passage, None where it
+    """What came of a question. doubt: the probability that what was read does not answer; seconds:
+    first token and to the last; found: the rank of the right passage, None where it
     is not there; read: passages.
     """
 
@@ -219,9 +220,12 @@ class TextReader:
         self.reader, self.adapt = reader, adapt and reader.adapted_turns
 
     @torch.no_grad()
-    def answer(self, passages: Sequence[Sequence[int]], question: str) -> tuple[str, float, float]:
-        """The answer, the probability that it would begin as a refusal, and the seconds to its
-        first token.
+    def answer(
+        self, passages: Sequence[Sequence[int]], question: str, known: Evidence | None
+    ) -> tuple[str, float, float]:
+        """The answer, the probability that what was read does not answer, and the seconds to the
+        first token. known: how well the memory's passages suit the question, by which its session
+        judges, too.
         """
         began = time.perf_counter()
         reader = self.reader
@@ -237,6 +241,8 @@ class TextReader:
             logits = reader.logits(states[0, -1], quantized=True).clone()
             if self.adapt and reader.refusal is not None and not said:
                 doubt = float(logits.float().softmax(-1)[reader.refusal.token])
+                if known is not None:
+                    doubt = reader.refusal.probability(replace(known, unknown=doubt))
                 logits[reader.refusal.token] = -torch.inf
             token = int(logits.argmax())
             first = first or time.perf_counter() - began
@@ -270,20 +276,37 @@ def ask_memory(memory: Memory, passages: Passages, asked: Asked, k: int | None) 
     )
 
 
+def judged(memory: Memory, question: str) -> Evidence | None:
+    """By what the memory judges a question; None where its model does not."""
+    documents = [one.name for one in memory.documents()]
+    with memory.reader.session(memory.store, documents, caution=0.0) as session:
+        session.ask(question, lambda: None)
+        return getattr(session, "evidence", None)
+
+
 def rank(order: Sequence[int], right: set[int]) -> int | None:
     return next((at for at, one in enumerate(order) if one in right), None)
 
 
 def ask_text(
-    way: str, reader: TextReader, passages: Passages, asked: Asked, order: Sequence[int], k: int
+    way: str,
+    reader: TextReader,
+    passages: Passages,
+    asked: Asked,
+    order: Sequence[int],
+    k: int,
+    known: Evidence | None,
 ) -> Said:
-    """order: passages to read, best first, if the way does not choose them itself."""
+    """order: passages to read, best first, if the way does not choose them itself; known: see
+    TextReader.answer.
+    """
     began = time.perf_counter()
     if way in ("bm25", "minilm", "fused"):
         order = passages.ranked(way, asked.question)
     chosen = sorted(order[:k])
     searched = time.perf_counter() - began
-    said, doubt, first = reader.answer([passages.ids[at] for at in chosen], asked.question)
+    ids = [passages.ids[at] for at in chosen]
+    said, doubt, first = reader.answer(ids, asked.question, known)
     seconds = time.perf_counter() - began
     found = rank(order[:16], set(passages.right(asked)))
     return Said(said, doubt, searched + first, seconds, found, tuple(chosen))
@@ -334,6 +357,9 @@ def asked_by_all(
     refusal, found, read = reader.refusal, dict[str, Any](), dict[str, tuple[int, ...]]()
     told: dict[str, dict[str, float]] = {}
     above = 0.5 if refusal is None else refusal.threshold(CAUTION)
+    known: dict[str, Evidence | None] = {}
+    if refusal is not None and set(given.ways) - {"memory"}:
+        known = {one.question: judged(memory, one.question) for one in asked}
     for way in given.ways:
         kind, _, stock = way.partition("-")
         some = [one for one in asked if one.accepted] if kind == "gold" else asked
@@ -350,7 +376,8 @@ def asked_by_all(
                 elif kind == "gold":
                     order = passages.gold(one)
                 most = 64 if kind == "text" else given.k
-                said.append(ask_text(kind, prompted, passages, one, order, most))
+                seen = known.get(one.question)
+                said.append(ask_text(kind, prompted, passages, one, order, most, seen))
         found[way] = summary(some, said, above)
         told[way] = marks(some, said, above)
         if way != "memory" and "memory" in told:
@@ -367,6 +394,34 @@ def asked_by_all(
     return found
 
 
+def found_by_all(
+    memory: Memory, passages: Passages, asked: Sequence[Asked]
+) -> dict[str, dict[str, Any]]:
+    """How often each way of choosing has a right passage among its best 1, 4 and 8, of the
+    questions whose answer stands in a passage verbatim.
+    """
+    some = [(one, set(passages.right(one))) for one in asked if passages.right(one)]
+    groups = [one.group for one, _ in some]
+    ranks: dict[str, list[int | None]] = {}
+    for way in ("memory", "bm25", "minilm", "fused"):
+        orders = (
+            passages.found(memory, one) if way == "memory" else passages.ranked(way, one.question)
+            for one, _ in some
+        )
+        ranks[way] = [rank(order[:16], right) for order, (_, right) in zip(orders, some)]
+    found: dict[str, dict[str, Any]] = {}
+    for way, theirs in ranks.items():
+        found[way] = {"questions": len(some)}
+        for k in (1, 4, 8):
+            within = [float(at is not None and at < k) for at in theirs]
+            ours = [float(at is not None and at < k) for at in ranks["memory"]]
+            found[way][f"found {k}"] = mean(within)
+            gains = [a - b for a, b in zip(ours, within)]
+            found[way][f"memory minus this, {k}"] = clustered_interval(gains, groups)
+        print(way, json.dumps(found[way]), flush=True)
+    return found
+
+
 def main() -> None:
     parser = options.plain_parser(__doc__)
     options.add(parser, "--set", "newwiki", choices=[*SETS, "office"])
@@ -375,6 +430,7 @@ def main() -> None:
     options.add(parser, "--ways", list(WAYS), choices=WAYS)
     options.add(parser, "--k", 4, "passages that are chosen otherwise and read as text")
     parser.add_argument("--top-k", type=int, help="passages that the memory reads at most")
+    parser.add_argument("--only-search", action="store_true", help="find passages, answer nothing")
     options.add(parser, "--model", "smollm2")
     given = parser.parse_args()
     options.prepare(given.threads)
@@ -391,7 +447,10 @@ def main() -> None:
         passages = Passages(memory, Path(place))
         sizes = f"{len(memory.documents())} documents, {len(passages.texts)} passages"
         print(f"{sizes}, {len(asked)} questions")
-        found |= asked_by_all(given, memory, passages, asked)
+        if given.only_search:
+            found |= found_by_all(memory, passages, asked)
+        else:
+            found |= asked_by_all(given, memory, passages, asked)
     results.write(given, {"set": given.set, "ways": found})
 
 
