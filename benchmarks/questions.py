@@ -395,20 +395,24 @@ def asked_by_all(
 
 
 def found_by_all(
-    memory: Memory, passages: Passages, asked: Sequence[Asked]
+    memory: Memory, passages: Passages, asked: Sequence[Asked], word_weights: Sequence[float]
 ) -> dict[str, dict[str, Any]]:
     """How often each way of choosing has a right passage among its best 1, 4 and 8, of the
-    questions whose answer stands in a passage verbatim.
+    questions whose answer stands in a passage verbatim. word_weights: of the memory's selector,
+    tried besides its own.
     """
+    assert isinstance(memory.reader, HuggingFacePassageModel)
+    selector = memory.reader.selector
+    own = selector.word_weight
     some = [(one, set(passages.right(one))) for one in asked if passages.right(one)]
     groups = [one.group for one, _ in some]
     ranks: dict[str, list[int | None]] = {}
-    for way in ("memory", "bm25", "minilm", "fused"):
-        orders = (
-            passages.found(memory, one) if way == "memory" else passages.ranked(way, one.question)
-            for one, _ in some
-        )
-        ranks[way] = [rank(order[:16], right) for order, (_, right) in zip(orders, some)]
+    for way in ("bm25", "minilm", "fused"):
+        ranks[way] = [rank(passages.ranked(way, one.question)[:16], right) for one, right in some]
+    for weight in (*word_weights, own):
+        selector.word_weight = weight
+        way = "memory" if weight == own else f"memory, words {weight}"
+        ranks[way] = [rank(passages.found(memory, one), right) for one, right in some]
     found: dict[str, dict[str, Any]] = {}
     for way, theirs in ranks.items():
         found[way] = {"questions": len(some)}
@@ -431,6 +435,7 @@ def main() -> None:
     options.add(parser, "--k", 4, "passages that are chosen otherwise and read as text")
     parser.add_argument("--top-k", type=int, help="passages that the memory reads at most")
     parser.add_argument("--only-search", action="store_true", help="find passages, answer nothing")
+    parser.add_argument("--word-weights", type=float, nargs="+", default=[], help="to try")
     options.add(parser, "--model", "smollm2")
     given = parser.parse_args()
     options.prepare(given.threads)
@@ -448,7 +453,7 @@ def main() -> None:
         sizes = f"{len(memory.documents())} documents, {len(passages.texts)} passages"
         print(f"{sizes}, {len(asked)} questions")
         if given.only_search:
-            found |= found_by_all(memory, passages, asked)
+            found |= found_by_all(memory, passages, asked, given.word_weights)
         else:
             found |= asked_by_all(given, memory, passages, asked)
     results.write(given, {"set": given.set, "ways": found})
