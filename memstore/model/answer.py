@@ -106,7 +106,7 @@ class Answer:
     sources are the closest passages, with their scores as weights; with from_memory=False
     (AnswerSettings) the text is the model's own. finish_reason: "length" if max_new_tokens or a
     time limit ended it. needed: the score that the gate wanted of a passage; None for a model
-    without a gate. doubt: the model's probability, 0 to 1, that what it read holds no answer; None
+    without a gate. doubt: the probability, 0 to 1, that nothing that was read answers; None
     if it has not learned to say so. `str` of an answer is what to show a person. lookups: {"done",
     "skipped"}, see Lookups. tiers: {name: counts} of this answer, the fields of TierStats. seconds:
     from the question to the last token.

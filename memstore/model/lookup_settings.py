@@ -49,8 +49,9 @@ class LookupSettings:
     local_tokens: int = 1024
     # how sure its choice has to be before anything is answered, as a share of what its gate was
     # calibrated to on planted facts: with 1 most questions that nothing answers are refused, and of
-    # people's own questions that something does answer every second one, too; 0 refuses none. A
-    # model that was trained to refuse decides itself: see Refusal
+    # people's own questions that something does answer every second one, too; 0 refuses none. For
+    # a model that was trained to refuse it sets how probable it has to be that nothing answers: see
+    # Refusal
     caution: float = CAUTION
 
     def __post_init__(self) -> None:

@@ -258,7 +258,7 @@ class AskSession(Closing):
     adapt: bool = False  # is it read with the model's reading adapter now?
     answered: bool = True  # False: nothing in the memory answers the last question
     needed: float | None = None  # the score that a passage needs to answer it; None without a gate
-    doubt: float | None = None  # the model's probability that what it reads holds no answer
+    doubt: float | None = None  # probability, 0 to 1, that nothing that is read answers
     first_logits: Tensor | None = None  # [vocabulary] of the answer's first token, if computed
     read_tokens: int = 0  # since it was opened
     lookups: Lookups  # how often blocks were looked for

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -54,9 +55,12 @@ def fit_doubt(
     work.mkdir(parents=True, exist_ok=True)
     for number, (name, some) in enumerate(sorted(sets.items())):
         report(f"asking about {name}: {number + 1} of {len(sets)}")
-        path = work / f"asked-{number}.pt"
+        count = questions // len(sets)
+        of = (reader.adapter.digest, reader.selector.spec, reader.selector.word_weight, name)
+        digest = blake2b(repr((*of, len(some), count, seed)).encode(), digest_size=8)
+        path = work / f"asked-{digest.hexdigest()}.pt"
         if not path.is_file():
-            found = _ask(reader, some, questions // len(sets), Random(f"{seed} {name}"))
+            found = _ask(reader, some, count, Random(f"{seed} {name}"))
             torch.save(found, path.with_suffix(".partial"))
             path.with_suffix(".partial").replace(path)
         cases.append(torch.load(path, weights_only=True))
