@@ -1,5 +1,6 @@
 """Reading a publication while everything fails in turn: no wrong block, every failure named, and
-readers that recover by themselves. MEMSTORE_SHARE_FAULTS sets the number of reads.
+readers that recover by themselves. MEMSTORE_SHARE_FAULTS sets the number of reads, a multiple of
+120.
 """
 
 import os
