@@ -79,8 +79,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a question. doubt: the probability that what was read does not answer; seconds:
-    first token and to the last; found: the rank of the right passage, None where it
+    """What came of a question. doubt: the probability that nothing that was read answers; first,
+    seconds: to the first token and to the last; found: the rank of the right passage, None where it
     is not there; read: passages.
     """
 
@@ -276,12 +276,11 @@ def ask_memory(memory: Memory, passages: Passages, asked: Asked, k: int | None) 
     )
 
 
-def judged(memory: Memory, question: str) -> Evidence | None:
+def judged(reader: HuggingFacePassageModel, memory: Memory, question: str) -> Evidence | None:
     """By what the memory judges a question; None where its model does not."""
-    documents = [one.name for one in memory.documents()]
-    with memory.reader.session(memory.store, documents, caution=0.0) as session:
+    with reader.session(memory.store) as session:
         session.ask(question, lambda: None)
-        return getattr(session, "evidence", None)
+        return session.evidence
 
 
 def rank(order: Sequence[int], right: set[int]) -> int | None:
@@ -359,7 +358,7 @@ def asked_by_all(
     above = 0.5 if refusal is None else refusal.threshold(CAUTION)
     known: dict[str, Evidence | None] = {}
     if refusal is not None and set(given.ways) - {"memory"}:
-        known = {one.question: judged(memory, one.question) for one in asked}
+        known = {one.question: judged(reader, memory, one.question) for one in asked}
     for way in given.ways:
         kind, _, stock = way.partition("-")
         some = [one for one in asked if one.accepted] if kind == "gold" else asked
@@ -404,7 +403,7 @@ def found_by_all(
     assert isinstance(memory.reader, HuggingFacePassageModel)
     selector = memory.reader.selector
     own = selector.word_weight
-    some = [(one, set(passages.right(one))) for one in asked if passages.right(one)]
+    some = [(one, set(right)) for one in asked if (right := passages.right(one))]
     groups = [one.group for one, _ in some]
     ranks: dict[str, list[int | None]] = {}
     for way in ("bm25", "minilm", "fused"):

@@ -18,6 +18,7 @@ from memstore.errors import InvalidInput
 if TYPE_CHECKING:
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.hf.reading_adapter import Kind
+    from memstore.training.reading_questions import AskedContext
 
 _TEXT = option("--text", "FILE", "Prose to hide facts in: .txt or .jsonl.zst; repeatable.")
 Texts = Annotated[list[Path], _TEXT]
@@ -68,6 +69,7 @@ def adapt(
     from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.passages.adaptation import UNADAPTED
     from memstore.training.corpus import read_documents
+    from memstore.training.reading_questions import read_questions
 
     if not text and questions is None:
         raise typer.BadParameter("give --text, --questions or both")
@@ -80,19 +82,20 @@ def adapt(
             "calibrate` measures what its skipped lookups give"
         )
     assert isinstance(reader, HuggingFacePassageModel)  # reader_named refuses others
+    contexts = None if questions is None else read_questions(questions)
     texts = list(read_documents(text or ()))
     work = cache_directory() / "adapting" / reader.made_for.weights
     result: dict[str, Any] = {}
-    if reading_tokens and (questions is not None or reader.adapter is None):
-        result |= _adapt_reading(reader, texts, questions, work, reading_tokens, windows, seed or 0)
+    if reading_tokens and (contexts is not None or reader.adapter is None):
+        result |= _adapt_reading(reader, texts, contexts, work, reading_tokens, windows, seed or 0)
         reader = cast(
             HuggingFacePassageModel, reader_named(model, compute=compute, adaptation=UNADAPTED)
         )
     path = out or made_here(reader.made_for.weights)
     if texts:
         result |= _make_selector(model, reader, texts, work, path, windows, seed or 0)
-    if questions is not None:
-        result |= _fit_doubt(model, str(reader.device), questions, work, path, seed or 0)
+    if contexts is not None:
+        result |= _fit_doubt(model, reader, contexts, work, path, seed or 0)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         console.emit(result)
@@ -101,7 +104,7 @@ def adapt(
 def _adapt_reading(
     reader: "HuggingFacePassageModel",
     texts: Sequence[str],
-    questions: Path | None,
+    contexts: "Sequence[AskedContext] | None",
     work: Path,
     tokens: int,
     windows: int,
@@ -110,13 +113,11 @@ def _adapt_reading(
     """Train and store a reading adapter; what --json prints of it."""
     from memstore.hf.weights import adapter_made_here
     from memstore.training.reading import ReadingOptions, adapt_reading
-    from memstore.training.reading_questions import planted_questions, read_questions
+    from memstore.training.reading_questions import planted_questions
 
-    if questions is None:
+    kind: Kind = "writer" if contexts is None else "both"
+    if contexts is None:
         contexts = planted_questions(texts, reader.tokenizer, 4 * windows, seed)
-    else:
-        contexts = read_questions(questions)
-    kind: Kind = "writer" if questions is None else "both"
     options = ReadingOptions(
         tokens=tokens, learning_rate=5e-4 if kind == "writer" else 8e-4, seed=seed
     )
@@ -165,29 +166,28 @@ def _make_selector(
 
 
 def _fit_doubt(
-    model: str, device: str, questions: Path, work: Path, path: Path, seed: int
+    model: str,
+    reader: "HuggingFacePassageModel",
+    contexts: "Sequence[AskedContext]",
+    work: Path,
+    path: Path,
+    seed: int,
 ) -> dict[str, Any]:
     """Learn when to refuse, and store it with the selector at `path` or with the one that the model
     has; what --json prints of it.
     """
     from memstore.hf.load import load_reader
-    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.adaptation import load_selector, save_selector
     from memstore.training.doubt import fit_doubt
-    from memstore.training.reading_questions import read_questions
 
-    reader = load_reader(model, device=device)
-    assert isinstance(reader, HuggingFacePassageModel)
     if reader.refusal is None:
+        console.note("the model has no reading adapter that refuses: nothing is fitted")
         return {}
-    if path.is_file():  # it may be none that the model finds
-        adaptation = load_selector(path, reader.made_for)
-        reader = cast(
-            HuggingFacePassageModel, load_reader(model, device=device, adaptation=adaptation)
-        )
-    fitted = fit_doubt(
-        reader, read_questions(questions), work / "doubt", seed=seed, report=console.note
-    )
+    # the selector at `path` may be none that the model finds
+    made = load_selector(path, reader.made_for) if path.is_file() else None
+    selecting = load_reader(model, device=str(reader.device), adaptation=made)
+    reader = cast("HuggingFacePassageModel", selecting)
+    fitted = fit_doubt(reader, contexts, work / "doubt", seed=seed, report=console.note)
     if fitted is None:
         console.note("too few questions to learn when to refuse: the adapter alone decides")
         return {}

@@ -56,8 +56,6 @@ class HuggingFacePassageModel(PassageAPI):
         self.adapted_passages = adapter is not None
         self.adapted_turns = adapter is not None and adapter.kind == "both"
         self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
-        if adapter is not None and adapter.refuse_above is not None:
-            self.refusal = Refusal(self.tokenizer.encode(UNKNOWN)[0], adapter.refuse_above)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
@@ -75,8 +73,12 @@ class HuggingFacePassageModel(PassageAPI):
         adaptation = adaptation or adaptation_of(self.made_for)
         self.adaptation, self.selector = adaptation, adaptation.selector
         self.gate, doubt = adaptation.gate, adaptation.doubt
-        if self.refusal and doubt and adapter and doubt.adapter == adapter.digest:
-            self.refusal = Refusal(self.refusal.token, doubt.above, doubt)
+        if adapter is not None and adapter.refuse_above is not None:
+            token = self.tokenizer.encode(UNKNOWN)[0]
+            if doubt is not None and doubt.adapter == adapter.digest:
+                self.refusal = Refusal(token, doubt.above, doubt)
+            else:
+                self.refusal = Refusal(token, adapter.refuse_above)
         separator = adaptation.separator if adapter is None else adapter.separator
         self.separator_ids = self.tokenizer.encode(separator)
         self.lookup = LookupSettings(top_k=adaptation.top_k, score_range=adaptation.score_range)

@@ -134,11 +134,9 @@ def _fit(numbers: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         optimizer.zero_grad()
         lost = binary_cross_entropy_with_logits(x @ weights + bias, wanted)
         lost = lost + 1e-3 * weights.square().sum()
-        with torch.enable_grad():
-            lost.backward()
+        lost.backward()
         return lost
 
-    with torch.enable_grad():
-        optimizer.step(loss)
+    optimizer.step(loss)
     found = weights.detach() / deviation
     return found, bias.detach() - found @ mean
