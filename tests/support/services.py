@@ -41,6 +41,24 @@ def free_port() -> int:
             return port
 
 
+# moto checks the condition of a put and stores the object without holding anything in between; in
+# S3 both are one step. So its requests are answered one after another.
+ATOMIC_MOTO = """
+import sys, threading
+from moto import server
+
+one_at_a_time = threading.Lock()
+
+class Application(server.DomainDispatcherApplication):
+    def __call__(self, environ, start_response):
+        with one_at_a_time:
+            return super().__call__(environ, start_response)
+
+server.DomainDispatcherApplication = Application
+server.main(sys.argv[1:])
+"""
+
+
 @contextmanager
 def s3_server() -> Iterator[str]:
     """moto's S3 server; yields its endpoint."""
@@ -48,7 +66,7 @@ def s3_server() -> Iterator[str]:
         pytest.skip("moto is not installed: make services")
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", ATOMIC_MOTO, "-H", "127.0.0.1", "-p", str(port)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **quiet, env=os.environ | S3_ENVIRONMENT) as server:
         try:
