@@ -77,7 +77,7 @@ class Read:
         self._walk = Subject.of(reader, reader.made_for).walk
         self._passages: dict[str, list[Captured]] = {}
         asked = [reader.turn_ids(question, first=True) for question in questions]
-        shown = self._walk([ids for ids, _ in asked], captures)
+        shown = self._walk([ids for ids, _ in asked], captures, asked=True)
         self._questions = {
             question: one.part(words)
             for question, one, (_, words) in zip(questions, shown, asked, strict=True)
@@ -87,7 +87,7 @@ class Read:
         if document not in self._passages:
             text = self.blocks.documents[document]
             ids = [one.ids.tolist() for one in passages_of(self.reader, [text])]
-            seconds, found = timed(lambda: self._walk(ids, self.captures))
+            seconds, found = timed(lambda: self._walk(ids, self.captures, asked=False))
             tokens = sum(map(len, ids))
             print(f"{document}: {len(ids)} passages, {tokens / seconds:.0f} tokens/s", flush=True)
             self._passages[document] = found

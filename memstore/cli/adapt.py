@@ -58,8 +58,8 @@ def adapt(
 
     The adapter teaches the model to read stored passages. --questions trains it on people's
     questions for passages, questions and answers, and tells when to refuse; --text alone trains it
-    for passages only, if the model has no adapter yet. The selector, made from --text, chooses the
-    passages of a question. Later commands find both by the weights.
+    for passages only, if the model has no adapter yet. The selector learns from both to choose the
+    passages of a question. Later commands find adapter and selector by the weights.
     """
     from memstore.compute import Compute
     from memstore.hf.model_directory import cache_directory
@@ -86,14 +86,19 @@ def adapt(
     texts = list(read_documents(text or ()))
     work = cache_directory() / "adapting" / reader.made_for.weights
     result: dict[str, Any] = {}
-    if reading_tokens and (contexts is not None or reader.adapter is None):
+    trained = work / "adapter"  # holds the digest of one that an interrupted run has trained
+    if reader.adapter and trained.is_file() and trained.read_text() == reader.adapter.digest:
+        console.note("the reading adapter is trained already")
+    elif reading_tokens and (contexts is not None or reader.adapter is None):
         result |= _adapt_reading(reader, texts, contexts, work, reading_tokens, windows, seed or 0)
         reader = cast(
             HuggingFacePassageModel, reader_named(model, compute=compute, adaptation=UNADAPTED)
         )
+        assert reader.adapter is not None
+        work.mkdir(parents=True, exist_ok=True)
+        trained.write_text(reader.adapter.digest)
     path = out or made_here(reader.made_for.weights)
-    if texts:
-        result |= _make_selector(model, reader, texts, work, path, windows, seed or 0)
+    result |= _make_selector(model, reader, texts, contexts or [], work, path, windows, seed or 0)
     if contexts is not None:
         result |= _fit_doubt(model, reader, contexts, work, path, seed or 0)
     shutil.rmtree(work, ignore_errors=True)
@@ -134,6 +139,7 @@ def _make_selector(
     model: str,
     reader: "HuggingFacePassageModel",
     texts: Sequence[str],
+    contexts: "Sequence[AskedContext]",
     work: Path,
     path: Path,
     windows: int,
@@ -148,11 +154,21 @@ def _make_selector(
 
     subject = Subject.of(reader, reader.made_for)
     options = AdaptOptions(windows=windows, held_out=min(48, windows), seed=seed)
-    adaptation = make_selector(subject, texts, work, options=options, report=console.note)
+    # states are those of this adapter; an earlier run may have left others
+    work /= reader.adapter.digest if reader.adapter else "stock"
+    adaptation = make_selector(
+        subject, texts, work, contexts=contexts, options=options, report=console.note
+    )
     adapted = load_reader(model, device=str(reader.device), adaptation=adaptation)
     assert isinstance(adapted, HuggingFacePassageModel)
     adaptation = calibrate_reading(
-        adapted, adaptation, texts, windows=min(16, windows), seed=seed, report=console.note
+        adapted,
+        adaptation,
+        texts,
+        contexts=contexts,
+        windows=min(16, windows),
+        seed=seed,
+        report=console.note,
     )
     save_selector(adaptation, subject.made_for, path)
     name, shares = adaptation.selector.spec.name, dict(adaptation.scores)
@@ -160,7 +176,7 @@ def _make_selector(
     answers = shares.pop("answers", 0.0)
     found = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
     console.note(f"{name}: right passage among the best 8: {found}")
-    console.note(f"questions about planted facts answered: {answers:.0%}")
+    console.note(f"held-out questions answered word for word: {answers:.0%}")
     console.note(f"selector written to {path}")
     return result
 

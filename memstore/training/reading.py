@@ -29,7 +29,13 @@ from memstore.model.adapter import AttentionSpec
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.repositioned_attention import attention
 from memstore.model.rotary import Positions
-from memstore.training.reading_questions import UNKNOWN, AskedContext, Composed, Examples
+from memstore.training.reading_questions import (
+    UNKNOWN,
+    AskedContext,
+    Composed,
+    Examples,
+    split_titles,
+)
 
 Report = Callable[[str], None]
 Rotate = Callable[[Tensor, Positions], Tensor]
@@ -303,12 +309,7 @@ def adapt_reading(
 
     work: directory of checkpoints. Raises InvalidInput for questions of fewer than two titles.
     """
-    titles = sorted({one.title for one in contexts})
-    Random(options.seed).shuffle(titles)
-    held = set(titles[: max(1, len(titles) // 20)])
-    parts = [[c for c in contexts if (c.title in held) is out] for out in (False, True)]
-    if not all(any(one.questions for one in part) for part in parts):
-        raise InvalidInput("the questions are about fewer than two titles; give more texts")
+    parts = split_titles(contexts, options.seed)
 
     def cut(text: str) -> list[list[int]]:
         return [passage.ids.tolist() for passage in passages_of(model, [text])]

@@ -4,13 +4,13 @@ distractors, question and answer.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import log
 from pathlib import Path
 from random import Random
 
@@ -22,15 +22,19 @@ from memstore.hf.reading_adapter import UNKNOWN
 from memstore.model.adapter import TextTokenizer
 from memstore.training.corpus import lines_of
 from memstore.training.selectors.questions import Fact, Facts, capital
-from memstore.training.selectors.windows import WindowWriter
+from memstore.training.selectors.windows import Question, Window, WindowWriter
 
 Cut = Callable[[str], list[list[int]]]
 """Splits a text into passages of token ids."""
+
+Turn = Callable[[str], tuple[list[int], range]]
+"""Token ids of a question as the first turn, and which of them are the question's own words."""
 
 _WORD = re.compile(r"\w+")
 _REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
 _POSTINGS = 400  # words in more passages than this are not used to find distractors
 _MOST_OWN = 8  # passages of one context in an example
+_ASKED = 4  # questions of a text that a selector learns from
 
 
 class AskedQuestion(msgspec.Struct, frozen=True):
@@ -73,6 +77,68 @@ def read_questions(path: Path) -> list[AskedContext]:
     if not any(one.questions for one in found):
         raise InvalidInput(f"{path} holds no questions")
     return found
+
+
+def split_titles(
+    contexts: Sequence[AskedContext], seed: int
+) -> tuple[list[AskedContext], list[AskedContext]]:
+    """Contexts to train on, and those of a twentieth of the titles, to measure with. Raises
+    InvalidInput for questions of fewer than two titles.
+    """
+    titles = sorted({one.title for one in contexts})
+    Random(seed).shuffle(titles)
+    held = set(titles[: max(1, len(titles) // 20)])
+    train, test = ([c for c in contexts if (c.title in held) is out] for out in (False, True))
+    if not all(any(one.questions for one in part) for part in (train, test)):
+        raise InvalidInput("the questions are about fewer than two titles; give more texts")
+    return train, test
+
+
+def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[AskedContext]:
+    """At most `count` contexts with answers, sources by the square root of their size."""
+    sources: dict[tuple[str, str], list[AskedContext]] = defaultdict(list)
+    for one in contexts:
+        if any(asked.answers for asked in one.questions):
+            sources[one.source, one.lang].append(one)
+    roots = {name: len(some) ** 0.5 for name, some in sources.items()}
+    rng, all_roots = Random(seed), sum(roots.values())
+    return [
+        one
+        for name, some in sorted(sources.items())
+        for one in rng.sample(some, min(len(some), math.ceil(count * roots[name] / all_roots)))
+    ]
+
+
+def asked_windows(
+    contexts: Sequence[AskedContext],
+    cut: Cut,
+    decode: Callable[[Sequence[int]], str],
+    turn: Turn,
+    seed: int,
+) -> list[Window]:
+    """Texts as windows, each with at most four of the questions whose answer a passage holds."""
+    examples, rng, windows = Examples(contexts, cut, decode), Random(seed), []
+
+    def question(example: _Example, first: int) -> Question:
+        ids, words = turn(example.asked.question)
+        lead, own = tuple(ids[: words.start]), tuple(ids[words.start : words.stop])
+        right = min(example.right, key=lambda at: at not in example.holding) - first
+        touched = tuple(sorted(at - first for at in example.holding | set(example.right)))
+        return Question("asked", lead, own, example.asked.question, "", right, touched)
+
+    for number, context in enumerate(contexts):
+        answered = [one for one in examples.of(number) if one.right]
+        chosen = rng.sample(answered, min(_ASKED, len(answered)))
+        first = examples.own(number).start
+        windows.append(
+            Window(
+                context.context,
+                tuple(tuple(ids) for ids in examples.passages(number)),
+                tuple(question(one, first) for one in chosen),
+                f"{context.source} {context.lang}",
+            )
+        )
+    return windows
 
 
 def planted_questions(
@@ -191,6 +257,14 @@ class Examples:
     def examples(self) -> list[_Example]:
         return [one for some in self._of for one in some]
 
+    def of(self, context: int) -> list[_Example]:
+        """The questions of a text."""
+        return self._of[context]
+
+    def passages(self, context: int) -> list[list[int]]:
+        """The passages of a text."""
+        return [self._passages[at] for at in self.own(context)]
+
     def _example(self, context: int, texts: Sequence[str], asked: AskedQuestion) -> _Example:
         """The passage that contains an answer verbatim (of several, the one that shares most words
         with the question), and one more if it shares two rare words that the first lacks.
@@ -229,7 +303,7 @@ class Examples:
                     chosen.append(other)
                     size += self._size(other)
             if size <= tokens:
-                places = [list(self._range(context)) for context in chosen]
+                places = [list(self.own(context)) for context in chosen]
                 asked = [one for context in chosen for one in self._of[context]]
                 rng.shuffle(asked)
                 found = [self.compose(one, places, most, rng, unanswerable) for one in asked]
@@ -244,7 +318,7 @@ class Examples:
         unanswerable: float = 0.0,
     ) -> Composed:
         """An example with passages of `places` (those of each text), texts in random order."""
-        asked, own = example.asked, set(self._range(example.context))
+        asked, own = example.asked, set(self.own(example.context))
         answerable = bool(asked.answers) and rng.random() >= unanswerable
         count = min(most, rng.choice((1, 2, 4, 8, most)))
         needed = set(example.right)
@@ -262,12 +336,13 @@ class Examples:
         passages = [self._passages[at] for group in groups for at in group]
         return Composed(passages, asked.question, _answer(asked) if answerable else UNKNOWN)
 
-    def _range(self, context: int) -> range:
+    def own(self, context: int) -> range:
+        """The numbers of the passages of a text."""
         ends = [*self._starts[context + 1 : context + 2], len(self._passages)]
         return range(self._starts[context], ends[0])
 
     def _size(self, context: int) -> int:
-        return sum(len(self._passages[at]) for at in self._range(context))
+        return sum(len(self._passages[at]) for at in self.own(context))
 
     def _near(self, asked: AskedQuestion, places: Sequence[int], most: int) -> Sequence[int]:
         """The run of `most` consecutive passages that shares most words with the question."""
@@ -295,7 +370,7 @@ class Examples:
             holding = self._holding.get(word, ())
             if 0 < len(holding) <= _POSTINGS:
                 for at in holding:
-                    scores[at] += log(1 + len(self._passages) / len(holding))
+                    scores[at] += math.log(1 + len(self._passages) / len(holding))
         best = sorted(scores, key=lambda at: (-scores[at], at))
         contexts = dict.fromkeys(bisect_right(self._starts, at) - 1 for at in best)
         title = self._titles[example.context]

@@ -19,6 +19,14 @@ from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.passages.adaptation import Adaptation, MadeFor, load_selector, save_selector
 from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
+from memstore.training.reading_questions import (
+    AskedContext,
+    AskedQuestion,
+    asked_windows,
+    drawn,
+    split_titles,
+)
+from memstore.training.selectors import make_selector
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
 from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, recalls
@@ -76,7 +84,9 @@ class Walker:
         self.embedding = torch.randn(vocabulary, HIDDEN, generator=draw)
         self.rows = 0
 
-    def __call__(self, rows: Sequence[Sequence[int]], captures: Captures) -> list[Captured]:
+    def __call__(
+        self, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
+    ) -> list[Captured]:
         self.rows += len(rows)
         shown = []
         for ids in rows:
@@ -90,7 +100,12 @@ class Walker:
 def subject(tokenizer: Tokenizer) -> Subject:
     made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size)
     walk = Walker(tokenizer.vocab_size)
-    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, SIZE)
+
+    def turn(question: str) -> tuple[list[int], range]:
+        ids = tokenizer.encode(question)
+        return ids, range(len(ids))
+
+    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, turn, SIZE)
 
 
 OPTIONS = AdaptOptions(
@@ -314,16 +329,74 @@ def test_the_command_trains_a_reading_adapter_on_questions(
     ]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("\n".join(map(json.dumps, lines)))
+    here = "memstore.training.selectors.make_selector"
+    monkeypatch.setattr(f"{here}._ASKED", replace(make_selector._ASKED, steps=5, batch=8))
+    monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.1,))
+    monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
     command = ["adapt", str(model), "--questions", str(questions), "--json"]
     command += ["--reading-tokens", "2000", "--device", "cpu"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"adapter", "reading", "refusals"}
+    assert set(told) == {"adapter", "reading", "selector", "file", "scores", "refusals"}
     assert set(told["refusals"]) == {"answerable refused", "unanswerable refused"}
+    assert "asked" in told["scores"]
     reader = load_reader(model)
     assert reader.adapter is not None and reader.adapter.kind == "both"
-    assert reader.selector.spec.name == "words"
+    assert reader.selector.spec.name == told["selector"]
+    assert reader.selector.spec.name.startswith("learned")
     assert reader.refusal is not None and reader.refusal.doubt == reader.adaptation.doubt
     assert reader.adaptation.doubt is not None
     with pytest.raises(typer.BadParameter, match="--text"):
         app(["adapt", str(model)], standalone_mode=False)
+
+
+def people(count: int, source: str = "wiki") -> list[AskedContext]:
+    """Texts about things with their prices and places, and two questions about each."""
+    rng, found = Random(source), []
+    for number in range(count):
+        thing, place = f"lamp {source} {number}", f"house number {rng.randrange(9999)}"
+        text = f"{prose(number, 6)} The {thing} stands in {place}. {prose(number + 1, 6)}"
+        where = AskedQuestion(f"Where is the {thing}?", [place])
+        what = AskedQuestion(f"What is the {thing} made of?", [])
+        found.append(AskedContext(text, [where, what], f"{source} {number}", source))
+    return found
+
+
+def test_peoples_questions_become_windows_that_know_which_passages_answer(subject: Subject) -> None:
+    contexts = people(12)
+    decode = subject.tokenizer.decode
+
+    def ids_of(text: str) -> list[list[int]]:
+        return [passage.ids.tolist() for passage in subject.cut(text)]
+
+    windows = asked_windows(contexts, ids_of, decode, subject.turn, 0)
+    for window, context in zip(windows, contexts, strict=True):
+        assert window.source == "wiki en" and len(window.passages) > 2
+        (question,) = window.questions  # the other one has no answer
+        assert question.kind == "asked" and question.text == context.questions[0].question
+        assert context.questions[0].answers[0] in decode(window.passages[question.passage])
+        assert question.passage in question.touched
+
+
+def test_sources_are_drawn_by_the_root_of_their_size_and_titles_are_split() -> None:
+    contexts = [*people(90), *people(10, "news")]
+    some = drawn(contexts, 12, 0)
+    assert [sum(one.source == name for one in some) for name in ("news", "wiki")] == [3, 9]
+    train, test = split_titles(contexts, 0)
+    assert len(test) == 5 and len(train) == 95
+    assert not {one.title for one in train} & {one.title for one in test}
+    with pytest.raises(InvalidInput, match="two titles"):
+        split_titles(contexts[:1], 0)
+
+
+def test_a_selector_learned_from_peoples_questions_alone_finds_held_out_answers(
+    subject: Subject, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    config = LearnConfig(width=32, steps=60, others=48, like=3, shares=(("asked", 1.0),))
+    options = replace(OPTIONS, windows=16, learn=config)
+    contexts = people(160)
+    made = adapt(subject, [], tmp_path, contexts=contexts, options=options, report=told.append)
+    assert made.scores["asked"] > 0.8 and set(made.scores) == {"asked"}
+    assert any("wrongly found" in line for line in told)
+    assert made.gate is not None

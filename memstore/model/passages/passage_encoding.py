@@ -56,15 +56,19 @@ def encode(
     *,
     layers: int | None = None,
     captures: Captures | None = None,
+    adapt: bool | None = None,
 ) -> Iterator[Encoded]:
     """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
     go through the first ones only (None = all), for the selector's sake. captures: what is shown;
-    None = what the reader's selector needs.
+    None = what the reader's selector needs. adapt: compute with the reading adapter; None = as
+    passages are computed.
 
     Some of `passages` are taken ahead, and held until those before them are there. Raises
     InvalidWeights for keys or values that the KV dtype cannot hold.
     """
-    forward = _Forward(reader, layers, reader.selector.captures if captures is None else captures)
+    captures = reader.selector.captures if captures is None else captures
+    adapt = reader.adapted_passages if adapt is None else adapt
+    forward = _Forward(reader, layers, captures, adapt)
     coming = iter(passages)
     waiting: deque[_Waiting] = deque()
     while True:
@@ -122,9 +126,12 @@ def check_storable(halves: Sequence[Tensor]) -> None:
 class _Forward:
     """Computes passages, a pass at a time; layers, captures: as in encode."""
 
-    def __init__(self, reader: PassageModel, layers: int | None, captures: Captures) -> None:
+    def __init__(
+        self, reader: PassageModel, layers: int | None, captures: Captures, adapt: bool
+    ) -> None:
         self.size = pass_tokens(reader)
         self._reader, self._layers, self._captures = reader, layers, captures
+        self._adapt = adapt
         self._prefix = read_prefix(reader, reader.adapted_turns)
 
     @torch.no_grad()
@@ -144,7 +151,7 @@ class _Forward:
                     one.attend,
                     layers=self._layers,
                     enter=one.enter,
-                    adapt=reader.adapted_passages,
+                    adapt=self._adapt,
                 )
             one.enter(reader.shape.num_layers if self._layers is None else self._layers, last)
         except Enough:

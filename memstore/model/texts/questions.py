@@ -95,6 +95,7 @@ _SMALL_TALK_WORDS = """
     oui parfait plaisir pour question revoir salut soir tout très une vous
 """
 _SMALL_TALK = frozenset(_SMALL_TALK_WORDS.split())
+_AND = ("and", "but", "und", "aber", "et", "mais")
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 _BETWEEN = re.compile(r"[\s,.;:!?…\-–—()\U0001f000-\U0001faff\u2600-\u27bf\ufe0f]+")
 
@@ -259,6 +260,6 @@ def _is_phatic(text: str) -> bool:
     rest = _ABOUT_ASSISTANT.sub(" ", text)
     words = _WORD.findall(rest)
     unknown = [word for word in words if word.lower().replace("’", "'") not in _SMALL_TALK]
-    # "Thanks, Anna!", "I'm Tom."
+    # "Thanks, Anna!", "I'm Tom.", but not "And Anna?"
     named = len(unknown) == 1 < len(words) and unknown[0][0].isupper() and words[0] != unknown[0]
-    return not unknown or named
+    return not unknown or (named and words[0].lower() not in _AND)

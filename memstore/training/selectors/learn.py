@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -27,7 +27,7 @@ class LearnConfig:
     steps: int = 350
     batch: int = 40
     unanswered: int = 8  # plain text and absent questions of a batch, whose target is no passage
-    like: int = 4  # passages of like facts that compete, for every question of a batch
+    like: int = 4  # passages easily taken for the right one, for every question of a batch
     others: int = 48  # passages of a batch beside those
     rate: float = 2e-3
     decay: float = 1e-3
@@ -118,19 +118,29 @@ def learn(
     idf: Tensor,
     config: LearnConfig,
     report: Callable[[int, float, float], None] | None = None,
+    hard: Mapping[int, Sequence[int]] | None = None,
 ) -> Learned:
     """Train a selector on states; the same one for the same seed. idf: as `rarity` tells.
 
-    report: told (step, mean loss, share of questions whose passage came first) every 50 steps.
-    Raises InvalidInput where a kind of question is missing.
+    hard: by Asked.first, passages that are easily taken for the right one; of other questions,
+    these are passages with facts of the same subject or relation. report: told (step, mean loss,
+    share of questions whose passage came first) every 50 steps. Raises InvalidInput where a kind of
+    question is missing.
     """
     with torch.enable_grad():
-        return _Run(states, layer, idf, config).go(report)
+        return _Run(states, layer, idf, config, hard or {}).go(report)
 
 
 class _Run:
-    def __init__(self, states: States, layer: int, idf: Tensor, config: LearnConfig) -> None:
-        self.states, self.layer, self.config = states, layer, config
+    def __init__(
+        self,
+        states: States,
+        layer: int,
+        idf: Tensor,
+        config: LearnConfig,
+        hard: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.states, self.layer, self.config, self.hard = states, layer, config, hard
         self.rng = Random(config.seed)
         torch.manual_seed(config.seed)
         self.model = Trained(states, layer, idf, config.width, config.blanked)
@@ -196,6 +206,10 @@ class _Run:
         rng, count = self.rng, len(self.states.ends)
         wanted = {one.right for one in asked if one.right >= 0}
         for one in asked:
+            hard = self.hard.get(one.first)
+            if hard:
+                wanted |= set(rng.sample(hard, min(self.config.like, len(hard))))
+                continue
             for _ in range(self.config.like):
                 like = self.like.get(rng.choice(one.question.key.split("|")))
                 wanted.add(rng.choice(like) if like else rng.randrange(count))

@@ -1,12 +1,13 @@
-"""Making a selector for a model: a learned projection joined with words, measured with words,
-relations and forms that it has not seen; and how many of the passages that it finds a model should
-read, by its answers.
+"""Making a selector for a model: a learned projection joined with words, trained on people's
+questions and on facts planted in prose, and measured with others; and how many of the passages that
+it finds a model should read, by its answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -22,11 +23,18 @@ from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import Captured, Captures, Learned, Selector, asked
 from memstore.store.memory_store import MemoryStore
+from memstore.training.reading_questions import (
+    AskedContext,
+    Turn,
+    asked_windows,
+    drawn,
+    split_titles,
+)
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.questions import Fact, Split
 from memstore.training.selectors.states import States, Walk, read_states
-from memstore.training.selectors.windows import Cut, WindowWriter
+from memstore.training.selectors.windows import Cut, Window, WindowWriter, firsts
 
 Report = Callable[[str], None]
 
@@ -36,31 +44,40 @@ _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
 _AMONG = 2  # of KS: scores are of the best 8
 _RANGES = (0.0, 0.5, 1.0, 1.5, 2.0)  # standard deviations below the best, that are tried
 _TOP_K = 4
+_CONTEXTS = 8  # of people's questions, for each window of planted ones
+_PLANTED = LearnConfig()
+_ASKED = LearnConfig(
+    steps=1500, batch=48, like=3, shares=(*LearnConfig.shares, ("asked", 1.5))
+)  # with people's questions
+_MINED, _BY_WORDS, _BY_STATES = 12, 6, 8  # hard negatives: of the first round, of the second
 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How much is read. windows: of about 1,024 tokens, for training; held_out: for the choice of
-    weights and the score. layer: whose states are projected; None = just below the middle.
+    """How much is read. windows: of about 1,024 tokens, for training, and eight times as many texts
+    with people's questions; held_out: the same for the choice of weights and the score. layer:
+    whose states are projected; None = just below the middle. learn: None = the usual.
     """
 
     windows: int = 240
     held_out: int = 48
     layer: int | None = None
-    learn: LearnConfig = field(default_factory=LearnConfig)
+    learn: LearnConfig | None = None
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Subject:
     """The model that a selector is made for. cut: a text as its passages, filled up to
-    `passage_tokens`; walk: reads rows of ids, each alone after the model's prefix.
+    `passage_tokens`; walk: reads rows of ids, each alone after the model's prefix; turn: a question
+    as it is read.
     """
 
     made_for: MadeFor
     tokenizer: TextTokenizer
     cut: Cut
     walk: Walk
+    turn: Turn
     passage_tokens: int
 
     @classmethod
@@ -70,14 +87,20 @@ class Subject:
         def cut(text: str) -> list[Passage]:
             return list(passages_of(reader, [text]))
 
-        def walk(rows: Sequence[Sequence[int]], captures: Captures) -> list[Captured]:
+        def walk(
+            rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
+        ) -> list[Captured]:
             order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
             given = (rows[row] for row in order)
-            read = encode(reader, given, layers=captures.layers, captures=captures)
+            adapt = reader.adapted_turns if asked else reader.adapted_passages
+            read = encode(reader, given, layers=captures.layers, captures=captures, adapt=adapt)
             found = dict(zip(order, (one.captured for one in read), strict=True))
             return [found[row] for row in range(len(rows))]
 
-        return cls(made_for, reader.tokenizer, cut, walk, reader.passage_tokens)
+        def turn(question: str) -> tuple[list[int], range]:
+            return reader.turn_ids(question, first=True)
+
+        return cls(made_for, reader.tokenizer, cut, walk, turn, reader.passage_tokens)
 
 
 def adapt(
@@ -85,45 +108,70 @@ def adapt(
     texts: Sequence[str],
     work: Path,
     *,
+    contexts: Sequence[AskedContext] = (),
     options: AdaptOptions | None = None,
     report: Report = lambda line: None,
 ) -> Adaptation:
     """Make a selector for a model, and measure it with held-out questions.
 
-    texts: prose to plant facts in. work: a directory for the states of what was read; an
-    interrupted run continues from there. report: called with lines of progress. Raises InvalidInput
-    for texts that are too short.
+    texts: prose to plant facts in; contexts: texts with people's questions. One of the two may be
+    left out. work: a directory for the states of what was read; an interrupted run continues from
+    there. report: called with lines of progress. Raises InvalidInput for texts that are too short
+    and for questions of fewer than two titles.
     """
     options = options or AdaptOptions()
     layer = max(1, model.made_for.num_layers // 2 - 1) if options.layer is None else options.layer
+    train, test = split_titles(contexts, options.seed) if contexts else ([], [])
 
-    def read(split: Split, count: int, folder: str) -> States:
-        writer = WindowWriter(texts, model.tokenizer, model.cut, split, options.seed)
-        windows = list(writer.windows(count))
+    def ids_of(text: str) -> list[list[int]]:
+        return [passage.ids.tolist() for passage in model.cut(text)]
+
+    def read(
+        split: Split, count: int, asked: Sequence[AskedContext], folder: str
+    ) -> tuple[States, list[Window]]:
+        windows: list[Window] = []
+        if texts:
+            writer = WindowWriter(texts, model.tokenizer, model.cut, split, options.seed)
+            windows += writer.windows(count)
+        some = drawn(asked, _CONTEXTS * count, options.seed)
+        decode = model.tokenizer.decode
+        windows += asked_windows(some, ids_of, decode, model.turn, options.seed)
 
         def progress(done: int, of: int) -> None:
             report(f"{folder}: {done} of {of} windows read")
 
-        return read_states(windows, model.walk, [layer], work / folder, progress)
+        return read_states(windows, model.walk, [layer], work / folder, progress), windows
 
-    held_out = read("validation", options.held_out, "held-out")
-    states = read("train", options.windows, "train")
-    sample = (
-        passage.ids.tolist() for text in _sample(texts, options.seed) for passage in model.cut(text)
-    )
+    held_out, _ = read("validation", options.held_out, test, "held-out")
+    states, windows = read("train", options.windows, train, "train")
+    prose = texts or [one.context for one in train]
+    sample = (ids for text in _sample(prose, options.seed) for ids in ids_of(text))
     idf = rarity(sample, model.made_for.vocabulary)
 
     def learning(step: int, loss: float, first: float) -> None:
         report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
 
-    learned = learn(states, layer, idf, options.learn, learning)
+    config = options.learn or (_ASKED if contexts else _PLANTED)
+    kinds = {one.question.kind for one in states.asked}
+    config = replace(config, shares=tuple(pair for pair in config.shares if pair[0] in kinds))
+    by_words = _alike(states, windows, Selector(), model.tokenizer)
+    learned = learn(states, layer, idf, config, learning, by_words)
+    if by_words:
+        report("learning again, with passages that were wrongly found")
+        by_states = _alike(states, windows, Selector(learned), model.tokenizer)
+        hard = {
+            first: [*some[:_BY_WORDS], *by_states[first][:_BY_STATES]]
+            for first, some in by_words.items()
+        }
+        learned = learn(states, layer, idf, config, learning, hard)
     both = Selector(learned, word_weight=1.0)
     haystack = Haystack(both.spec)
     for some, most in ((held_out, len(held_out.ends)), (states, _HAY)):
         passages = [some.shown(at) for at in range(min(most, len(some.ends)))]
         haystack.add_passages(both, model.tokenizer, passages)
     chosen, outcomes = _with_words(learned, haystack, held_out)
-    answered = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
+    answerable = ("literal", "key") if texts else ("asked",)
+    answered = [outcome for outcome in outcomes if outcome.kind in answerable]
     unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
     return Adaptation(
         chosen,
@@ -132,6 +180,36 @@ def adapt(
         weights=model.made_for.weights,
         scores={kind: shares[_AMONG] for kind, shares in sorted(recalls(outcomes).items())},
     )
+
+
+def _alike(
+    states: States, windows: Sequence[Window], selector: Selector, tokenizer: TextTokenizer
+) -> dict[int, list[int]]:
+    """By Asked.first of people's questions, the passages of the same source that the selector finds
+    first and that do not answer.
+    """
+    starts = [*firsts(windows), len(states.ends)]
+    haystack = Haystack(selector.spec)
+    scopes: list[tuple[int, tuple[int, int, int]]] = []  # of each window: first passage, scope
+    for source, some in groupby(range(len(windows)), lambda at: windows[at].source):
+        of = list(some)
+        first, end = starts[of[0]], starts[of[-1] + 1]
+        scope = (len(haystack.scope), 0, end - first)
+        shown = [states.shown(at) for at in range(first, end)] if source else []
+        haystack.add_passages(selector, tokenizer, shown)
+        scopes += [(first, scope)] * len(of)
+    found = {}
+    for one in states.asked:
+        if one.question.kind != "asked":
+            continue
+        first, scope = scopes[one.window]
+        text = one.question.text
+        scores = selector.scores(states.captured(one), text, haystack, [scope])
+        scores[[at - first for at in one.touched]] = -torch.inf
+        best = scores.topk(min(_MINED, len(scores)))
+        pairs = zip(best.values.tolist(), best.indices.tolist())
+        found[one.first] = [first + at for score, at in pairs if score > 0]
+    return found
 
 
 def _with_words(
@@ -159,9 +237,13 @@ def _with_words(
 
 
 def _mean(outcomes: Sequence[Outcome]) -> float:
-    """The mean share found over kinds of question and over the best 1, 4 and 8."""
-    shares = [share for found in recalls(outcomes).values() for share in found[:3]]
-    return sum(shares) / len(shares)
+    """The mean share found over the best 1, 4 and 8: of people's questions and of the kinds of
+    planted ones, which count as much together.
+    """
+    means = {kind: sum(found[:3]) / 3 for kind, found in recalls(outcomes).items()}
+    asked = [means.pop("asked")] if "asked" in means else []
+    planted = [sum(means.values()) / len(means)] if means else []
+    return sum(asked + planted) / len(asked + planted)
 
 
 def _sample(texts: Sequence[str], seed: int) -> Iterator[str]:
@@ -193,31 +275,28 @@ def calibrate_reading(
     adaptation: Adaptation,
     texts: Sequence[str],
     *,
+    contexts: Sequence[AskedContext] = (),
     windows: int = 16,
     seed: int = 0,
     report: Report = lambda line: None,
 ) -> Adaptation:
     """The adaptation with the score_range that answers most; the wider of two that answer as many.
 
-    reader: reads with this adaptation's selector. texts: prose to plant facts in, as many windows
-    of about 1,024 tokens. One that answers nothing keeps its range. Raises InvalidInput for texts
-    that are too short.
+    reader: reads with this adaptation's selector. Three questions are asked for each of so many
+    windows: people's about held-out `contexts`, or without these about facts planted in `texts`.
+    One that answers nothing keeps its range. Raises InvalidInput for texts that are too short.
     """
-
-    def cut(text: str) -> list[Passage]:
-        return list(passages_of(reader, [text]))
-
-    writer = WindowWriter(texts, reader.tokenizer, cut, "validation", seed + 1)
-    facts, pieces = writer.facts, []
-    asked: list[Fact] = []
-    for _ in range(windows):
-        planted = [facts.literal(), facts.literal(), facts.reworded()]
-        asked += planted
-        pieces.append(writer.window(planted).text)
+    if contexts:
+        some = drawn(split_titles(contexts, seed)[1], _CONTEXTS * windows, seed)
+        pieces = [one.context for one in some]
+        every = [(q.question, "", q.answers[0]) for c in some for q in c.questions if q.answers]
+        asked = Random(seed).sample(every, min(3 * windows, len(every)))
+    else:
+        pieces, asked = _planted(reader, texts, windows, seed)
     with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
         signature, keeps = reader.signature, reader.keeps
         with MemoryStore.create(Path(directory) / "m", signature, selector=keeps) as store:
-            report(f"reading {windows} windows into a memory")
+            report(f"reading {len(pieces)} texts into a memory")
             reader.ingest("\n\n".join(pieces), store, name="calibration")
             tried = [_answers(reader, store, asked, one) for one in _RANGES]
     for one in tried:
@@ -232,18 +311,43 @@ def calibrate_reading(
     return replace(adaptation, top_k=_TOP_K, score_range=best.score_range, scores=scores)
 
 
+def _planted(
+    reader: PassageAPI, texts: Sequence[str], windows: int, seed: int
+) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """Windows with planted facts, and their questions as in `_answers`."""
+
+    def cut(text: str) -> list[Passage]:
+        return list(passages_of(reader, [text]))
+
+    writer = WindowWriter(texts, reader.tokenizer, cut, "validation", seed + 1)
+    facts, pieces, asked = writer.facts, [], list[Fact]()
+    for _ in range(windows):
+        planted = [facts.literal(), facts.literal(), facts.reworded()]
+        asked += planted
+        pieces.append(writer.window(planted).text)
+    # a space before a number is a token of its own
+    begun = [f"{one.begun} " if one.value[0].isdigit() else one.begun for one in asked]
+    values = [one.value if one.value[0].isdigit() else f" {one.value}" for one in asked]
+    return pieces, list(zip([one.question for one in asked], begun, values))
+
+
 @torch.no_grad()
 def _answers(
-    reader: PassageAPI, store: MemoryStore, asked: Sequence[Fact], score_range: float
+    reader: PassageAPI,
+    store: MemoryStore,
+    asked: Sequence[tuple[str, str, str]],
+    score_range: float,
 ) -> Answers:
+    """asked: questions, how each answer begins, and what has to follow."""
     right, passages = 0, 0
-    for fact in asked:
+    for question, beginning, answer in asked:
         with reader.session(store, top_k=_TOP_K, score_range=score_range) as session:
-            session.ask(fact.question, lambda: None)
+            state = session.ask(question, lambda: None)
             passages += len(session.chosen)
-            space = " " * fact.value[0].isdigit()  # a token of its own before digits
-            begun = reader.tokenizer.encode(fact.begun + space)
-            value = reader.tokenizer.encode(fact.value if space else f" {fact.value}")
-            states = session.feed([*begun, *value[:-1]])[-len(value) :]
-            right += session.logits(states).argmax(-1).tolist() == value
+            begun, value = map(reader.tokenizer.encode, (beginning, answer))
+            states = torch.cat([state[None], session.feed([*begun, *value[:-1]])])[-len(value) :]
+            logits = session.logits(states)
+            if session.first_logits is not None and not begun:
+                logits[0] = session.first_logits  # without a refusal
+            right += logits.argmax(-1).tolist() == value
     return Answers(score_range, right, len(asked), passages / len(asked))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -19,8 +20,16 @@ from torch import Tensor
 from memstore.model.passages.selector import Captured, Captures, rooted
 from memstore.training.selectors.windows import Question, Window, firsts
 
-Walk = Callable[[Sequence[Sequence[int]], Captures], list[Captured]]
-"""Reads rows of ids, each after the prefix alone, and shows what `Captures` names of each row."""
+
+class Walk(Protocol):
+    """Reads rows of ids, each after the prefix alone, and shows what `captures` names of each row.
+    asked: the rows are questions, otherwise passages; a reading adapter may adapt these alone.
+    """
+
+    def __call__(
+        self, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
+    ) -> list[Captured]: ...
+
 
 _PIECE = 16  # windows of a file
 
@@ -141,14 +150,15 @@ def _asked(windows: Sequence[Window]) -> tuple[Asked, ...]:
 def _walk_piece(piece: Sequence[Window], walk: Walk, layers: tuple[int, ...]) -> dict[str, Tensor]:
     passages = [ids for window in piece for ids in window.passages]
     questions = [question for window in piece for question in window.questions]
-    rows = [*passages, *(question.lead + question.ids for question in questions)]
-    shown = walk(rows, Captures(states=layers))
+    captures = Captures(states=layers)
+    shown = walk(passages, captures, asked=False)
+    heard = walk([one.lead + one.ids for one in questions], captures, asked=True)
     tensors = {}
     for layer in layers:
-        states = [rooted(one.states[layer]).half() for one in shown]
-        own = zip(states[len(passages) :], questions, strict=True)
-        tensors[f"passages.{layer}"] = torch.cat(states[: len(passages)])
-        tensors[f"rows.{layer}"] = torch.cat([part[len(asked.lead) :] for part, asked in own])
+        read = [one.states[layer] for one in shown]
+        own = [one.states[layer][len(of.lead) :] for one, of in zip(heard, questions, strict=True)]
+        tensors[f"passages.{layer}"] = rooted(torch.cat(read)).half()
+        tensors[f"rows.{layer}"] = rooted(torch.cat(own)).half()
     return tensors
 
 

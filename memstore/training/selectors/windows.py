@@ -33,10 +33,11 @@ _BEGUN = 0.15  # of the questions come with the words that begin their answer
 class Question:
     """A question as it is read, and where its answer stands.
 
-    kind: of the fact, or "plain" (text that goes on, nothing is asked) and "absent" (a question
-    that no window answers). lead: ids read before the user's words; ids: of the user's words;
-    text: these words. key: as in Fact. passage: the window's passage where the value begins, -1 if
-    none; touched: all passages that the fact reaches into.
+    kind: of the fact, "asked" (by people), "plain" (text that goes on, nothing is asked) or
+    "absent" (a question that no window answers). lead: ids read before the user's words; ids: of
+    the user's words; text: these words. key: as in Fact. passage: the window's passage where the
+    value begins, -1 if none; touched: all passages that the fact reaches into, or that hold the
+    answer.
     """
 
     kind: str
@@ -50,11 +51,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Window:
-    """Prose with facts in it, the ids of its passages, and the questions for them."""
+    """A text, the ids of its passages, and the questions for them. source: of people's questions,
+    where the text is from; "" for prose with facts planted in it.
+    """
 
     text: str
     passages: tuple[tuple[int, ...], ...]
     questions: tuple[Question, ...]
+    source: str = ""
 
 
 def firsts(windows: Sequence[Window]) -> list[int]:
