@@ -41,6 +41,7 @@ from memstore.model.passages.selector import (
     Captured,
     Captures,
     Gate,
+    Query,
     Selector,
     confidence,
 )
@@ -79,7 +80,7 @@ class Read:
         asked = [reader.turn_ids(question, first=True) for question in questions]
         shown = self._walk([ids for ids, _ in asked], captures, asked=True)
         self._questions = {
-            question: one.part(words)
+            question: Query(one.part(words), question)
             for question, one, (_, words) in zip(questions, shown, asked, strict=True)
         }
 
@@ -93,7 +94,7 @@ class Read:
             self._passages[document] = found
         return self._passages[document]
 
-    def question(self, text: str) -> Captured:
+    def question(self, text: str) -> Query:
         return self._questions[text]
 
 
@@ -105,14 +106,13 @@ class Chosen:
         self._haystacks: dict[tuple[str, ...], Haystack] = {}
 
     def scores(self, question: Question) -> np.ndarray:
-        haystack, captured = self._haystack(question.documents), self.read.question(question.text)
-        scores = self.selector.scores(captured, question.text, haystack, haystack.scope)
-        return scores.numpy()
+        haystack, query = self._haystack(question.documents), self.read.question(question.text)
+        return self.selector.scores(query, haystack, haystack.scope).numpy()
 
     def together(self, question: Question, scores: np.ndarray) -> float | None:
         """What the best passages cover together, for the gate."""
-        haystack, captured = self._haystack(question.documents), self.read.question(question.text)
-        adds = partial(self.selector.adds, captured, haystack)
+        haystack, query = self._haystack(question.documents), self.read.question(question.text)
+        adds = partial(self.selector.adds, query, haystack)
         given = torch.from_numpy(scores), haystack.scope, GATE_TOGETHER
         return Candidates(*given, adds, lambda *place: place).together
 

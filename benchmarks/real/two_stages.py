@@ -48,7 +48,7 @@ from memstore.disk.format.text_parts import Passage
 from memstore.model.passages.passage_encoding import encode, landmarks_of
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_session import capture
-from memstore.model.passages.selector import Scored, score_blocks
+from memstore.model.passages.selector import Query, Scored, score_blocks
 from memstore.training.corpus import read_documents
 
 _CLUSTERS, _AT_ONCE, _IN_A_DOCUMENT = 4096, 250, 5000
@@ -216,7 +216,7 @@ def measure(
     asked = []
     for question in questions:
         ids, words = reader.turn_ids(question.text, first=True)
-        asked.append((question, capture(reader, ids).part(words)))
+        asked.append((question, Query(capture(reader, ids).part(words), question.text)))
     before = resident()
     found: dict[str, Any] = {}
     with MemoryStore.open(memory, reader.signature, read_only=True) as store:
@@ -227,9 +227,9 @@ def measure(
         for times in ("first time", "again"):
             began, spent = time.perf_counter(), []
             listed = []
-            for question, captured in asked:
+            for _, query in asked:
                 start = time.thread_time()
-                listed.append(score_blocks(reader.selector, captured, question.text, store, scope))
+                listed.append(score_blocks(reader.selector, query, store, scope))
                 spent.append(1000 * (time.thread_time() - start))
                 if len(listed) == 1 and times == "first time":
                     found["seconds to the first"] = time.perf_counter() - began
@@ -237,8 +237,8 @@ def measure(
         assert len(listed[0].scores) < listed[0].blocks, "too small a memory for two stages"
         found["resident"] = {kind: size - before[kind] for kind, size in resident().items()}
         rows = [
-            compare(reader, store, scope, question, captured, two, best)
-            for (question, captured), two in zip(asked, listed)
+            compare(reader, store, scope, question, query, two, best)
+            for (question, query), two in zip(asked, listed)
         ]
         found["resident, exact"] = {kind: size - before[kind] for kind, size in resident().items()}
     return found, rows
@@ -249,13 +249,13 @@ def compare(
     store: MemoryStore,
     scope: Scope,
     question: Question,
-    captured: Any,
+    query: Query,
     two: Scored,
     best: int,
 ) -> dict[str, Any]:
     """One question: the search in two stages against the exact one."""
     start = time.thread_time()
-    exact = reader.selector.scores(captured, question.text, store.retrieval, scope)
+    exact = reader.selector.scores(query, store.retrieval, scope)
     spent = 1000 * (time.thread_time() - start)
     starts = np.cumsum([0, *(end for _, _, end in scope)])
     first = {document: int(at) for (document, _, _), at in zip(scope, starts)}

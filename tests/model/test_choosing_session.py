@@ -118,16 +118,20 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(learned, tmp
         def __getattr__(self, name):
             return getattr(selector, name)
 
-        def scores(self, captured, *given):
-            seen.append(captured)
-            return selector.scores(captured, *given)
+        def scores(self, query, *given):
+            seen.append(query.captured)
+            return selector.scores(query, *given)
 
     with memory(learned, tmp_path) as store:
         learned.selector = Watched()
         try:
             with learned.session(store) as session:
                 read = []
-                for question in ("Where is the red kettle?", "And the grey ladder?", QUESTION):
+                for question in (
+                    "Where is the red kettle?",
+                    "How long is the grey ladder?",
+                    QUESTION,
+                ):
                     ids, words = learned.turn_ids(question, first=not read)
                     state = session.ask(question, lambda: None)
                     whole = capture(learned, read + ids)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.model.texts.questions import asks, query_of
+from memstore.model.texts.questions import asks, leans, query_of, resolved
 
 CHAT = [
     "hi",
@@ -257,3 +257,36 @@ def test_long_messages_are_read_in_bounded_time() -> None:
         message = piece * (1 << 20)
         asks(message)
         query_of(message)
+
+
+@pytest.mark.parametrize(
+    "before, question, meant",
+    [
+        ("How heavy is the CP-40?", "And of the CP-60?", "How heavy is the CP-40 of the CP-60?"),
+        ("What is the power of the CP-40?", "And of the CP-60?", "What is the power of the CP-60?"),
+        ("What does error E1 of it mean?", "What about E3?", "What does error E3 of it mean?"),
+        ("How many people work in Lyon?", "And in Leeds?", "How many people work in Leeds?"),
+        ("When did he leave Boston?", "And Gloucester?", "When did he leave Gloucester?"),
+        ("What are the ribs made of?", "and the planks?", "What are the planks made of?"),
+        ("How much is the blue lamp?", "And the green one?", "How much is the green lamp?"),
+        ("Wie hoch ist die Miete?", "Und die Kaution?", "Wie hoch ist die Kaution?"),
+        ("Quel est le loyer de Lyon ?", "Et de Paris ?", "Quel est le loyer de Paris?"),
+        ("Where was he born?", "And when?", "And when?"),
+        ("Where was he born?", "And how old was he then?", "And how old was he then?"),
+        ("", "And of the CP-60?", "And of the CP-60?"),
+        ("How heavy is it?", "Who made the CP-60?", "Who made the CP-60?"),
+    ],
+)
+def test_a_follow_up_stands_for_a_question(before: str, question: str, meant: str) -> None:
+    assert resolved(question, before) == meant
+
+
+def test_a_question_that_refers_to_something_or_is_very_short_leans_on_others() -> None:
+    assert leans("How loud is it?") and leans("On which day?")
+    assert leans("And which ship did he own after that?")
+    assert not leans("What is the power consumption of the CP-60?")
+
+
+@pytest.mark.parametrize("follow_up", ["And Gloucester?", "And in Paris?", "Und Paris?"])
+def test_a_follow_up_of_one_word_asks(follow_up: str) -> None:
+    assert asks(follow_up)

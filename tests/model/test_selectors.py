@@ -28,6 +28,7 @@ from memstore.model.passages.selector import (
     Gate,
     Learned,
     Projection,
+    Query,
     Selector,
     covered,
     in_range,
@@ -99,7 +100,7 @@ def test_learned_scores_are_late_interaction_of_projected_states() -> None:
         d = units(document.states[2], weights.document_mean, weights.document_deviation)
         best = (q @ d.T).view(len(q), -1, BLOCK).amax(-1)
         expected.append((share / share.sum()) @ best)
-    scores = selector.scores(question, "", held, held.scope)
+    scores = selector.scores(Query(question, ""), held, held.scope)
     assert scores.shape == (15,)
     torch.testing.assert_close(scores, torch.cat(expected), atol=0.02, rtol=0)  # int8
 
@@ -116,9 +117,10 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     selector = Selector(Learned(2, alike))
     held, documents = haystack(selector)
     states, scope = documents[1].states[2], [(1, 1, 2), (1, 4, 5), (1, 2, 3)]
-    asked = Captured([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
+    shown = Captured([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
+    asked = Query(shown, "")
     adds = selector.adds(asked, held, scope)
-    scores = selector.scores(asked, "", held, scope)
+    scores = selector.scores(asked, held, scope)
     torch.testing.assert_close(adds.sum(1), scores)  # a block's score is what its rows add
     both = covered(adds)
     torch.testing.assert_close(both[0], adds[0].sum())
@@ -150,7 +152,7 @@ def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_th
 
 def test_words_find_the_block_that_shares_a_rare_word() -> None:
     held, _ = haystack(Selector())
-    scores = Selector().scores(captured(2), "Where is APPLE13?", held, held.scope)
+    scores = Selector().scores(Query(captured(2), "Where is APPLE13?"), held, held.scope)
     assert int(scores.argmax()) == 8
     assert float(scores.sum()) == pytest.approx(float(scores.max()))
 
@@ -160,16 +162,34 @@ def test_learned_and_words_are_added_standardised_and_both_are_kept() -> None:
     both = Selector(learned, 0.3)
     assert both.spec.words and both.spec.width and both.captures.layers == 2
     held, _ = haystack(both)
-    question = captured(5, seed=99)
+    question = Query(captured(5, seed=99), "apple21")
     parts = [
-        selector.scores(question, "apple21", held, held.scope)
-        for selector in (Selector(learned), Selector())
+        selector.scores(question, held, held.scope) for selector in (Selector(learned), Selector())
     ]
-    found = both.scores(question, "apple21", held, held.scope)
+    found = both.scores(question, held, held.scope)
     expected = standardise(parts[0]) + 0.3 * standardise(parts[1])
     torch.testing.assert_close(found, parts[0].mean() + parts[0].std(correction=0) * expected)
-    found = both.scores(question, "nothing like it", held, held.scope)
+    found = both.scores(replace(question, text="nothing like it"), held, held.scope)
     torch.testing.assert_close(found, parts[0])  # where no word is shared
+
+
+def test_the_question_before_counts_a_quarter_as_much() -> None:
+    both = Selector(Learned(2, projection()), 0.3)
+    held, _ = haystack(both)
+    before = Query(captured(3, seed=7), "apple13 shared")
+    now = Query(captured(5, seed=99), "apple21 shared")
+    leaning = replace(now, before=before)
+    assert sorted(leaning.words.values()) == [0.25, 1.0, 1.0]
+    learned = Selector(both.learned)
+    apart = [learned.scores(query, held, held.scope) for query in (now, before)]
+    together = learned.scores(leaning, held, held.scope)
+    torch.testing.assert_close(together, (apart[0] + 0.25 * apart[1]) / 1.25)
+    assert int(Selector().scores(leaning, held, held.scope).argmax()) != int(
+        Selector().scores(before, held, held.scope).argmax()
+    )
+    adds = both.adds(leaning, held, held.scope)
+    assert adds is not None and adds.shape[1] == 5 + 3
+    torch.testing.assert_close(adds.sum(1), together)
 
 
 def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
@@ -214,10 +234,10 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     assert loaded.selector.spec == made.selector.spec
     assert replace(loaded, selector=made.selector) == made
     held, _ = haystack(loaded.selector)
-    question = captured(4, seed=5)
+    question = Query(captured(4, seed=5), "apple10")
     assert_same_to_rounding(
-        loaded.selector.scores(question, "apple10", held, held.scope),
-        made.selector.scores(question, "apple10", held, held.scope),
+        loaded.selector.scores(question, held, held.scope),
+        made.selector.scores(question, held, held.scope),
     )
 
 
@@ -265,7 +285,7 @@ def test_every_shipped_selector_loads_and_is_small() -> None:
 
 # Large scopes, by a shortlist
 
-NOTHING = Captured([], {})
+NOTHING = Query(Captured([], {}), "")
 
 
 class Given(Learned):
@@ -296,9 +316,9 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
             for selector in (Selector(late), Selector(late, 0.05)):
                 # a word that is in one block of fifty, as the store's texts have it
                 monkeypatch.setattr("memstore.index.word_index.split_words", lambda text: [1004, 7])
-                found = score_blocks(selector, NOTHING, "", store, scope)
+                found = score_blocks(selector, NOTHING, store, scope)
                 assert len(found.scores) <= 100 < found.blocks == 900
-                exact = selector.scores(NOTHING, "", store.retrieval, scope)
+                exact = selector.scores(NOTHING, store.retrieval, scope)
                 given = 4, lambda runs: None, lambda *place: place
                 best = Candidates(exact, scope, *given).best(4)
                 short = Candidates(
@@ -329,8 +349,8 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
 
 def test_what_words_decide_is_not_left_to_landmarks() -> None:
     late = Given(*question(1, 0, 0))
-    beside = Selector(late, 0.05).beside("the mare")
+    beside = Selector(late, 0.05).beside(replace(NOTHING, text="the mare"))
     assert beside is not None and len(beside.words) == 2 and beside.weight == 0.05
     assert Selector(late, 0.05).rows(NOTHING) is not None
-    assert Selector(late).beside("the mare") is None
+    assert Selector(late).beside(replace(NOTHING, text="the mare")) is None
     assert Selector(late, 0.3).rows(NOTHING) is None and Selector().rows(NOTHING) is None

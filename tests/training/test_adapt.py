@@ -222,8 +222,7 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     shown = [states.shown(number) for number in range(len(lengths))]
     haystack.add_passages(selector, subject.tokenizer, shown)
     for one, scores in zip(states.asked, trained, strict=True):
-        captured, text = states.captured(one), one.question.text
-        found = selector.scores(captured, text, haystack, haystack.scope)
+        found = selector.scores(states.query(one), haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
 
 

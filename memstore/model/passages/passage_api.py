@@ -16,7 +16,7 @@ from memstore.model.model_api import ModelAPI
 from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession, capture
-from memstore.model.passages.selector import Scored, score_blocks
+from memstore.model.passages.selector import Query, Scored, score_blocks
 from memstore.model.session import OnRead, attached
 from memstore.model.texts.questions import query_of
 from memstore.model.texts.source_text import Text
@@ -103,7 +103,7 @@ class PassageAPI(ModelAPI, PassageModel):
         phrase = query_of(phrase)
         ids, words = self.turn_ids(phrase, first=True)
         captured = capture(self, ids).part(words)
-        found = score_blocks(self.selector, captured, phrase, store, runs)
+        found = score_blocks(self.selector, Query(captured, phrase), store, runs)
         caution = self.lookup.caution
         answered = self.gate is None or self.gate.answers(
             found.scores, caution, blocks=found.blocks

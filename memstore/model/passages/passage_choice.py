@@ -20,7 +20,7 @@ from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import (
     GATE_TOGETHER,
-    Captured,
+    Query,
     covered,
     in_range,
     score_blocks,
@@ -186,21 +186,17 @@ class GatedChoice:
         self._reader, self._store = reader, store
         self._settings, self._content = settings, content
 
-    def choose(
-        self, captured: Captured, question: str, scope: Scope
-    ) -> tuple[Candidates, list[Chosen] | None]:
+    def choose(self, query: Query, scope: Scope) -> tuple[Candidates, list[Chosen] | None]:
         """The best passages of a scope, and those that are meant; None where nothing answers.
         Raises what MemoryStore's lookups raise.
         """
         selector, gate, caution = self._reader.selector, self._reader.gate, self._settings.caution
-        scores, scope, where, deviation, blocks = score_blocks(
-            selector, captured, question, self._store, scope
-        )
+        scores, scope, where, deviation, blocks = score_blocks(selector, query, self._store, scope)
         best = Candidates(
             scores,
             scope,
             self._settings.top_k,
-            partial(selector.adds, captured, where),
+            partial(selector.adds, query, where),
             self._content,
             deviation=deviation,
             blocks=blocks,

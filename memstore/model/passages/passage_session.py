@@ -22,10 +22,10 @@ from memstore.model.passages.repositioned_attention import (
     computed,
     read_prefix,
 )
-from memstore.model.passages.selector import Captured, Captures, confidence
+from memstore.model.passages.selector import Captured, Captures, Query, confidence
 from memstore.model.passages.step_graph import StepGraph
 from memstore.model.session import AskSession, Lookups, OnRead, Run, check_device
-from memstore.model.texts.questions import asks, query_of
+from memstore.model.texts.questions import asks, leans, query_of, resolved
 from memstore.store.memory_store import MemoryStore
 
 STEP = 256  # tokens of a longer text that are read at once
@@ -192,6 +192,7 @@ class PassageSession(AskSession):
         self.evidence: Evidence | None = None  # by which that is told
         self.read_tokens = 0
         self.candidates: Candidates | None = None  # of the last choice; None before the first
+        self._asked = ""  # the last query
         self._retrieve = retrieve
         layers = reader.shape.memory_layers
         self._told = None if on_read is None else StepMasses(layers, on_read)
@@ -267,14 +268,19 @@ class PassageSession(AskSession):
         return None if states is None else states[-1]
 
     def _choose_for(self, message: str, ids: Sequence[int], words: range) -> None:
-        """Choose passages by the question in a message; ids: of its turn, `words` those typed."""
-        query = query_of(message)
+        """Choose passages by the question in a message; ids: of its turn, `words` those typed. One
+        that goes on from the question before it is searched for as what it stands for.
+        """
+        before, query = self._asked, resolved(query_of(message), self._asked)
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
-        self.choose(query, ids, words)
+        self._asked = query
+        self.choose(query, ids, words, before if leans(query) else "")
 
     def tell(self, question: str, answer: str) -> int:
         """As AskSession.tell."""
+        if asks(question):
+            self._asked = resolved(query_of(question), self._asked)
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)
@@ -348,14 +354,21 @@ class PassageSession(AskSession):
 
     # What is read
 
-    def choose(self, question: str, ids: Sequence[int], words: range) -> list[Chosen]:
+    def choose(
+        self, question: str, ids: Sequence[int], words: range, before: str = ""
+    ) -> list[Chosen]:
         """Choose passages for a turn that is about to be read, and read them from now on.
 
-        question: as typed; ids: of the turn, `words` those of the question itself. The local turns
-        before it are read with it, memory never is. Nothing is read where nothing answers.
+        question: as typed; ids: of the turn, `words` those of the question itself; before: the
+        question that it leans on. The local turns before it are read with it, memory never is.
+        Nothing is read where nothing answers.
         """
-        captured = self._local.look_ahead(ids, words)
-        self.candidates, found = self._choice.choose(captured, question, self._scope)
+        earlier = None
+        if before:
+            theirs, own = self.reader.turn_ids(before, first=True)
+            earlier = Query(capture(self.reader, theirs).part(own), before)
+        query = Query(self._local.look_ahead(ids, words), question, earlier)
+        self.candidates, found = self._choice.choose(query, self._scope)
         self.answered, self.needed = found is not None, self._choice.needed(self.candidates)
         self.lookups.done += self.answered
         self.lookups.skipped += not self.answered

@@ -140,6 +140,38 @@ GATE_TOGETHER = 4
 _LITTLE = 0.1  # words that weigh no more leave the best blocks among those that landmarks find
 
 
+_BEFORE = 0.25  # how much the question before counts, of one that leans on it
+
+
+@dataclass(frozen=True)
+class Query:
+    """What passages are searched by. captured: of the user's words alone; text: these words.
+    before: the question that this one leans on ("How loud is it?"); it counts a quarter as much.
+    """
+
+    captured: Captured
+    text: str
+    before: "Query | None" = None
+
+    @property
+    def words(self) -> dict[int, float]:
+        """The hash of each word, and how much it counts."""
+        words = dict.fromkeys(word_index.split_words(self.text), 1.0)
+        if self.before is None:
+            return words
+        earlier = word_index.split_words(self.before.text)
+        return dict.fromkeys(earlier, _BEFORE) | words
+
+    def rows(self, learned: "Learned") -> tuple[Tensor, Tensor]:
+        """As Learned.rows, of both questions."""
+        rows, weights = learned.rows(self.captured)
+        if self.before is None:
+            return rows, weights
+        earlier, theirs = learned.rows(self.before.captured)
+        shares = torch.cat([weights, _BEFORE * theirs]) / (1 + _BEFORE)
+        return torch.cat([rows, earlier]), shares
+
+
 class Found(Protocol):
     """What selectors ask of a memory (memstore.store.MemoryStore)."""
 
@@ -177,47 +209,45 @@ class Selector:
         """Of each block its words and how often they are in it; None where it keeps none."""
         return [word_index.count_words(text) for text in text_of_block] if self.spec.words else None
 
-    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
-        """float32 [blocks of the scope], higher = read it. captured: the tokens of the user's words
-        alone; question: these words.
-        """
-        by_words = store.word_scores(asked(question), scope) if self.spec.words else None
+    def scores(self, query: Query, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope], higher = read it."""
+        by_words = store.word_scores(query.words, scope) if self.spec.words else None
         if self.learned is None:
             assert by_words is not None
             return by_words
-        rows, weights = self.learned.rows(captured)
+        rows, weights = query.rows(self.learned)
         learned = weights @ store.token_maxima(rows, scope)
-        return learned if by_words is None else self.joined(learned, by_words, question, store)
+        return learned if by_words is None else self.joined(learned, by_words, query, store)
 
-    def joined(self, learned: Tensor, by_words: Tensor, question: str, store: Found) -> Tensor:
+    def joined(self, learned: Tensor, by_words: Tensor, query: Query, store: Found) -> Tensor:
         """The scores [blocks] whose two parts are these."""
         deviation, of_words = _spread_of_all(learned, store)[1], None
         if isinstance(store, Shortlist):
-            of_words = store.word_spread(asked(question))
+            of_words = store.word_spread(query.words)
         return learned + self.word_weight * deviation * standardise(by_words, of_words)
 
-    def rows(self, captured: Captured) -> tuple[Tensor, Tensor] | None:
+    def rows(self, query: Query) -> tuple[Tensor, Tensor] | None:
         """Rows [T, width] and weights [T] of a question, where the best blocks are among those
         whose sum over rows of weight times the greatest product with their landmarks is high; None
         where words decide, too.
         """
         if self.learned is None or self.word_weight > _LITTLE:
             return None
-        return self.learned.rows(captured)
+        return query.rows(self.learned)
 
-    def beside(self, question: str) -> WordsBeside | None:
+    def beside(self, query: Query) -> WordsBeside | None:
         """The words that count beside these rows."""
         if self.learned is None or not self.word_weight:
             return None
-        return WordsBeside(asked(question), self.word_weight)
+        return WordsBeside(query.words, self.word_weight)
 
-    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
+    def adds(self, query: Query, store: Found, scope: Scope) -> Tensor | None:
         """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
         score; None where that is not known.
         """
         if self.learned is None:
             return None
-        rows, weights = self.learned.rows(captured)
+        rows, weights = query.rows(self.learned)
         return (weights[:, None] * store.token_maxima(rows, scope)).T
 
 
@@ -240,22 +270,20 @@ class Scored(NamedTuple):
     blocks: int  # of the whole scope
 
 
-def score_blocks(
-    selector: Selector, captured: Captured, question: str, store: MemoryStore, scope: Scope
-) -> Scored:
+def score_blocks(selector: Selector, query: Query, store: MemoryStore, scope: Scope) -> Scored:
     """Score the blocks of a scope: all of them, or, where it is large, a shortlist. Raises what
     Retrieval's lookups raise.
     """
-    rows = selector.rows(captured)
+    rows = selector.rows(query)
     short = (
-        None if rows is None else store.retrieval.shortlist(*rows, scope, selector.beside(question))
+        None if rows is None else store.retrieval.shortlist(*rows, scope, selector.beside(query))
     )
     found: Found = store.retrieval
     if short is None:
         blocks = sum(end - first for _, first, end in scope)
     else:
         found, scope, blocks = short, short.scope, short.blocks
-    scores = selector.scores(captured, question, found, scope)
+    scores = selector.scores(query, found, scope)
     return Scored(scores, scope, found, _spread_of_all(scores, found)[1], blocks)
 
 
@@ -267,11 +295,6 @@ def spread(scores: Tensor) -> tuple[float, float]:
 def _spread_of_all(scores: Tensor, store: Found) -> tuple[float, float]:
     """The same of the scores of all blocks by landmarks, also where these are a shortlist's."""
     return store.spread if isinstance(store, Shortlist) else spread(scores)
-
-
-def asked(question: str) -> dict[int, float]:
-    """The words of a question, each once."""
-    return dict.fromkeys(word_index.split_words(question), 1.0)
 
 
 def standardise(scores: Tensor, of: tuple[float, float] | None = None) -> Tensor:

@@ -186,6 +186,41 @@ _REFERRING = _any("""
 _REFERS = re.compile(rf"\b{_REFERRING}\b", re.I)
 
 
+# Follow-ups
+
+_GOES_ON = re.compile(
+    "(?:"
+    + _any("and, but, so, then, ok(?:ay)?, und, aber, et, mais, alors")
+    + r"\b[ ,]*|"
+    + _any("what about, how about, was ist mit, wie (?:ist|sieht) es (?:mit|bei)")
+    + " )+",
+    re.I,
+)
+_ASKING = _any("""
+    what, who, whom, whose, when, where, which, why, how, wer, wen, wem, was, wann, wo, woher,
+    wohin, warum, wieso, weshalb, wie, welche[rsnm]?, qui, que, quoi, quand, où, comment, pourquoi,
+    combien, quels?, quelles?
+""")
+_VERBS = _any("""
+    is, are, was, were, do, does, did, has, have, had, can, could, will, would, should, may, must,
+    ist, sind, war, hat, haben, kann, darf, muss, est, sont, ont, peut, doit
+""")
+_SENTENCE = re.compile(rf"\b(?:{_ASKING}|{_VERBS})\b", re.I)
+_PREPOSITIONS = _any("""
+    of, in, on, at, for, to, from, by, with, since, until, before, after, per, during, under,
+    am, auf, aus, bei, bis, für, im, mit, nach, seit, um, von, vom, vor, zu, zum, zur,
+    à, au, aux, chez, dans, de, du, en, par, pour, sur
+""")
+_PREPOSITION = re.compile(rf"\b{_PREPOSITIONS}\b", re.I)
+_ARTICLES = _any("the, an?, der, die, das, den, dem, les?, la, un, une, eine?")
+_NAMED = re.compile(rf"\b{_ARTICLES} +[\w-]+", re.I)
+_ONE = re.compile(rf"({_ARTICLES} .+) ones?", re.I)
+_CODE = re.compile(r"\b([A-Za-z]+)-?\d[\w-]*")
+_CAPITAL = re.compile(r"(?<= )[A-ZÄÖÜÉ][\w'’-]*")
+_MOST_WORDS = 6  # of a follow-up without a sentence of its own
+_FEW_WORDS = 4  # of a question that hardly stands alone
+
+
 def asks(message: str) -> bool:
     """Whether a message of a chat asks for something that a memory could hold.
 
@@ -227,6 +262,53 @@ def query_of(message: str) -> str:
     if last - 1 in kept and unfinished:
         kept.add(last)
     return " ".join(_without_greeting(sentences[at][0]) for at in sorted(kept))
+
+
+def resolved(question: str, before: str) -> str:
+    """A follow-up that is no sentence ("And of the CP-60?") as the question that it stands for: the
+    one before it, with the new words in the place of those that they are most like. Other questions
+    as they are. before: "" if there is none.
+    """
+    found = _GOES_ON.match(question)
+    rest = question[found.end() :].strip(" ?!.") if found else ""
+    if not before or not rest or len(rest.split()) > _MOST_WORDS or _SENTENCE.search(rest):
+        return question
+    body = before.strip(" ?!.")
+    new, start, end = _in_place(rest, body)
+    return " ".join(f"{body[:start]} {new} {body[end:]}".split()) + "?"
+
+
+def _in_place(rest: str, body: str) -> tuple[str, int, int]:
+    """The new words of a follow-up, and the part of the question that they replace; its end, if
+    they are like nothing in it.
+    """
+    first, length = rest.split()[0].lower(), len(body)
+    if _PREPOSITION.fullmatch(first):
+        same = [one for one in _PREPOSITION.finditer(body) if one[0].lower() == first]
+        if not same:
+            return rest, length, length
+        after = [pattern.search(body, same[-1].end()) for pattern in (_PREPOSITION, _SENTENCE)]
+        return rest, same[-1].start(), min([at.start() for at in after if at], default=length)
+    code, one = _CODE.search(rest), _ONE.fullmatch(rest)
+    if code:
+        like = [at for at in _CODE.finditer(body) if at[1].lower() == code[1].lower()]
+        if like:
+            return code[0], *like[0].span()
+    named, capitals = [*_NAMED.finditer(body)], [*_CAPITAL.finditer(body)]
+    if one and named:  # "the green one" is the thing that was named last
+        return one[1], *named[-1].span()
+    if _NAMED.match(rest) and named:
+        return rest, *named[0].span()
+    if rest[0].isupper() and capitals:
+        return rest, *capitals[-1].span()
+    return rest, length, length
+
+
+def leans(question: str) -> bool:
+    """Whether a question needs those before it: it refers to something ("How loud is it?"), or is
+    very short.
+    """
+    return bool(_REFERS.search(question)) or len(question.split()) <= _FEW_WORDS
 
 
 def _without_frame(message: str) -> str:

@@ -21,7 +21,7 @@ from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.selector import Captured, Captures, Learned, Selector, asked
+from memstore.model.passages.selector import Captured, Captures, Learned, Selector
 from memstore.store.memory_store import MemoryStore
 from memstore.training.reading_questions import (
     AskedContext,
@@ -203,8 +203,7 @@ def _alike(
         if one.question.kind != "asked":
             continue
         first, scope = scopes[one.window]
-        text = one.question.text
-        scores = selector.scores(states.captured(one), text, haystack, [scope])
+        scores = selector.scores(states.query(one), haystack, [scope])
         scores[[at - first for at in one.touched]] = -torch.inf
         best = scores.topk(min(_MINED, len(scores)))
         pairs = zip(best.values.tolist(), best.indices.tolist())
@@ -219,15 +218,15 @@ def _with_words(
     alone, scope = Selector(learned), haystack.scope
     by_landmarks, by_words = [], []
     for one in states.asked:
-        text = one.question.text
-        by_landmarks.append(alone.scores(states.captured(one), text, haystack, scope))
-        by_words.append(haystack.word_scores(asked(text), scope))
+        query = states.query(one)
+        by_landmarks.append(alone.scores(query, haystack, scope))
+        by_words.append(haystack.word_scores(query.words, scope))
     tried = []
     for weight in _WORD_WEIGHTS:
         selector, scores = Selector(learned, weight), by_landmarks
         if weight:
             scores = [
-                selector.joined(landmarks, words, one.question.text, haystack)
+                selector.joined(landmarks, words, states.query(one), haystack)
                 for landmarks, words, one in zip(by_landmarks, by_words, states.asked, strict=True)
             ]
         outcomes = measure(selector, haystack, states, scores)

@@ -92,12 +92,12 @@ def measure(
     """
     found = []
     for number, asked in enumerate(states.asked):
-        captured = states.captured(asked)
+        query = states.query(asked)
         if scored is None:
-            scores = selector.scores(captured, asked.question.text, haystack, haystack.scope)
+            scores = selector.scores(query, haystack, haystack.scope)
         else:
             scores = scored[number]
-        adds = partial(selector.adds, captured, haystack)
+        adds = partial(selector.adds, query, haystack)
         best = Candidates(scores, haystack.scope, GATE_TOGETHER, adds, lambda *place: place)
         right = sorted(asked.touched)
         skipped = torch.zeros(len(scores), dtype=torch.bool)

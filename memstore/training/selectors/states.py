@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memstore.model.passages.selector import Captured, Captures, rooted
+from memstore.model.passages.selector import Captured, Captures, Query, rooted
 from memstore.training.selectors.windows import Question, Window, firsts
 
 
@@ -71,6 +71,10 @@ class States:
         """What was captured of a question's own words."""
         rows = {layer: states[asked.first : asked.end] for layer, states in self.rows.items()}
         return Captured(list(asked.question.ids), rows)
+
+    def query(self, asked: Asked) -> Query:
+        """A question as passages are searched by it."""
+        return Query(self.captured(asked), asked.question.text)
 
     def shown(self, passage: int) -> Captured:
         """What was captured of a passage."""
