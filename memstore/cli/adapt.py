@@ -193,6 +193,7 @@ def _fit_doubt(
     has; what --json prints of it.
     """
     from memstore.hf.load import load_reader
+    from memstore.model.lookup_settings import CAUTIONS
     from memstore.model.passages.adaptation import load_selector, save_selector
     from memstore.training.doubt import fit_doubt
 
@@ -216,8 +217,11 @@ def _fit_doubt(
         scores={**reader.adaptation.scores, **shares},
     )
     save_selector(adaptation, reader.made_for, path)
-    for name, share in shares.items():
-        console.note(f"{name}: {share:.0%}")
+    for caution, share in zip(CAUTIONS, shares.values()):
+        console.note(
+            f"--caution {caution}: {caution:.0%} of the answerable and {share:.0%} of the "
+            "unanswerable questions refused"
+        )
     return {"refusals": shares}
 
 

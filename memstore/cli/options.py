@@ -178,9 +178,9 @@ class Lookup:
         float | None,
         option(
             "--caution",
-            "C",
-            "How sure a passage model has to be that a passage answers, from 0 (answer always) "
-            "to 1 (refuse most of what nothing answers); default: 0.85.",
+            "SHARE",
+            "Share of answerable questions that may be refused, 0 (refuse nothing) to 0.3; the "
+            "more, the more unanswerable ones are refused too; default: 0.1.",
         ),
     ] = None
     granularity: Annotated[

@@ -78,7 +78,7 @@ class HuggingFacePassageModel(PassageAPI):
             if doubt is not None and doubt.adapter == adapter.digest:
                 self.refusal = Refusal(token, doubt.above, doubt)
             else:
-                self.refusal = Refusal(token, adapter.refuse_above)
+                self.refusal = Refusal(token, (adapter.refuse_above,) * 5)
         separator = adaptation.separator if adapter is None else adapter.separator
         self.separator_ids = self.tokenizer.encode(separator)
         self.lookup = LookupSettings(top_k=adaptation.top_k, score_range=adaptation.score_range)

@@ -6,17 +6,27 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
+import numpy as np
+
 from memstore.errors import InvalidInput
 
 Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 GRANULARITIES = get_args(Granularity)
 
 
-CAUTION = 0.85
-"""Chosen on 63 questions that people might ask about excerpts of seven held-out books: of those
-about one book .81 are answered from it (.60 with 1) and .05 from another book (.02); from all seven
-together .70 (.44), and .05 (0) where their own is left out (docs/results/refusals.json).
-"""
+CAUTION = 0.1
+CAUTIONS = (0.02, 0.05, 0.1, 0.2, 0.3)
+"""Shares of answerable questions refused, for each of which a threshold is calibrated."""
+
+Steps = tuple[float, float, float, float, float]
+"""A threshold for each of CAUTIONS."""
+
+
+def at_caution(steps: Steps, caution: float) -> float:
+    """The threshold for a share of answerable questions that lies between those calibrated."""
+    return float(np.interp(caution, CAUTIONS, steps))
+
+
 _WHOLE = ("top_k", "chunk_blocks", "own_blocks", "local_tokens")
 _ANY = ("own_blocks",)  # of these, None is a choice
 _SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
@@ -47,11 +57,8 @@ class LookupSettings:
     # of a passage model (one that chooses once for a question): tokens of a session's own text
     # that are held whole, the older ones being chosen like passages of documents
     local_tokens: int = 1024
-    # how sure its choice has to be before anything is answered, as a share of what its gate was
-    # calibrated to on planted facts: with 1 most questions that nothing answers are refused, and of
-    # people's own questions that something does answer every second one, too; 0 refuses none. For
-    # a model that was trained to refuse it sets how probable it has to be that nothing answers: see
-    # Refusal
+    # the share of answerable questions that may be refused, of those that the model was calibrated
+    # with; 0 refuses nothing. The more, the more of the unanswerable ones are refused
     caution: float = CAUTION
 
     def __post_init__(self) -> None:
@@ -61,8 +68,11 @@ class LookupSettings:
                 raise InvalidInput(f"{name} must be a whole number, is {value!r}")
         if not 1 <= self.top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {self.top_k}")
-        if not (_is_amount(self.caution) and self.caution <= 1):
-            raise InvalidInput(f"caution must lie in 0..1, is {self.caution!r}")
+        if not (_is_amount(self.caution) and self.caution <= CAUTIONS[-1]):
+            raise InvalidInput(
+                f"caution, the share of answerable questions that may be refused, must lie in "
+                f"0..{CAUTIONS[-1]}, is {self.caution!r}"
+            )
         for name in ("score_range", "recency", "supersede"):
             value = getattr(self, name)
             if value is not None and not _is_amount(value):

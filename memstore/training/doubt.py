@@ -11,20 +11,21 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.lookup_settings import CAUTION
+from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import Doubt
 from memstore.store.memory_store import MemoryStore
-from memstore.training.reading_questions import AskedContext
+from memstore.training.reading_questions import AskedContext, AskedQuestion
 
 _LEFT_OUT = 0.3  # of the contexts: nothing answers their questions
 _FEW = (3, 8, 25, 60)  # documents that every second question is asked of, in place of all
-_REFUSED = 0.1  # of answerable questions, with the default caution
+_SETS = 8  # the largest ones are asked about
 _FOLDS = 5
 
 
@@ -37,10 +38,11 @@ def fit_doubt(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Doubt, dict[str, float]] | None:
-    """Fit a Doubt to a reader that may refuse; also returns the shares of answerable and of
-    unanswerable questions that are refused with the default caution, told by cross-validation.
+    """Fit a Doubt to a reader that may refuse; also returns the share of unanswerable questions
+    that is refused with each of CAUTIONS, told by cross-validation.
 
-    Contexts of one source and language make one memory; `questions` are divided among these. work:
+    Contexts of one source and language make one memory; `questions` are divided among the largest
+    of these. Asked are questions whose answer stands in their context word for word. work:
     directory of what was asked so far; an interrupted run continues there. None where there are too
     few questions. Raises InvalidInput for a reader without an adapter that refuses.
     """
@@ -48,9 +50,10 @@ def fit_doubt(
         raise InvalidInput("the model has no reading adapter that refuses")
     sets: dict[str, list[AskedContext]] = defaultdict(list)
     for one in contexts:
-        if any(asked.answers for asked in one.questions):
-            sets[f"{one.source} {one.lang}"].append(one)
-    sets = {name: some for name, some in sets.items() if len(some) >= 1 / _LEFT_OUT}
+        if asked := [q for q in one.questions if _stands_in(q, one.context)]:
+            sets[f"{one.source} {one.lang}"].append(msgspec.structs.replace(one, questions=asked))
+    names = sorted(sets, key=lambda name: (-len(sets[name]), name))[:_SETS]
+    sets = {name: sets[name] for name in names if len(sets[name]) >= 1 / _LEFT_OUT}
     cases = []
     work.mkdir(parents=True, exist_ok=True)
     for number, (name, some) in enumerate(sorted(sets.items())):
@@ -73,15 +76,20 @@ def fit_doubt(
     for held in range(_FOLDS):
         weights, bias = _fit(numbers[fold != held], unanswered[fold != held])
         told[fold == held] = (numbers[fold == held] @ weights + bias).sigmoid()
-    least = float(told[unanswered == 0].quantile(1 - _REFUSED))
+    shares = 1 - torch.tensor(CAUTIONS)
+    above = told[unanswered == 0].quantile(shares).tolist()
     weights, bias = _fit(numbers, unanswered)
+    refused = [float((told[unanswered == 1] > least).float().mean()) for least in above]
     scores = {
-        "answerable refused": float((told[unanswered == 0] > least).float().mean()),
-        "unanswerable refused": float((told[unanswered == 1] > least).float().mean()),
+        f"unanswerable refused, caution {caution}": share
+        for caution, share in zip(CAUTIONS, refused)
     }
-    above = max(0.0, 1 - (1 - least) / CAUTION)
-    w, x, y, z = weights.tolist()
-    return Doubt((w, x, y, z), float(bias), above, reader.adapter.digest), scores
+    doubt = Doubt(tuple(weights.tolist()), float(bias), tuple(above), reader.adapter.digest)
+    return doubt, scores
+
+
+def _stands_in(question: AskedQuestion, context: str) -> bool:
+    return any(answer.lower() in context.lower() for answer in question.answers)
 
 
 def _ask(

@@ -249,7 +249,7 @@ def test_a_memory_of_another_selector_is_refused(tmp_path):
 
 
 def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
-    reader = word_reader(gate=Gate(1.0))
+    reader = word_reader(gate=Gate((1.0,) * 5))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)
@@ -272,7 +272,7 @@ def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
 
 
 def test_turns_that_ask_nothing_go_to_the_model_without_a_lookup(tmp_path):
-    reader = word_reader(gate=Gate(1.0))
+    reader = word_reader(gate=Gate((1.0,) * 5))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         with reader.chat(store) as chat:

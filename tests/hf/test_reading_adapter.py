@@ -134,11 +134,11 @@ def test_it_refuses_by_its_own_doubt_and_answers_without_the_memory_where_asked_
         def ask(**settings):
             return reader.ask(question, store, max_new_tokens=4, **settings)
 
-        refused, answered = ask(caution=1.0), ask(caution=0.0)
+        refused, answered = ask(caution=0.3), ask(caution=0.0)
         assert refused.refused and refused.sources and refused.needed is None
         assert answered.answered and 0 < answered.doubt == refused.doubt < 1
         assert answered.tokens and answered.tokens[0] != reader.refusal.token
-        alone = ask(caution=1.0, from_memory=False)
+        alone = ask(caution=0.3, from_memory=False)
         with reader.session(store, retrieve=False) as session:
             expected = list(session.generate(session.ask(question, lambda: None), 4))
         assert not alone.answered and alone.tokens == expected and not alone.sources
@@ -158,7 +158,7 @@ def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path
             session.ask(question, lambda: None)
             return session
 
-    session = asked(None, 1.0)
+    session = asked(None, 0.3)
     evidence = session.evidence
     assert session.doubt == evidence.unknown and not session.answered
     assert evidence.blocks > 1 and evidence.lead > 0 and evidence.score > 0
@@ -168,10 +168,11 @@ def test_a_fitted_doubt_decides_for_the_adapter_that_it_was_fitted_with(tmp_path
         ((0.0, 0.0, -9.0, -9.0), -9.0, False, 0.0),
         ((0.0, 0.0, 0.0, 0.0), 9.0, True, evidence.unknown),
     ):
-        doubt = Doubt(weights, bias, 0.6, "another" if other else adapter.digest)
-        session = asked(doubt, 0.5)
+        steps = (0.9, 0.8, 0.7, 0.6, 0.5)
+        doubt = Doubt(weights, bias, steps, "another" if other else adapter.digest)
+        session = asked(doubt, 0.15)
         assert session.doubt == pytest.approx(expected, abs=1e-5)
-        above = 0.5 if other else 0.8  # half way from the threshold with a caution of 1 to 1
+        above = 0.0 if other else 0.65  # half way between two steps
         assert session.answered is (session.doubt <= above)
 
 

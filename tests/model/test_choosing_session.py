@@ -214,7 +214,7 @@ def test_memory_is_bounded_however_long_the_chat(learned, tmp_path):
 
 
 def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
-    reader = reader_of(gate=Gate(4.0))
+    reader = reader_of(gate=Gate((4.0,) * 5))
     with memory(reader, tmp_path) as store, reader.session(store) as session:
         session.ask(QUESTION, lambda: None)
         assert not session.answered and session.chosen == []
@@ -323,6 +323,6 @@ def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):
 
 
 def test_settings_out_of_range_are_named(reader):
-    for setting in ({"local_tokens": 0}, {"caution": 2}):
+    for setting in ({"local_tokens": 0}, {"caution": 0.5}):
         with pytest.raises(InvalidInput, match=next(iter(setting))):
             reader.lookup.changed(**setting)

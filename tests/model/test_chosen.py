@@ -88,7 +88,7 @@ def test_where_all_scores_are_alike_copies_are_still_found() -> None:
 
 
 def test_four_that_each_say_a_part_open_the_gate_together() -> None:
-    gate = Gate(0.6, together=0.1)
+    gate = Gate((0.6,) * 5, together=0.1)
     parts = [[0.3, 0, 0, 0], [0, 0.2, 0, 0], [0, 0, 0.2, 0], [0, 0, 0, 0.1]]
     together = candidates(parts).together
     assert together is not None and abs(together - 0.8) < 1e-6

@@ -202,17 +202,19 @@ def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
 
 
 def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> None:
-    gate = Gate(0.6, 0.1, together=0.2)
+    gate = Gate((0.5, 0.55, 0.6, 0.65, 0.7), 0.1, together=0.2)
     among = torch.zeros(2 * GATE_BLOCKS)  # where 0.7 is needed, and 0.9 together
     best = among.index_fill(0, torch.tensor([3]), 0.69)
     assert not gate.answers(best) and gate.answers(best + 0.02)
     assert not gate.answer_together(best, 0.89) and gate.answer_together(best, 0.91)
     assert not gate.answers(torch.zeros(0)) and not gate.answer_together(best, None)
-    assert not Gate(0.6, 0.1).answer_together(best, 5.0)  # without a bound of its own it never does
-    assert gate.answers(best, caution=0.9) and not gate.answers(best - 0.07, caution=0.9)
-    assert gate.answer_together(best - 0.2, 0.84, caution=0.9)
-    assert not gate.answer_together(best - 0.2, 0.82, caution=0.9)
-    assert Gate(-0.5).threshold(GATE_BLOCKS, caution=0.5) == -0.5  # of scores below 0, all of it
+    never = Gate((0.6,) * 5, 0.1)  # without a bound of its own it never does
+    assert not never.answer_together(best, 5.0)
+    assert gate.answers(best, caution=0.05) and not gate.answers(best, caution=0.2)
+    assert gate.answer_together(best - 0.2, 0.81, caution=0.02)
+    assert not gate.answer_together(best - 0.2, 0.79, caution=0.02)
+    assert gate.threshold(GATE_BLOCKS, 0.15) == pytest.approx(0.625)  # half way between two steps
+    assert gate.threshold(GATE_BLOCKS, 0.01) == 0.5 and gate.answers(best - 9, caution=0.0)
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
@@ -221,9 +223,9 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
         read_from=1,
         top_k=6,
         score_range=0.7,
-        gate=Gate(-1.5, 0.25),
+        gate=Gate((-1.5, -1.0, 0.0, 0.5, 1.0), 0.25),
         separator="\n",
-        doubt=Doubt((0.5, -1.0, -0.25, 0.125), 0.75, 0.3, "def"),
+        doubt=Doubt((0.5, -1.0, -0.25, 0.125), 0.75, (0.9, 0.7, 0.5, 0.3, 0.25), "def"),
         weights="abc",
         scores={"literal": 0.99},
     )
@@ -337,7 +339,7 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 assert [one.score for one in chosen] == pytest.approx(scores, abs=0.1 * deviation)
                 assert found.deviation == pytest.approx(deviation, rel=0.15)
                 # the bound grows with the blocks that there are, not with those that are scored
-                gate = Gate(float(exact.max()) - 0.01 - 0.1, growth=0.2)
+                gate = Gate((float(exact.max()) - 0.01 - 0.1,) * 5, growth=0.2)
                 assert short.blocks == 900
                 told = gate.answers(found.scores, blocks=found.blocks)
                 assert told == gate.answers(exact)

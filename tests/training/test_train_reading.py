@@ -224,9 +224,9 @@ def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer(tmp_path, mon
         for one in CONTEXTS
     ]
     found, shares = fit_doubt(reader, contexts, tmp_path, questions=48)
-    assert found.adapter == adapter.digest and 0 <= found.above <= 1
-    assert 0 < shares["answerable refused"] <= 0.15
-    assert 0 <= shares["unanswerable refused"] <= 1
+    assert found.adapter == adapter.digest
+    assert [*found.above] == sorted(found.above, reverse=True)
+    assert [*shares.values()] == sorted(shares.values())
     asked = [torch.load(path) for path in tmp_path.glob("asked-*.pt")]
     assert len(asked) == 2
     for numbers, unanswered in asked:

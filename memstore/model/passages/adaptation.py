@@ -17,6 +17,7 @@ from torch import Tensor
 
 from memstore.decode import Amount, Layer, Positive, Share, from_json
 from memstore.errors import InvalidWeights
+from memstore.model.lookup_settings import Steps, at_caution
 from memstore.model.passages.selector import Gate, Learned, Projection, Selector
 
 SEPARATOR = "\n\nQuestion: "
@@ -50,13 +51,13 @@ class Evidence:
 @dataclass(frozen=True)
 class Doubt:
     """How probable it is that what a model read does not answer: a logistic regression with these
-    weights of Evidence.numbers. above: the probability from which a refusal is meant with a caution
-    of 1. adapter: digest of the reading adapter that it was fitted with.
+    weights of Evidence.numbers. above: for each of CAUTIONS, the probability from which a refusal
+    is meant. adapter: digest of the reading adapter that it was fitted with.
     """
 
     weights: tuple[float, float, float, float]
     bias: float
-    above: Share
+    above: Steps
     adapter: str
 
     def probability(self, evidence: Evidence) -> float:
@@ -67,13 +68,13 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a model that was trained to refuse begins to: with this token. above: the probability
-    that nothing answers from which a refusal is meant, with a caution of 1. doubt: tells that
+    """How a model that was trained to refuse begins to: with this token. above: for each of
+    CAUTIONS, the probability that nothing answers from which a refusal is meant. doubt: tells that
     probability; None: it is that of the token.
     """
 
     token: int
-    above: float
+    above: Steps
     doubt: Doubt | None = None
 
     def probability(self, evidence: Evidence) -> float:
@@ -81,8 +82,8 @@ class Refusal:
         return evidence.unknown if self.doubt is None else self.doubt.probability(evidence)
 
     def threshold(self, caution: float) -> float:
-        """The probability from which a refusal is meant; 1, never, with a caution of 0."""
-        return 1 - caution * (1 - self.above)
+        """The probability above which a refusal is meant; 1, never, with a caution of 0."""
+        return at_caution(self.above, caution) if caution else 1.0
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,14 @@ class MadeFor:
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[4]
+    version: Literal[5]
     made_for: MadeFor
     layer: int | None  # whose states the learned part projects; None: there is none
     word_weight: Amount  # Selector.word_weight
     read_from: Layer
     top_k: Positive
     score_range: Amount | None
-    answerable: float | None  # Gate.least
+    answerable: Steps | None  # Gate.least
     scores: dict[str, Share]
     passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
     growth: float = 0.0  # Gate.growth
@@ -157,7 +158,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
     tensors = {} if learned is None else learned.projection.tensors()
     gate = adaptation.gate
     header = {
-        "version": 4,
+        "version": 5,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "layer": learned and learned.layer,
         "word_weight": adaptation.selector.word_weight,

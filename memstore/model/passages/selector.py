@@ -16,6 +16,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.index import word_index
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import WordsBeside
+from memstore.model.lookup_settings import CAUTION, Steps, at_caution
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve.listed_passages import Shortlist
 
@@ -329,22 +330,27 @@ def covered(adds: Tensor) -> Tensor:
 class Gate:
     """Tells from the scores of blocks whether any of them answers.
 
-    least: the confidence that takes, among GATE_BLOCKS blocks. growth: how much more it takes among
-    twice as many, since the best of more blocks scores higher where nothing answers, too. together:
+    least: the confidence that takes, among GATE_BLOCKS blocks, for each of CAUTIONS. growth: how
+    much more it takes among twice as many, since the best of more blocks scores higher where
+    nothing answers, too. together:
     how much more than that the GATE_TOGETHER best blocks have to cover between them to open it as
     well, for a question of several parts that no one block answers; None = they never do.
     """
 
-    least: float
+    least: Steps
     growth: float = 0.0
     together: float | None = None
 
-    def threshold(self, blocks: int, caution: float = 1.0) -> float:
+    def threshold(self, blocks: int, caution: float = CAUTION) -> float:
         """The confidence that it takes among so many blocks. caution: see LookupSettings."""
-        least = self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
-        return least * caution if least > 0 else least
+        if not caution:
+            return -math.inf
+        growth = self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+        return at_caution(self.least, caution) + growth
 
-    def answers(self, scores: Tensor, caution: float = 1.0, *, blocks: int | None = None) -> bool:
+    def answers(
+        self, scores: Tensor, caution: float = CAUTION, *, blocks: int | None = None
+    ) -> bool:
         """Does any block of these scores [n] answer? blocks: from how many they were chosen, where
         they are a shortlist's.
         """
@@ -354,7 +360,7 @@ class Gate:
         self,
         scores: Tensor,
         together: float | None,
-        caution: float = 1.0,
+        caution: float = CAUTION,
         *,
         blocks: int | None = None,
     ) -> bool:

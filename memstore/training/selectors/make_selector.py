@@ -170,8 +170,7 @@ def adapt(
         passages = [some.shown(at) for at in range(min(most, len(some.ends)))]
         haystack.add_passages(both, model.tokenizer, passages)
     chosen, outcomes = _with_words(learned, haystack, held_out)
-    answerable = ("literal", "key") if texts else ("asked",)
-    answered = [outcome for outcome in outcomes if outcome.kind in answerable]
+    answered = [outcome for outcome in outcomes if outcome.rank >= 0]
     unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
     return Adaptation(
         chosen,

@@ -17,8 +17,16 @@ from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import WordIndex
 from memstore.model.adapter import TextTokenizer
+from memstore.model.lookup_settings import CAUTION, CAUTIONS
 from memstore.model.passages.passage_choice import Candidates
-from memstore.model.passages.selector import GATE_TOGETHER, Captured, Gate, Selector, confidence
+from memstore.model.passages.selector import (
+    GATE_BLOCKS,
+    GATE_TOGETHER,
+    Captured,
+    Gate,
+    Selector,
+    confidence,
+)
 from memstore.training.selectors.states import States
 
 KS = (1, 4, 8, 16)
@@ -124,17 +132,11 @@ def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, li
 
 
 def gate_of(
-    answered: Sequence[Outcome],
-    unanswered: Sequence[Outcome],
-    passages: int,
-    lost: float = 0.05,
-    false: float = 0.22,
-    let: float = 0.03,
+    answered: Sequence[Outcome], unanswered: Sequence[Outcome], passages: int, let: float = 0.03
 ) -> Gate | None:
-    """A gate that loses at most a share `lost` of questions that have an answer among so many
-    passages, and fewer if even then no more than a share `false` of those that have none get
-    through; and that lets at most a share `let` more of these pass for what the best passages cover
-    together. None without a question that has an answer.
+    """A gate that refuses each share of CAUTIONS of the questions that have an answer among so many
+    passages; and that, with the default caution, lets at most a share `let` of those that have none
+    pass for what the best passages cover together. None without a question that has an answer.
 
     It rises half as fast with the number of passages as the best of those that do not answer: what
     does answer scores no higher among more, so that the errors of both kinds share the rise.
@@ -143,11 +145,9 @@ def gate_of(
     if not best:
         return None
     growth = sum(outcome.growth for outcome in answered) / len(answered) / 2
-    least, more = best[int(lost * len(best))], None
-    if unanswered:
-        passing = sorted((outcome.confidence for outcome in unanswered), reverse=True)
-        highest = passing[min(int(false * len(passing)), len(passing) - 1)]
-        least = min(least, math.nextafter(highest, math.inf))
+    at_512 = growth * math.log2(max(1, passages) / GATE_BLOCKS)
+    steps = [best[int(share * len(best))] for share in CAUTIONS]
+    least, more = steps[CAUTIONS.index(CAUTION)], None
     held = sorted(
         outcome.together
         for outcome in unanswered
@@ -156,7 +156,8 @@ def gate_of(
     if held:
         highest = held[-1 - min(int(let * len(unanswered)), len(held) - 1)]
         more = math.nextafter(highest, math.inf) - least
-    return Gate(least - Gate(0.0, growth).threshold(passages), growth, more)
+    a, b, c, d, e = (step - at_512 for step in steps)
+    return Gate((a, b, c, d, e), growth, more)
 
 
 def _growth(scores: Tensor) -> float:
