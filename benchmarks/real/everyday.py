@@ -1,9 +1,8 @@
 """How often is a passage model's answer right on questions that people ask about a book?
 
 The book and its 30 questions are those of `memstore demo`; they were written by somebody who had
-not seen an answer of the system. Methods as in real.recall. The memory refuses as it does by
-default, and with --caution 1 as in real.recall. An answer is right if one of the accepted strings
-occurs in it. Intervals are Wilson's, 95%; "less" is the memory's share less the method's over the
+not seen an answer of the system. Methods as in real.recall. An answer is right if one of the
+accepted strings occurs in it. Intervals are Wilson's, 95%; "less" is the memory's share less the method's over the
 same questions, with Student's interval.
 
     python -m benchmarks.real.everyday --model smollm2/ --work w/
@@ -21,7 +20,6 @@ from benchmarks.real.recall_tables import counts
 from benchmarks.real.results import Row
 from benchmarks.real.running import parser, run
 from memstore.cli.demo import TEXT, book_questions, chapters
-from memstore.model.lookup_settings import CAUTION
 
 METHODS = [
     "memory", "memory-text", "right", "bm25", "bm25@1", "bm25@4", "minilm", "minilm@4", "rrf",
@@ -41,7 +39,7 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = parser(__doc__)
-    options.set_defaults(text=[str(TEXT)], methods=METHODS, caution=CAUTION)
+    options.set_defaults(text=[str(TEXT)], methods=METHODS)
     given = options.parse_args()
     given.tasks, given.lengths = [TASK], [0]
     return given

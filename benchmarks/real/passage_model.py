@@ -10,14 +10,15 @@ from benchmarks.common.options import add, plain_parser
 from benchmarks.real.prompting import DTYPES
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.model.lookup_settings import CAUTION
 
 
 def passage_model(
-    directory: Path | str, dtype: str = "float32", caution: float = 1.0, weights: str = "auto"
+    directory: Path | str, dtype: str = "float32", caution: float = CAUTION, weights: str = "auto"
 ) -> HuggingFacePassageModel:
     """The model, its weights in this dtype; ends the command for one that is trained with
-    landmarks. caution: of its lookups; 1 is what its gate was calibrated to, on planted facts as
-    most benchmarks ask for. weights: that tokens are generated with. Raises as `load_reader` does.
+    landmarks. caution: of its lookups. weights: that tokens are generated with. Raises as
+    `load_reader` does.
     """
     reader = load_reader(directory, dtype=DTYPES[dtype], weights=weights)
     if not isinstance(reader, HuggingFacePassageModel):

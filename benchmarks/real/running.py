@@ -21,6 +21,7 @@ from benchmarks.real.plan import Plan, Question
 from benchmarks.real.planted import TUNED
 from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
+from memstore.model.lookup_settings import CAUTION
 from memstore.model.passages.adaptation import SEPARATOR
 
 DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
@@ -35,7 +36,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     methods = "; ".join(f"{name}: {about}" for name, about in METHODS.items())
     add(options, "--methods", DEFAULT_METHODS, methods, metavar="METHOD")
     add(options, "--tuned", TUNED, "K and thresholds, as written by recall --tune", type=Path)
-    add(options, "--caution", 1.0, "of the memory: see LookupSettings; the questions are planted")
+    add(options, "--caution", CAUTION, "of the memory: see LookupSettings")
     add(options, "--asked", None, "at most so many questions of a task and length", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
     return options
