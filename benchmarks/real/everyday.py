@@ -2,8 +2,8 @@
 
 The book and its 30 questions are those of `memstore demo`; they were written by somebody who had
 not seen an answer of the system. Methods as in real.recall. An answer is right if one of the
-accepted strings occurs in it. Intervals are Wilson's, 95%; "less" is the memory's share less the method's over the
-same questions, with Student's interval.
+accepted strings occurs in it. Intervals are Wilson's, 95%; "less" is the memory's share less the
+method's over the same questions, with Student's interval.
 
     python -m benchmarks.real.everyday --model smollm2/ --work w/
 """

@@ -16,11 +16,14 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
+from memstore.disk.format.citations import Place
+from memstore.documents import Converted
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selector import Gate
 from memstore.model.texts.document_text import block_texts
+from memstore.model.texts.source_text import Text
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "
@@ -269,6 +272,23 @@ def test_refusal_lists_the_closest_passages_with_their_scores(tmp_path):
             assert chat.ask("Why do whales sing?", max_new_tokens=2).refused
             alone = chat.ask("Why do whales sing?", max_new_tokens=2, from_memory=False)
             assert alone.tokens and not alone.answered and not alone.refused
+
+
+@pytest.mark.parametrize("titled", ["first line", "heading", "name"])
+def test_a_passage_is_found_by_the_title_that_it_stands_under(tmp_path, titled):
+    reader = word_reader()
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        for number in (40, 60, 80):
+            title, name = f"The {number} Circulation Pump", f"pump {number}"
+            body = f"{'It has a housing of grey iron. ' * 12}The warranty is {number // 10} years."
+            places = (Place(0, 1, title),) if titled == "heading" else ()
+            if titled == "first line":
+                body = f"{title}\n\n{body}"
+            shown = Converted(body, places, "text")
+            reader.ingest(Text(shown, name if titled == "name" else f"file {number // 10}"), store)
+        found = reader.search("What is the warranty of the pump 60?", store, top_k=1)[0]
+        assert found.document == ("pump 60" if titled == "name" else "file 6")
+        assert "The warranty is 6 years" in found.text
 
 
 def test_turns_that_ask_nothing_go_to_the_model_without_a_lookup(tmp_path):

@@ -317,10 +317,11 @@ def landmarks_of(reader: PassageModel, encoded: Sequence[Encoded]) -> Tensor | N
 
 
 def words_of(
-    reader: PassageModel, passages: Sequence[Passage]
+    reader: PassageModel, passages: Sequence[Passage], under: Sequence[str]
 ) -> list[list[tuple[int, int]]] | None:
-    """What the reader's selector keeps of the words of passages."""
-    return reader.selector.words([reader.tokenizer.decode(one.ids.tolist()) for one in passages])
+    """What the reader's selector keeps of the words of passages, and of what each stands under."""
+    texts = (reader.tokenizer.decode(one.ids.tolist()) for one in passages)
+    return reader.selector.words([f"{text}\n{above}" for text, above in zip(texts, under)])
 
 
 def fast_products(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

@@ -58,7 +58,7 @@ class OwnPassages(OwnBlocks):
             self.blocks.own_end,
             lengths,
             landmarks=landmarks_of(reader, found),
-            words=words_of(reader, passages),
+            words=words_of(reader, passages, [""] * count),
         )
         self.blocks.own_end += count
 

@@ -7,7 +7,7 @@ from itertools import chain, islice, tee
 import torch
 from torch import Tensor
 
-from memstore.disk.format.citations import Place
+from memstore.disk.format.citations import Place, Places
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
@@ -24,6 +24,7 @@ from memstore.store.write.writer import DocumentWriter
 _AT_ONCE = 16  # passages that are stored together
 _FREED_EVERY = 4  # times: what was returned is mapped anew, which takes as long as storing
 _LOOKED_UP = 64  # passages that are looked up together
+_TITLE = 100  # characters; a longer first line is no title
 
 
 def ingest_passages(
@@ -57,9 +58,10 @@ def ingest_passages(
         missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
         layers = reader.selector.captures.layers if keep == "text" else None
         computed = encode(reader, missing, layers=layers)
+        titles = Titles(text, before)
         batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
         for number, pairs in enumerate(batches):
-            _add(writer, reader, pairs, computed, keep)
+            _add(writer, reader, pairs, computed, keep, titles)
             if number % _FREED_EVERY == 0:
                 return_freed_memory()
             seconds = time.perf_counter() - began
@@ -69,12 +71,30 @@ def ingest_passages(
         return writer.finish(cutting.tail)
 
 
+class Titles:
+    """What passages of a text stand under, by which they are found, too: the document's name, its
+    first line if that is short, and their headings.
+    """
+
+    def __init__(self, text: Text, start: int) -> None:
+        """start: where the text begins in its document."""
+        line, _, _ = next(iter(text.pieces()), "").lstrip()[: _TITLE + 1].partition("\n")
+        self._title = f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
+        self._places, self._start = Places(text.places), start
+
+    def above(self, passage: Passage) -> str:
+        """The titles of a passage; "" of one that stands before the text."""
+        at = passage.start - self._start
+        return "\n".join((self._title, *self._places.headings(at))) if at >= 0 else ""
+
+
 def _add(
     writer: DocumentWriter,
     reader: PassageModel,
     pairs: Sequence[tuple[Passage, Known | None]],
     computed: Iterator[Encoded],
     keep: Keep,
+    titles: Titles,
 ) -> None:
     """Give the next passages to the writer. computed: what those that are missing hold comes next
     of it.
@@ -87,7 +107,7 @@ def _add(
         [(one.k, one.v) for one in found] if keep == "kv" else [],
         given=new if keep == "kv" else [],
         landmarks=_landmarks(reader, pairs, new, found),
-        words=words_of(reader, some),
+        words=words_of(reader, some, [titles.above(one) for one in some]),
     )
 
 
