@@ -144,6 +144,30 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(learned, tmp
             learned.selector = selector
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_follow_up_is_searched_by_what_it_stands_for(learned, tmp_path, monkeypatch, told):
+    seen = []
+    scores = type(learned.selector).scores
+
+    def watched(selector, query, *given):
+        seen.append(query)
+        return scores(selector, query, *given)
+
+    monkeypatch.setattr(type(learned.selector), "scores", watched)
+    with memory(learned, tmp_path) as store, learned.session(store) as session:
+        if told:  # as the turns before are, of a chat that a client sends whole
+            session.tell("Where is the red kettle?", "In the hall.")
+        else:
+            session.ask("Where is the red kettle?", lambda: None)
+        session.ask("And the grey ladder?", lambda: None)
+        assert seen[-1].text == "Where is the grey ladder?" and seen[-1].before is None
+        session.ask("How long is it?", lambda: None)
+        assert seen[-1].text == "How long is it?"
+        before = seen[-1].before
+        assert before.text == "Where is the grey ladder?"
+        assert learned.tokenizer.decode(before.captured.ids).strip() == before.text
+
+
 @pytest.mark.parametrize("kind", ["words", "words and heads"])
 def test_what_was_said_three_windows_ago_is_found_and_read(reader, learned, tmp_path, kind):
     reader = reader if kind == "words" else learned

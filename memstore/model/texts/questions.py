@@ -217,6 +217,7 @@ _NAMED = re.compile(rf"\b{_ARTICLES} +[\w-]+", re.I)
 _ONE = re.compile(rf"({_ARTICLES} .+) ones?", re.I)
 _CODE = re.compile(r"\b([A-Za-z]+)-?\d[\w-]*")
 _CAPITAL = re.compile(r"(?<= )[A-ZÄÖÜÉ][\w'’-]*")
+_WORDS = re.compile(r"\S+")
 _MOST_WORDS = 6  # of a follow-up without a sentence of its own
 _FEW_WORDS = 4  # of a question that hardly stands alone
 
@@ -287,8 +288,7 @@ def _in_place(rest: str, body: str) -> tuple[str, int, int]:
         same = [one for one in _PREPOSITION.finditer(body) if one[0].lower() == first]
         if not same:
             return rest, length, length
-        after = [pattern.search(body, same[-1].end()) for pattern in (_PREPOSITION, _SENTENCE)]
-        return rest, same[-1].start(), min([at.start() for at in after if at], default=length)
+        return rest, same[-1].start(), _phrase_end(body, same[-1].end())
     code, one = _CODE.search(rest), _ONE.fullmatch(rest)
     if code:
         like = [at for at in _CODE.finditer(body) if at[1].lower() == code[1].lower()]
@@ -298,10 +298,20 @@ def _in_place(rest: str, body: str) -> tuple[str, int, int]:
     if one and named:  # "the green one" is the thing that was named last
         return one[1], *named[-1].span()
     if _NAMED.match(rest) and named:
-        return rest, *named[0].span()
+        start, words = named[0].start(), len(rest.split())
+        end = _phrase_end(body, named[0].end())
+        if len(body[start:end].split()) > words + 1:  # it says something about the thing, too
+            end = [*_WORDS.finditer(body, start)][words - 1].end()
+        return rest, start, end
     if rest[0].isupper() and capitals:
         return rest, *capitals[-1].span()
     return rest, length, length
+
+
+def _phrase_end(body: str, start: int) -> int:
+    """Where the words from `start` on end that no preposition or verb begins."""
+    after = [pattern.search(body, start) for pattern in (_PREPOSITION, _SENTENCE)]
+    return min([at.start() for at in after if at], default=len(body))
 
 
 def leans(question: str) -> bool:
