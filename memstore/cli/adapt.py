@@ -118,7 +118,7 @@ def _adapt_reading(
     """Train and store a reading adapter; what --json prints of it."""
     from memstore.hf.weights import adapter_made_here
     from memstore.training.reading import ReadingOptions, adapt_reading
-    from memstore.training.reading_questions import planted_questions
+    from memstore.training.selectors.asked import planted_questions
 
     kind: Kind = "writer" if contexts is None else "both"
     if contexts is None:

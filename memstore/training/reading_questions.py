@@ -19,22 +19,15 @@ import msgspec
 from memstore.decode import from_json
 from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
-from memstore.model.adapter import TextTokenizer
 from memstore.training.corpus import lines_of
-from memstore.training.selectors.questions import Fact, Facts, capital
-from memstore.training.selectors.windows import Question, Window, WindowWriter
 
 Cut = Callable[[str], list[list[int]]]
 """Splits a text into passages of token ids."""
-
-Turn = Callable[[str], tuple[list[int], range]]
-"""Token ids of a question as the first turn, and which of them are the question's own words."""
 
 _WORD = re.compile(r"\w+")
 _REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
 _POSTINGS = 400  # words in more passages than this are not used to find distractors
 _MOST_OWN = 8  # passages of one context in an example
-_ASKED = 4  # questions of a text that a selector learns from
 
 
 class AskedQuestion(msgspec.Struct, frozen=True):
@@ -109,101 +102,6 @@ def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[Asked
     ]
 
 
-def asked_windows(
-    contexts: Sequence[AskedContext],
-    cut: Cut,
-    decode: Callable[[Sequence[int]], str],
-    turn: Turn,
-    seed: int,
-) -> list[Window]:
-    """Texts as windows, each with at most four of the questions whose answer a passage holds."""
-    examples, rng, windows = Examples(contexts, cut, decode), Random(seed), []
-
-    def question(example: _Example, first: int) -> Question:
-        ids, words = turn(example.asked.question)
-        lead, own = tuple(ids[: words.start]), tuple(ids[words.start : words.stop])
-        right = min(example.right, key=lambda at: at not in example.holding) - first
-        touched = tuple(sorted(at - first for at in example.holding | set(example.right)))
-        return Question("asked", lead, own, example.asked.question, "", right, touched)
-
-    for number, context in enumerate(contexts):
-        answered = [one for one in examples.of(number) if one.right]
-        chosen = rng.sample(answered, min(_ASKED, len(answered)))
-        first = examples.own(number).start
-        windows.append(
-            Window(
-                context.context,
-                tuple(tuple(ids) for ids in examples.passages(number)),
-                tuple(question(one, first) for one in chosen),
-                f"{context.source} {context.lang}",
-            )
-        )
-    return windows
-
-
-def planted_questions(
-    texts: Sequence[str], tokenizer: TextTokenizer, windows: int, seed: int
-) -> list[AskedContext]:
-    """Questions about facts that are planted in prose or stand in small tables and lists: facts
-    asked for in their own words and in others, keys whose answer is begun, changed facts, facts
-    about "it", and facts for which two sentences are needed. Raises InvalidInput for texts that
-    are too short.
-    """
-    writer = WindowWriter(texts, tokenizer, lambda text: [], "train", seed)
-    rng, facts, found = writer.rng, writer.facts, []
-    for number in range(windows):
-        plain = [facts.literal(), facts.literal(), facts.reworded(), facts.reworded(), facts.key()]
-        asked = [AskedQuestion(_begun(fact, rng), [fact.value]) for fact in plain]
-        about, person = facts.subject("t"), facts.person()
-        weight, length, after = (str(rng.randrange(11, 9900)) for _ in range(3))
-        named, owned = capital(about.name), about.name.removeprefix("the ")
-        other, before = facts.subject("t"), str(rng.randrange(11, 9900))
-        sentences = [fact.sentence for fact in plain] + [
-            f"{named} was found in the yard. It weighs {weight} pounds.",
-            f"{person} is the owner of {about.name}. It is {length} inches long.",
-        ]
-        rng.shuffle(sentences)
-        code = rng.choice(("code", "number", "price", "size"))
-        sentences.insert(1, f"The {code} of {other.name} is {before}.")
-        sentences.append(f"The {code} of {other.name} has changed: it is {after} now.")
-        asked += [
-            AskedQuestion(f"How heavy is {about.name}?", [f"{weight} pounds"]),
-            AskedQuestion(f"How long is the {owned} of {person}?", [f"{length} inches"]),
-            AskedQuestion(f"What does the thing that {person} owns weigh?", [f"{weight} pounds"]),
-            AskedQuestion(f"What is the {code} of {other.name} now?", [after]),
-        ]
-        text = writer.prose_with(sentences, 1200)
-        found.append(AskedContext(text, asked, f"window {number}", "planted"))
-        found.append(_listed(facts, rng, number))
-    return found
-
-
-def _begun(fact: Fact, rng: Random) -> str:
-    """The question of a fact, sometimes with the words that begin its answer."""
-    return f"{fact.question} {fact.begun}" if rng.random() < 0.3 else fact.question
-
-
-def _listed(facts: Facts, rng: Random, number: int) -> AskedContext:
-    """A table, or lists under headings, of three things with two attributes each."""
-    named = [facts.subject("tp").name.removeprefix("the ") for _ in range(3)]
-    kinds = rng.sample(("price", "weight", "number", "age", "size", "length", "stock", "code"), 2)
-    rows = [[str(rng.randrange(11, 9900)) for _ in kinds] for _ in named]
-    if rng.random() < 0.5:
-        lines = [f"| name | {' | '.join(kinds)} |", "|---|---|---|"]
-        lines += [f"| {name} | {' | '.join(row)} |" for name, row in zip(named, rows)]
-    else:
-        lines = []
-        for name, row in zip(named, rows):
-            listed = (f"- {capital(kind)}: {value}" for kind, value in zip(kinds, row))
-            lines += [f"## {capital(name)}", "", *listed, ""]
-    asked = [
-        AskedQuestion(f"What is the {kind} of the {name}?", [value])
-        for name, row in zip(named, rows)
-        for kind, value in zip(kinds, row)
-    ]
-    return AskedContext("\n".join(lines), asked, f"window {number}", "listed")
-
-
 def plain_words(text: str) -> list[str]:
     """Words in lower case, without accents."""
     folded = unicodedata.normalize("NFKD", text.lower())
@@ -211,7 +109,7 @@ def plain_words(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Example:
+class Example:
     context: int
     asked: AskedQuestion
     right: tuple[int, ...]  # passages that are needed; empty if no passage has the answer verbatim
@@ -232,7 +130,7 @@ class Examples:
         self._starts: list[int] = []  # of each context, its first passage
         self._about: dict[tuple[str, str], list[int]] = defaultdict(list)  # contexts of a title
         self._titles: list[tuple[str, str]] = []
-        self._of: list[list[_Example]] = []  # of each context
+        self._of: list[list[Example]] = []  # of each context
         self._sources: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._holding: dict[str, list[int]] = defaultdict(list)  # word -> passages
         read: list[tuple[list[str], list[AskedQuestion]]] = []
@@ -254,10 +152,10 @@ class Examples:
             self._of.append([self._example(number, texts, asked) for asked in questions])
 
     @property
-    def examples(self) -> list[_Example]:
+    def examples(self) -> list[Example]:
         return [one for some in self._of for one in some]
 
-    def of(self, context: int) -> list[_Example]:
+    def of(self, context: int) -> list[Example]:
         """The questions of a text."""
         return self._of[context]
 
@@ -265,7 +163,7 @@ class Examples:
         """The passages of a text."""
         return [self._passages[at] for at in self.own(context)]
 
-    def _example(self, context: int, texts: Sequence[str], asked: AskedQuestion) -> _Example:
+    def _example(self, context: int, texts: Sequence[str], asked: AskedQuestion) -> Example:
         """The passage that contains an answer verbatim (of several, the one that shares most words
         with the question), and one more if it shares two rare words that the first lacks.
         """
@@ -278,12 +176,12 @@ class Examples:
             if any(answer.strip() and answer in text for answer in answers)
         ]
         if not holding:
-            return _Example(context, asked, (), frozenset())
+            return Example(context, asked, (), frozenset())
         best = max(holding, key=lambda at: (len(wanted & self._words[at]), -at))
         left = wanted - self._words[best]
         other = max(range(start, start + len(texts)), key=lambda at: len(left & self._words[at]))
         needed = {best, other} if len(left & self._words[other]) >= 2 else {best}
-        return _Example(context, asked, tuple(sorted(needed)), frozenset(holding))
+        return Example(context, asked, tuple(sorted(needed)), frozenset(holding))
 
     def pools(
         self, rng: Random, tokens: int, most: int, unanswerable: float
@@ -311,7 +209,7 @@ class Examples:
 
     def compose(
         self,
-        example: _Example,
+        example: Example,
         places: Sequence[Sequence[int]],
         most: int,
         rng: Random,
@@ -363,7 +261,7 @@ class Examples:
         rng.shuffle(found)
         return [one for one in dict.fromkeys(found) if one != context]
 
-    def _alike(self, example: _Example, most: int) -> list[int]:
+    def _alike(self, example: Example, most: int) -> list[int]:
         """Texts of other titles with passages that share rare words with a question, best first."""
         scores: dict[int, float] = defaultdict(float)
         for word in set(plain_words(example.asked.question)):

@@ -20,14 +20,9 @@ from memstore.model.lookup_settings import CAUTIONS
 from memstore.model.passages.adaptation import Adaptation, MadeFor, load_selector, save_selector
 from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
-from memstore.training.reading_questions import (
-    AskedContext,
-    AskedQuestion,
-    asked_windows,
-    drawn,
-    split_titles,
-)
+from memstore.training.reading_questions import AskedContext, AskedQuestion, drawn, split_titles
 from memstore.training.selectors import make_selector
+from memstore.training.selectors.asked import asked_windows
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
 from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, recalls

@@ -29,9 +29,9 @@ from memstore.training.reading_questions import (
     AskedQuestion,
     Composed,
     Examples,
-    planted_questions,
     read_questions,
 )
+from memstore.training.selectors.asked import planted_questions
 
 THINGS = ("lantern", "barrel", "anchor", "ladder", "kettle", "saddle")
 CONTEXTS = [

@@ -23,13 +23,8 @@ from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import Captured, Captures, Learned, Selector
 from memstore.store.memory_store import MemoryStore
-from memstore.training.reading_questions import (
-    AskedContext,
-    Turn,
-    asked_windows,
-    drawn,
-    split_titles,
-)
+from memstore.training.reading_questions import AskedContext, drawn, split_titles
+from memstore.training.selectors.asked import Turn, asked_windows
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.questions import Fact, Split
