@@ -268,6 +268,11 @@ def test_long_messages_are_read_in_bounded_time() -> None:
         ("How many people work in Lyon?", "And in Leeds?", "How many people work in Leeds?"),
         ("When did he leave Boston?", "And Gloucester?", "When did he leave Gloucester?"),
         ("What are the ribs of it made of?", "and the keel?", "What are the keel of it made of?"),
+        (
+            "What is the number of the anchor of the barn?",
+            "And the red kettle of the mill?",
+            "What is the number of the red kettle of the mill?",
+        ),
         ("Where is the red kettle?", "And the grey ladder?", "Where is the grey ladder?"),
         ("When is the spring party?", "And the summer party?", "When is the summer party?"),
         ("How much is the blue lamp?", "And the green one?", "How much is the green lamp?"),

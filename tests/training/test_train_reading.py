@@ -63,7 +63,7 @@ def examples_of(reader) -> Examples:
 
 
 def composed(examples, one, most, seed, unanswerable=0.0):
-    places = [list(examples._range(context)) for context in range(len(CONTEXTS))]
+    places = [list(examples.own(context)) for context in range(len(CONTEXTS))]
     return examples.compose(one, places, most, Random(seed), unanswerable)
 
 

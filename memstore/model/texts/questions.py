@@ -297,7 +297,14 @@ def _in_place(rest: str, body: str) -> tuple[str, int, int]:
     named, capitals = [*_NAMED.finditer(body)], [*_CAPITAL.finditer(body)]
     if one and named:  # "the green one" is the thing that was named last
         return one[1], *named[-1].span()
-    if _NAMED.match(rest) and named:
+    inner = _prepositions(rest, 0, len(rest))
+    if _NAMED.match(rest) and inner:  # "the kettle of the mill" is like "the anchor of the barn"
+        for at in named:
+            verb = _SENTENCE.search(body, at.end())
+            end = verb.start() if verb else length
+            if _prepositions(body, at.start(), end) == inner:
+                return rest, at.start(), end
+    elif _NAMED.match(rest) and named:
         start, words = named[0].start(), len(rest.split())
         end = _phrase_end(body, named[0].end())
         if len(body[start:end].split()) > words + 1:  # it says something about the thing, too
@@ -306,6 +313,10 @@ def _in_place(rest: str, body: str) -> tuple[str, int, int]:
     if rest[0].isupper() and capitals:
         return rest, *capitals[-1].span()
     return rest, length, length
+
+
+def _prepositions(text: str, start: int, end: int) -> list[str]:
+    return [one[0].lower() for one in _PREPOSITION.finditer(text, start, end)]
 
 
 def _phrase_end(body: str, start: int) -> int:
