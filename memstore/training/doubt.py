@@ -51,7 +51,7 @@ def fit_doubt(
     sets: dict[str, list[AskedContext]] = defaultdict(list)
     for one in contexts:
         if asked := [q for q in one.questions if _stands_in(q, one.context)]:
-            sets[f"{one.source} {one.lang}"].append(msgspec.structs.replace(one, questions=asked))
+            sets[one.collection].append(msgspec.structs.replace(one, questions=asked))
     names = sorted(sets, key=lambda name: (-len(sets[name]), name))[:_SETS]
     sets = {name: sets[name] for name in names if len(sets[name]) >= 1 / _LEFT_OUT}
     cases = []

@@ -49,6 +49,11 @@ class AskedContext(msgspec.Struct, frozen=True):
     source: str = ""
     lang: str = "en"
 
+    @property
+    def collection(self) -> str:
+        """Texts of one source and language belong together."""
+        return f"{self.source} {self.lang}"
+
 
 @dataclass(frozen=True)
 class Composed:
@@ -88,16 +93,18 @@ def split_titles(
 
 
 def drawn(contexts: Sequence[AskedContext], count: int, seed: int) -> list[AskedContext]:
-    """At most `count` contexts with answers, sources by the square root of their size."""
-    sources: dict[tuple[str, str], list[AskedContext]] = defaultdict(list)
+    """About `count` contexts with answers; a collection's share grows with the square root of its
+    size.
+    """
+    collections: dict[str, list[AskedContext]] = defaultdict(list)
     for one in contexts:
         if any(asked.answers for asked in one.questions):
-            sources[one.source, one.lang].append(one)
-    roots = {name: len(some) ** 0.5 for name, some in sources.items()}
+            collections[one.collection].append(one)
+    roots = {name: len(some) ** 0.5 for name, some in collections.items()}
     rng, all_roots = Random(seed), sum(roots.values())
     return [
         one
-        for name, some in sorted(sources.items())
+        for name, some in sorted(collections.items())
         for one in rng.sample(some, min(len(some), math.ceil(count * roots[name] / all_roots)))
     ]
 
@@ -129,7 +136,7 @@ class Examples:
         self._words: list[set[str]] = []
         self._starts: list[int] = []  # of each context, its first passage
         self._about: dict[tuple[str, str], list[int]] = defaultdict(list)  # contexts of a title
-        self._titles: list[tuple[str, str]] = []
+        self._titles: list[tuple[str, str]] = []  # of each context: source, title
         self._of: list[list[Example]] = []  # of each context
         self._sources: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._holding: dict[str, list[int]] = defaultdict(list)  # word -> passages

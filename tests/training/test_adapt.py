@@ -397,3 +397,12 @@ def test_a_selector_learned_from_peoples_questions_alone_finds_held_out_answers(
     assert made.scores["asked"] > 0.8 and set(made.scores) == {"asked"}
     assert any("wrongly found" in line for line in told)
     assert made.gate is not None
+
+
+def test_questions_whose_answers_no_text_holds_are_refused(
+    subject: Subject, tmp_path: Path
+) -> None:
+    asked = [AskedQuestion("Is it so?", ["perhaps"])]
+    contexts = [AskedContext(prose(n, 6), asked, str(n)) for n in range(20)]
+    with pytest.raises(InvalidInput, match="word for word"):
+        adapt(subject, [], tmp_path, contexts=contexts, options=OPTIONS)

@@ -42,7 +42,7 @@ def asked_windows(
                 context.context,
                 tuple(tuple(ids) for ids in examples.passages(number)),
                 tuple(question(one, first) for one in chosen),
-                f"{context.source} {context.lang}",
+                context.collection,
             )
         )
     return windows

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from memstore.disk.format.text_parts import Passage
+from memstore.errors import InvalidInput
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.adaptation import Adaptation, MadeFor
 from memstore.model.passages.passage_api import PassageAPI
@@ -111,8 +112,8 @@ def adapt(
 
     texts: prose to plant facts in; contexts: texts with people's questions. One of the two may be
     left out. work: a directory for the states of what was read; an interrupted run continues from
-    there. report: called with lines of progress. Raises InvalidInput for texts that are too short
-    and for questions of fewer than two titles.
+    there. report: called with lines of progress. Raises InvalidInput for texts that are too short,
+    for questions of fewer than two titles, and where too few answers stand in a passage.
     """
     options = options or AdaptOptions()
     layer = max(1, model.made_for.num_layers // 2 - 1) if options.layer is None else options.layer
@@ -130,7 +131,13 @@ def adapt(
             windows += writer.windows(count)
         some = drawn(asked, _CONTEXTS * count, options.seed)
         decode = model.tokenizer.decode
-        windows += asked_windows(some, ids_of, decode, model.turn, options.seed)
+        found = asked_windows(some, ids_of, decode, model.turn, options.seed)
+        if contexts and not any(window.questions for window in found):
+            raise InvalidInput(
+                "too few questions: learning and measuring each take some whose answer stands in "
+                "the text word for word"
+            )
+        windows += found
 
         def progress(done: int, of: int) -> None:
             report(f"{folder}: {done} of {of} windows read")

@@ -52,7 +52,7 @@ class Question:
 @dataclass(frozen=True)
 class Window:
     """A text, the ids of its passages, and the questions for them. source: of people's questions,
-    where the text is from; "" for prose with facts planted in it.
+    the collection that the text is from; "" for prose with facts planted in it.
     """
 
     text: str
