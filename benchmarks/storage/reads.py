@@ -178,10 +178,11 @@ def units_of(shape: Shape, blocks: Sequence[int]) -> list[BlockKey]:
     return [BlockKey(1, 0, block, head) for block in blocks for head in range(shape.heads)]
 
 
-def slab_of(shape: Shape) -> tuple[torch.Tensor, range]:
+def slab_of(shape: Shape) -> tuple[torch.Tensor, list[tuple[int]]]:
     """Slots for a batch of records."""
     count = BATCH * shape.heads
-    return torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16), range(count)
+    slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
+    return slab, [(slot,) for slot in range(count)]
 
 
 def cold(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:

@@ -66,12 +66,14 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     memory.write(options.megabytes << 20)
     memory.reopen()
     count = BATCH * shape.heads
-    slab = TierSlots(count, UnitShape(shape.rows, shape.dim, torch.float16)).slab
+    slab = TierSlots(count, UnitShape.of_blocks(shape.rows, shape.dim, torch.float16)).slab
 
     def disk(tier: DiskTier, _: int) -> float:
         blocks = memory.sample(1)[0]
         units = [BlockKey(1, 0, block, head) for block in blocks for head in range(shape.heads)]
-        return gigabytes(BATCH * shape.record, lambda: tier.read(units, slab, range(count)))
+        return gigabytes(
+            BATCH * shape.record, lambda: tier.read(units, slab, [(slot,) for slot in range(count)])
+        )
 
     with memory.database.read() as txn:
         keys = [record_key(RecordKey(1, block, 0)) for block in range(memory.records)]

@@ -1,6 +1,7 @@
 """A Hugging Face decoder as a passage model: its own code computes, with the caller's attention."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -104,16 +105,23 @@ class HuggingFacePassageModel(PassageAPI):
 
     @cached_property
     def signature(self) -> Signature:
-        """Ties a memory to this model, its tokenizer and its chat template's beginning."""
-        return self._decoder.signature(
-            self.shape,
+        """Ties a memory to this model, its tokenizer and its chat template's beginning.
+
+        A memory stores a passage as one record: of each token the keys of all memory layers and KV
+        heads in a row, then the values. To storage that is one layer with one head.
+        """
+        shape = self.shape
+        signature = self._decoder.signature(
+            shape,
             weights=self._weights,
             tokenizer=self.tokenizer.fingerprint,
             model=self._called,
             keys="without position",
             adapter=None if self.adapter is None else self.adapter.digest,
             prefix=list(self.prefix_ids),
+            token=[list(shape.memory_layers), shape.num_kv_heads, shape.head_dim],
         )
+        return replace(signature, memory_layers=(0,), num_kv_heads=1, head_dim=shape.passage_width)
 
     @property
     def templated(self) -> bool:

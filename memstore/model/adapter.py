@@ -48,6 +48,13 @@ class Shape:
         return self.block_size + 1
 
     @property
+    def passage_width(self) -> int:
+        """Values that the keys of one token are, in all memory layers and KV heads; its values
+        are as many.
+        """
+        return len(self.memory_layers) * self.num_kv_heads * self.head_dim
+
+    @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.num_heads // self.num_kv_heads

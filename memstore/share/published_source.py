@@ -31,6 +31,7 @@ from memstore.share.published_tables import PublishedDatabase
 from memstore.share.valkey import Valkey
 from memstore.share.write_behind import Found, WriteBehind, record_names
 from memstore.tiers.raw_bits import raw_view
+from memstore.tiers.slots import Held
 from memstore.tiers.stats import TierCounter
 
 
@@ -57,12 +58,12 @@ class SharedSource:
         self._writes = WriteBehind(catalog.blocks, local, shared)
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
         """As UnitSource.read. Raises also StoreUnavailable."""
         return self.read_from(units, slab, slots)[0]
 
     def read_from(
-        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         """As `read`; also the name of the tier that had each unit. Raises CorruptBlock,
         MissingBlock, DocumentNotFound, BlocksUnavailable (which names the unavailable units).
@@ -154,7 +155,7 @@ class SharedSource:
         self.counters[name].count(
             hits=len(hits),
             misses=sum(len(places) for _, _, _, places in missing),
-            bytes=len(hits) * batch.unit_bytes,
+            bytes=batch.bytes_of(hits),
             seconds=seconds,
         )
 

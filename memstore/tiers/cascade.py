@@ -39,10 +39,10 @@ class Cascade:
         disk: LowestTier | None,
         shape: UnitShape,
         *,
-        computes: Sequence[int] = (),
+        computes: bool = False,
         **options: Unpack[TierOptions],
     ) -> None:
-        """computes: layers whose units sessions compute where no tier has them.
+        """computes: do sessions compute units that no tier has?
 
         Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot be
         written.
@@ -61,7 +61,7 @@ class Cascade:
         self.prefetcher = Prefetcher(self.top)
         self._computes, self._computed = computes, TierCounter()
         trace = options.get("trace")
-        self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.unit_bytes)
+        self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.slot_bytes)
 
     def replace_disk(self, disk: LowestTier | None) -> None:
         """Read misses from another disk tier: the memory was reopened."""
@@ -92,7 +92,8 @@ class Cascade:
         lease = self.top.lease(units)
         if self.trace is not None:
             self.trace.lookup(
-                units, [place for place, slot in enumerate(lease.held) if slot in lease.fetched]
+                units,
+                [place for place, held in enumerate(lease.of_units) if held[0] in lease.fetched],
             )
         return lease
 
@@ -129,13 +130,11 @@ class Cascade:
             self.trace.lookup(units, list(range(len(units))))
         self.host.admit(units, k, v, length)
 
-    def computed_in(self, heads: int, seconds: float) -> Sequence[int]:
-        """Count a passage that a session computed in so many seconds, as a hit of a lowest tier;
-        the layers of its units.
+    def count_computed(self, units: int, size: int, seconds: float) -> None:
+        """Count units of `size` bytes that a session computed in so many seconds, as hits of a
+        lowest tier.
         """
-        units = heads * len(self._computes)
-        self._computed.count(hits=units, bytes=units * self.host.unit_bytes, seconds=seconds)
-        return self._computes
+        self._computed.count(hits=units, bytes=size, seconds=seconds)
 
     def pin(
         self,

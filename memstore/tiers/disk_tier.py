@@ -16,6 +16,7 @@ from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import MissingBlock
 from memstore.tiers.raw_bits import raw_view
+from memstore.tiers.slots import Held
 from memstore.tiers.stats import TierCounter
 
 
@@ -41,18 +42,14 @@ class DiskTier:
         return {"disk": self.stats}
 
     def read_from(
-        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         """As `read`; of each unit also the name of the tier that had it."""
         return self.read(units, slab, slots), ["disk"] * len(units)
 
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
-        tokens.
-
-        slab: contiguous, on the CPU, [S, 2, block_size, head_dim] in the KV dtype, K before V. One
-        read transaction, walked in key order; nothing of the file outlives it. Raises CorruptBlock,
-        DocumentNotFound.
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
+        """As UnitSource.read, in one read transaction, walked in key order; nothing of the file
+        outlives it. Raises CorruptBlock, DocumentNotFound.
         """
         if not units:
             return []
@@ -69,7 +66,7 @@ class DiskTier:
             if left:
                 for record, view in zip(left, self._views(txn, left)):
                     batch.fill(record, view)
-        size, seconds = len(units) * batch.unit_bytes, time.perf_counter() - started
+        size, seconds = batch.bytes_of(range(len(units))), time.perf_counter() - started
         self.stats.count(hits=len(units), bytes=size, seconds=seconds)
         return batch.lengths
 

@@ -41,6 +41,12 @@ class Policy(Protocol):
         """
         ...
 
+    def evict(self, blocked: Blocked) -> BlockKey:
+        """The unit that goes where one has to go for more room, of those that are not `blocked`;
+        the caller guarantees that there is one.
+        """
+        ...
+
     def drop(self, unit: BlockKey) -> None:
         """This unit is cached no more, though it was not evicted; nothing of it is remembered."""
         ...
@@ -74,12 +80,14 @@ class LRU:
             self._order.move_to_end(unit)
 
     def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
-        victim = None
-        if full:
-            victim = _oldest(self._order, blocked)
-            assert victim is not None, "every cached unit is blocked"
-            del self._order[victim]
+        victim = self.evict(blocked) if full else None
         self._order[unit] = None
+        return victim
+
+    def evict(self, blocked: Blocked) -> BlockKey:
+        victim = _oldest(self._order, blocked)
+        assert victim is not None, "every cached unit is blocked"
+        del self._order[victim]
         return victim
 
     def drop(self, unit: BlockKey) -> None:
@@ -141,6 +149,9 @@ class ARC:
         while b2 and len(t1) + len(b1) + len(t2) + len(b2) > 2 * self._capacity:
             b2.popitem(last=False)
         return victim
+
+    def evict(self, blocked: Blocked) -> BlockKey:
+        return self._replace(False, blocked)
 
     def _replace(self, from_b2: bool, blocked: Blocked) -> BlockKey:
         """REPLACE of the paper; where all of one list is blocked, the other one gives."""

@@ -15,15 +15,16 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
-from memstore.tiers.slots import Lease, Slots, SlotTable, UnitShape
+from memstore.tiers.slots import Held, Lease, Slots, SlotTable, UnitShape
 from memstore.tiers.stats import TierStats
 
 _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
@@ -35,7 +36,8 @@ _locked: list["SlabTier"] = []
 class SlabTier:
     """Slots for units, read from below where they are not held.
 
-    slab, k, v, lengths: of Slots, as many as the budget admits. Safe for several threads.
+    slab, k, v, lengths: of Slots, as many as the budget admits. Safe for several threads. How many
+    slots a unit needs is known once it is read: until then it has as many as the longest needs.
     """
 
     name = "slab"
@@ -55,15 +57,16 @@ class SlabTier:
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
         """
-        self.budget_bytes, self.unit_bytes = budget_bytes, shape.bytes
-        self.capacity = budget_bytes // shape.bytes
+        self.budget_bytes, self.slot_bytes, self._shape = budget_bytes, shape.slot_bytes, shape
+        slots = budget_bytes // shape.slot_bytes
+        self.capacity = slots // shape.most_slots  # units of any length
         if self.capacity < 1:
             raise BudgetExceeded(
                 f"a {self.name} budget of {budget_bytes} bytes holds no block; "
-                f"one takes {shape.bytes} bytes, so raise the budget"
+                f"one takes {shape.most_slots * shape.slot_bytes} bytes, so raise the budget"
             )
         try:
-            self._memory = Slots(self.capacity, shape, device=device, pin_memory=pin_memory)
+            self._memory = Slots(slots, shape, device=device, pin_memory=pin_memory)
         except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the "
@@ -71,7 +74,7 @@ class SlabTier:
             ) from error
         self.slab, self.k, self.v = self._memory.slab, self._memory.k, self._memory.v
         self.lengths = self._memory.lengths
-        self._table = SlotTable(self.capacity, policy)
+        self._table = SlotTable(slots, policy)
         # A lock of C, not a condition of Python: an interrupt between taking one and the block it
         # guards would keep it.
         self._lock = threading.RLock()
@@ -79,7 +82,7 @@ class SlabTier:
         # thread -> leases that it took and that are not released
         self._lessees: dict[int, int] = {}
         # units that some thread is reading right now -> their slots
-        self._arriving: dict[BlockKey, int] = {}
+        self._arriving: dict[BlockKey, Held] = {}
         self._predicted: set[BlockKey] = set()  # of these, what is prefetched
         self._ahead = 0  # slots that prefetches are reading into
         self._short = 0  # threads that wait for slots
@@ -100,13 +103,13 @@ class SlabTier:
         thread = threading.get_ident()
         with self._lock:
             until = waited = 0.0
-            missing: dict[BlockKey, int] = {}
+            missing: dict[BlockKey, Held] = {}
             while True:
                 waited += self._join(units) if self._arriving else 0.0
                 slots = list(map(self._table.slots.get, units))
                 if None not in slots:
-                    held = cast(list[int], slots)
-                    self._table.hold(held)
+                    held = cast(list[Held], slots)
+                    self._table.hold(chain.from_iterable(held))
                     self._table.hit(units)
                     break
                 began = time.perf_counter()
@@ -117,19 +120,22 @@ class SlabTier:
                     break
                 waited += time.perf_counter() - began
             self._lessees[thread] = self._lessees.get(thread, 0) + 1
-            self._table.counts.add_lookup(len(units), len(missing), waited, self.unit_bytes)
+            size = self.slot_bytes * sum(map(len, held))
+            self._table.counts.add_lookup(len(units), len(missing), waited, size)
         fetched = _NONE
         if missing:
-            fetched = dict(zip(missing.values(), self._fetch(missing, held, thread)))
-        return Lease(
+            tiers = self._fetch(missing, [*chain.from_iterable(held)], thread)
+            fetched = {slot: tier for some, tier in zip(missing.values(), tiers) for slot in some}
+            held = [missing.get(unit, slots) for unit, slots in zip(units, held)]
+        lease = Lease(
             held,
             self.name,
             fetched,
-            self.k,
-            self.v,
+            self.slab,
             self._memory.lengths_here,
-            lambda: self._release(held, thread),
+            lambda: self._release(lease.held, thread),
         )
+        return lease
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
         """Read units that will probably be looked up into slots that nobody needs now; return how
@@ -146,9 +152,10 @@ class SlabTier:
                 if u not in self._table.slots and u not in self._arriving
             ]
             # nothing while lookups wait for room
-            wanted = wanted[: 0 if self._short else self._table.room()]
-            missing = dict(zip(wanted, self._table.take(wanted)))
-            held = list(missing.values())
+            size = self._shape.most_slots
+            wanted = wanted[: 0 if self._short else self._table.room() // size]
+            missing = dict(zip(wanted, self._table.take(wanted, [size] * len(wanted))))
+            held = [*chain.from_iterable(missing.values())]
             self._table.hold(held)
             self._ahead += len(held)
             self._arriving.update(missing)
@@ -164,17 +171,18 @@ class SlabTier:
         k, v: [n, block_size, D], zero from `length` on.
         """
         with self._lock:
-            self._table.counts.add_lookup(len(units), len(units), 0.0, self.unit_bytes)
+            size = self._shape.slots_of(length)
+            read = len(units) * size * self.slot_bytes
+            self._table.counts.add_lookup(len(units), len(units), 0.0, read)
             new = [
                 at
                 for at, unit in enumerate(units)
                 if unit not in self._table.slots and unit not in self._arriving
             ]
-            new = new[: 0 if self._short else self._table.room()]
+            new = new[: 0 if self._short else self._table.room() // size]
             wanted = [units[at] for at in new]
-            taken = self._table.take(wanted)
-            self.k[taken], self.v[taken] = k[new], v[new]
-            self._memory.note_lengths(taken, [length] * len(taken))
+            taken = self._table.take(wanted, [size] * len(wanted))
+            self._write(taken, k[new], v[new], [length] * len(taken))
             self._table.slots.update(zip(wanted, taken))
             self._changed.notify_all()
 
@@ -201,29 +209,24 @@ class SlabTier:
             BlockKey(document, layer, block, head)
             for block, head in product(range(first_block, first_block + n), range(heads))
         ]
+        of_blocks = [block_size] * n if lengths is None else lengths
+        of_units = [length for length in of_blocks for _ in range(heads)]
+        sizes = [self._shape.slots_of(length) for length in of_units]
+        needed = sum(sizes)
         thread, until = threading.get_ident(), time.perf_counter() + self.patience
         with self._lock:
-            while (room := self._table.room()) < len(units):
-                if self._wait_for_room(len(units), room, 0, thread, until):
+            while (room := self._table.room()) < needed:
+                if self._wait_for_room(needed, room, 0, thread, until):
                     continue
                 raise BudgetExceeded(
-                    f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room "
-                    f"for {len(units)} "
+                    f"the {self.name} tier of {self._table.capacity * self.slot_bytes} bytes has "
+                    f"no room for {len(units)} "
                     f"more blocks of a running session; raise the {self.name} budget"
                 )
-            taken = self._table.take(units, cached=False)
-            slots = torch.tensor(taken, dtype=torch.int64)
-            where = (
-                slice(taken[0], taken[-1] + 1)
-                if n and taken[-1] - taken[0] == len(taken) - 1
-                else slots
-            )
-            self.k[where] = k.reshape(-1, *self.k.shape[1:])
-            self.v[where] = v.reshape(-1, *self.v.shape[1:])
-            of_blocks = [block_size] * n if lengths is None else lengths
-            self._memory.note_lengths(taken, [length for length in of_blocks for _ in range(heads)])
-            self._table.slots.update(zip(units, taken))
-            self._table.pinned.update(units)
+            taken = self._table.take(units, sizes, cached=False)
+            self._write(taken, k.flatten(0, 1), v.flatten(0, 1), of_units)
+            for unit, held in zip(units, taken):
+                self._table.pin(unit, held)
         return units
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
@@ -231,7 +234,7 @@ class SlabTier:
         with self._lock:
             for unit in units:
                 if unit in self._table.pinned:
-                    self._table.pinned.remove(unit)
+                    self._table.unpin(unit)
                     self._table.policy.insert(unit, full=False, blocked=self._table.blocked)
             self._changed.notify_all()
 
@@ -241,21 +244,21 @@ class SlabTier:
         """
         with self._lock:
             for unit in units:
-                slot = self._table.slots.pop(unit, None)
+                held = self._table.slots.get(unit) or self._arriving.pop(unit, None)
                 unused = unit in self._table.untouched or unit in self._predicted
-                if slot is None:
-                    slot = self._arriving.pop(unit, None)
-                if slot is None:
+                if held is None:
                     continue
                 if unit in self._table.pinned:
-                    self._table.pinned.remove(unit)
+                    self._table.unpin(unit)
                 else:
                     self._table.policy.drop(unit)
+                self._table.slots.pop(unit, None)
                 if unused:
                     self._table.untouched.discard(unit)
                     self._predicted.discard(unit)
                     self._table.counts.unused += 1
-                self._table.vacate(slot)
+                for slot in held:
+                    self._table.vacate(slot)
             self._changed.notify_all()
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
@@ -274,7 +277,7 @@ class SlabTier:
     def bytes(self) -> int:
         """Bytes of slots in use; at most the budget."""
         with self._lock:
-            return (len(self._table.units) + len(self._table.orphans)) * self.unit_bytes
+            return (len(self._table.units) + len(self._table.orphans)) * self.slot_bytes
 
     def holds(self, unit: BlockKey) -> bool:
         """Is the unit here (no lookup is counted)?"""
@@ -301,12 +304,12 @@ class SlabTier:
         """Wait for something that may make room; False where waiting cannot help, or has lasted too
         long.
 
-        cached: units in the policy's care that are needed too.
+        needed, room: slots; cached: slots of units in the policy's care that are needed too.
         """
         later = room + self._ahead
         # no thread waits for this one, so it may wait for all others
         if not self._lessees.get(thread):
-            later = self.capacity - len(self._table.pinned) - cached
+            later = self._table.capacity - self._table.pinned_slots - cached
         patience = until - time.perf_counter()
         if needed > later or patience <= 0:
             return False
@@ -330,25 +333,26 @@ class SlabTier:
         return time.perf_counter() - began if began else 0.0
 
     def _make_room(
-        self, units: Sequence[BlockKey], slots: Sequence[int | None], thread: int, until: float
-    ) -> tuple[dict[BlockKey, int], list[int]] | None:
-        """Slots for the distinct units that are not held, marked as arriving; and the slot of every
-        unit, leased.
+        self, units: Sequence[BlockKey], slots: Sequence[Held | None], thread: int, until: float
+    ) -> tuple[dict[BlockKey, Held], list[Held]] | None:
+        """Slots for the distinct units that are not held, marked as arriving; and the slots of
+        every unit, leased.
 
         None after a wait for room: what is held may have changed.
         """
-        missing = list(dict.fromkeys(unit for unit, slot in zip(units, slots) if slot is None))
-        found = [slot for slot in slots if slot is not None]
+        missing = list(dict.fromkeys(unit for unit, held in zip(units, slots) if held is None))
+        found = [slot for held in slots if held is not None for slot in held]
         self._table.hold(found)
-        room = self._table.room()
-        if len(missing) > room:
+        room, most = self._table.room(), self._shape.most_slots
+        if len(missing) * most > room:
             self._table.unlease(found)
+            distinct = set(found)
             found_cached = sum(
-                self._table.units[slot] not in self._table.pinned for slot in set(found)
+                self._table.units[slot] not in self._table.pinned for slot in distinct
             )
-            if self._wait_for_room(len(missing), room, found_cached, thread, until):
+            if self._wait_for_room(len(missing) * most, room, found_cached, thread, until):
                 return None
-            fits = room + len(set(found))
+            fits = room // most + len({held for held in slots if held is not None})
             raise BudgetExceeded(
                 f"{len(set(units))} blocks are needed at once and the {self.name} tier has room "
                 f"for {fits} "
@@ -356,61 +360,87 @@ class SlabTier:
                 "a step",
                 fits,
             )
-        self._table.hit([unit for unit, slot in zip(units, slots) if slot is not None])
-        arriving = dict(zip(missing, self._table.take(missing)))
+        self._table.hit([unit for unit, held in zip(units, slots) if held is not None])
+        arriving = dict(zip(missing, self._table.take(missing, [most] * len(missing))))
         self._arriving.update(arriving)
-        self._table.hold([arriving[unit] for unit, slot in zip(units, slots) if slot is None])
+        self._table.hold(
+            slot for unit, held in zip(units, slots) if held is None for slot in arriving[unit]
+        )
         return arriving, [
-            arriving[unit] if slot is None else slot for unit, slot in zip(units, slots)
+            arriving[unit] if held is None else held for unit, held in zip(units, slots)
         ]
 
+    def _write(self, taken: Sequence[Held], k: Tensor, v: Tensor, lengths: Sequence[int]) -> None:
+        """Fill slots with units of so many tokens, k, v [n, block_size, D]."""
+        size = self._shape.slot_size
+        for half, x in ((self.k, k), (self.v, v)):
+            if self._shape.most_slots == 1:
+                half[_consecutive([held[0] for held in taken])] = x
+                continue
+            for held, one in zip(taken, x):
+                some = pad(one, (0, 0, 0, max(0, len(held) * size - len(one))))
+                half[list(held)] = some[: len(held) * size].view(len(held), size, -1)
+        self._memory.note_units(zip(taken, lengths))
+
     def _fetch(
-        self, missing: dict[BlockKey, int], held: Sequence[int], thread: int | None = None
+        self, missing: dict[BlockKey, Held], held: Sequence[int], thread: int | None = None
     ) -> list[str]:
         """Read units from below into their slots, outside the lock, and return the tier that had
-        each; on failure nothing of this lease remains.
+        each; on failure nothing of this lease remains. Slots that a unit does not need are given
+        back, and `missing` has the others.
 
         thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit
         that is dropped while it is read is not held afterwards, though a lease on it stays valid.
         """
         began = time.perf_counter()
         lengths: list[int] | None = None
-        slots = list(missing.values())
+        ahead = sum(map(len, missing.values()))
         try:
-            lengths, tiers = self._read_below(list(missing), slots)
+            lengths, tiers = self._read_below(list(missing), list(missing.values()))
         finally:
             with self._lock:
                 wanted = {
-                    unit: slot for unit, slot in missing.items() if self._arriving.get(unit) == slot
+                    unit: slots
+                    for unit, slots in missing.items()
+                    if self._arriving.get(unit) == slots
                 }
                 for unit in wanted:
                     del self._arriving[unit]
                 if lengths is not None:
-                    self._memory.note_lengths(slots, lengths)
-                    self._table.slots.update(wanted)
+                    self._memory.note_units(zip(missing.values(), lengths))
+                    for unit, length in zip(list(missing), lengths):
+                        slots, size = missing[unit], self._shape.slots_of(length)
+                        if unit in wanted and size < len(slots):
+                            missing[unit] = self._table.trim(slots, size)
+                            if thread is not None:
+                                self._table.counts.bytes -= (len(slots) - size) * self.slot_bytes
+                    self._table.slots.update((unit, missing[unit]) for unit in wanted)
                 else:
-                    for unit, slot in wanted.items():
+                    for unit, slots in wanted.items():
                         self._table.policy.drop(unit)
-                        self._table.vacate(slot)
+                        for slot in slots:
+                            self._table.vacate(slot)
                 if thread is not None:
                     self._table.counts.seconds += time.perf_counter() - began
                 else:
-                    self._ahead -= len(slots)
+                    self._ahead -= ahead
                     self._predicted.difference_update(wanted)
                     if lengths is not None:
                         self._table.untouched.update(wanted)
-                if thread is None or lengths is None:
+                if thread is None:
+                    self._release(chain.from_iterable(missing.values()), thread)
+                elif lengths is None:
                     self._release(held, thread)
                 self._changed.notify_all()
         return tiers
 
     def _read_below(
-        self, units: Sequence[BlockKey], slots: Sequence[int]
+        self, units: Sequence[BlockKey], slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         """Fill slots with units; of each its length and the name of the tier that had it."""
         raise NotImplementedError
 
-    def _release(self, held: Sequence[int], thread: int | None) -> None:
+    def _release(self, held: Iterable[int], thread: int | None) -> None:
         with self._lock:
             self._table.unlease(held)
             if thread is not None:
@@ -421,6 +451,13 @@ class SlabTier:
                     del self._lessees[thread]
             if self._short:
                 self._changed.notify_all()
+
+
+def _consecutive(slots: list[int]) -> slice | list[int]:
+    """Slots as a slice where they follow one another, which is written faster."""
+    if slots and slots[-1] - slots[0] == len(slots) - 1:
+        return slice(slots[0], slots[-1] + 1)
+    return slots
 
 
 def _before() -> None:

@@ -12,13 +12,13 @@ from memstore.devices import usable_device
 from memstore.errors import BudgetExceeded, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import UnitShape, UnitSource
+from memstore.tiers.slots import Held, UnitShape, UnitSource
 
 
 class NoSource:
     """The source of a memory without a directory: it has nothing."""
 
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
         raise DocumentNotFound(
             f"document {units[0].document} is not in this memory, which holds only its sessions' "
             "own blocks"
@@ -40,7 +40,7 @@ class HostTier(SlabTier):
         super().__init__(budget_bytes, shape, policy=policy, pin_memory=torch.cuda.is_available())
 
     def _read_below(
-        self, units: Sequence[BlockKey], slots: Sequence[int]
+        self, units: Sequence[BlockKey], slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         read_from = getattr(self.source, "read_from", None)
         if read_from is None:  # a source that is no tier
@@ -49,7 +49,7 @@ class HostTier(SlabTier):
         return lengths, tiers
 
     def lift(
-        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         """Copy units into slots of the slab of a tier above, in groups that fit in this one; of
         each its length and the name of the tier that had it.
@@ -69,8 +69,13 @@ class HostTier(SlabTier):
                     raise
                 group = (end - start) // 2  # much is pinned
                 continue
+            there = [
+                slot
+                for held, some in zip(lease.of_units, slots[start:end])
+                for slot in some[: len(held)]
+            ]
             with lease:  # until the copy is done: after that others may write over these slots
-                load_units(self.slab, slab, lease.held, slots[start:end]).finish()
+                load_units(self.slab, slab, lease.held, there).finish()
                 lengths += lease.lengths.tolist()
                 tiers += lease.tiers
         return lengths, tiers
@@ -100,6 +105,6 @@ class DeviceTier(SlabTier):
         super().__init__(budget_bytes, shape, policy=policy, device=usable_device(device))
 
     def _read_below(
-        self, units: Sequence[BlockKey], slots: Sequence[int]
+        self, units: Sequence[BlockKey], slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         return self._host.lift(units, self.slab, slots)

@@ -1,11 +1,14 @@
-"""The memory of a tier: equal slots in one slab, each for the keys and values of a unit; its page
-table (which unit is in which slot, how many lease it, what is free); leases on slots, and the
-interface of what fills them.
+"""The memory of a tier: equal slots in one slab; its page table (which unit is in which slots, how
+many leases they have, what is free); leases on slots, and the interface of what fills them.
+
+A block takes one slot. A passage takes as many as its tokens need, so that little room is lost to
+padding: a slot is then a page of PAGE tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -16,27 +19,55 @@ from memstore.block import BlockKey
 from memstore.tiers.policy import make_policy
 from memstore.tiers.stats import TierCounter, TierStats
 
+PAGE = 16  # tokens of a slot, of units that take several
+
 
 class UnitShape(NamedTuple):
-    """What a slot has room for: keys and values [block_size, head_dim] in a dtype."""
+    """The keys and values [block_size, head_dim] of a unit, in a dtype; slots of slot_size tokens
+    hold them.
+    """
 
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    slot_size: int
+
+    @classmethod
+    def of_blocks(cls, block_size: int, head_dim: int, dtype: torch.dtype) -> Self:
+        """A slot for each block."""
+        return cls(block_size, head_dim, dtype, block_size)
+
+    @classmethod
+    def of_passages(cls, block_size: int, head_dim: int, dtype: torch.dtype) -> Self:
+        """Slots of PAGE tokens for passages of at most block_size."""
+        return cls(block_size, head_dim, dtype, min(PAGE, block_size))
 
     @property
-    def bytes(self) -> int:
-        """Of keys and values."""
-        return 2 * self.block_size * self.head_dim * self.dtype.itemsize
+    def slot_bytes(self) -> int:
+        """Of keys and values in a slot."""
+        return 2 * self.slot_size * self.head_dim * self.dtype.itemsize
+
+    @property
+    def most_slots(self) -> int:
+        """That a unit takes."""
+        return self.slots_of(self.block_size)
+
+    def slots_of(self, tokens: int) -> int:
+        """That a unit of so many tokens takes."""
+        return -(-tokens // self.slot_size)
+
+
+Held = tuple[int, ...]
+"""The slots of a unit, in the order of its tokens."""
 
 
 class Slots:
     """Slots on a device.
 
-    slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
-    [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot;
-    lengths_here: the same in main memory, so that leases need not wait for the device.
-    Slots that never held a unit cost no main memory.
+    slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
+    [S, slot_size, head_dim]; lengths: int64 [S], valid content tokens in a slot; lengths_here: the
+    same in main memory, so that leases need not wait for the device. Slots that never held a unit
+    cost no main memory.
     """
 
     def __init__(
@@ -50,26 +81,26 @@ class Slots:
         """pin_memory: page-locked, for copies to a CUDA device. Raises RuntimeError or MemoryError
         where the machine refuses the memory.
         """
-        block_size, head_dim, dtype = shape
-        of_slab = (count, 2, block_size, head_dim)
+        dtype, size = shape.dtype, shape.slot_size
+        of_slab = (count, 2, size, shape.head_dim)
         if pin_memory or torch.device(device).type != "cpu":
             self.slab = torch.empty(of_slab, dtype=dtype, device=device, pin_memory=pin_memory)
         else:  # NumPy asks for huge pages, whose first use takes a third of the time
-            memory = np.empty(count * shape.bytes, dtype=np.uint8)
+            memory = np.empty(count * shape.slot_bytes, dtype=np.uint8)
             self.slab = torch.from_numpy(memory).view(dtype).view(of_slab)
         self.k, self.v = self.slab.unbind(1)
         if torch.device(device).type == "cpu":  # zeros that are not written before a unit comes
             self.lengths: Tensor = torch.from_numpy(np.zeros(count, dtype=np.int64))
-            self.lengths[:1] = block_size  # attention looks there for a unit that has no slot
+            self.lengths[:1] = size  # attention looks there for a unit that has no slot
             self.lengths_here = self.lengths
         else:
-            self.lengths = torch.full((count,), block_size, dtype=torch.int64, device=device)
-            self.lengths_here = torch.full((count,), block_size, dtype=torch.int64)
-        self._lengths = self.lengths_here.numpy()
+            self.lengths = torch.full((count,), size, dtype=torch.int64, device=device)
+            self.lengths_here = torch.full((count,), size, dtype=torch.int64)
+        self._lengths, self._size = self.lengths_here.numpy(), size
 
     def note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Set the lengths of units in slots. All blocks but a document's last are full, so lengths
-        on a device seldom change.
+        """Set the valid content tokens in slots. All blocks but a document's last are full, so
+        lengths on a device seldom change.
         """
         where, new = np.array(slots, dtype=np.int64), np.array(lengths, dtype=np.int64)
         changed = self._lengths[where] != new
@@ -80,6 +111,14 @@ class Slots:
                 there = self.lengths.device
                 self.lengths[torch.from_numpy(where).to(there)] = torch.from_numpy(new).to(there)
 
+    def note_units(self, units: Iterable[tuple[Held, int]]) -> None:
+        """Set the lengths of units in their slots."""
+        size, slots, lengths = self._size, list[int](), list[int]()
+        for held, length in units:
+            slots += held
+            lengths += [min(size, max(0, length - at * size)) for at in range(len(held))]
+        self.note_lengths(slots, lengths)
+
 
 class SlotTable:
     """Used under the lock of its tier."""
@@ -87,8 +126,9 @@ class SlotTable:
     def __init__(self, capacity: int, policy: str) -> None:
         """capacity: slots. policy: see memstore.tiers.policy. Raises InvalidConfig."""
         self.capacity, self.policy = capacity, make_policy(policy, capacity)
-        self.slots: dict[BlockKey, int] = {}  # of units that are held, cached or pinned
+        self.slots: dict[BlockKey, Held] = {}  # of units that are held, cached or pinned
         self.pinned: set[BlockKey] = set()
+        self.pinned_slots = 0
         self.leases: dict[int, int] = {}  # slot -> leases on it; a prefetch has one while it reads
         # slot -> the unit that is in it or on its way into it
         self.units: dict[int, BlockKey] = {}
@@ -102,41 +142,50 @@ class SlotTable:
     def room(self) -> int:
         """Slots that are available now: free, never used, or of a cached unit without leases."""
         leased = sum(self.units.get(slot) in self.policy for slot in self.leases)
-        return len(self.free) + self.capacity - self.fresh + len(self.policy) - leased
+        cached = len(self.units) - self.pinned_slots
+        return self._empty() + cached - leased
 
-    def take(self, units: Sequence[BlockKey], *, cached: bool = True) -> list[int]:
-        """A slot for each of some new units, evicting where none is free; there must be room.
-        cached: the policy keeps them.
+    def take(
+        self, units: Sequence[BlockKey], sizes: Sequence[int], *, cached: bool = True
+    ) -> list[Held]:
+        """So many slots for each of some new units, evicting where none is free; there must be
+        room. cached: the policy keeps them.
         """
-        policy, taken = self.policy, []
-        for unit in units:
-            full = not self.free and self.fresh == self.capacity
+        taken: list[int] = []
+        for unit, size in zip(units, sizes):
             victim = (
-                policy.insert(unit, full=full, blocked=self.blocked) if cached or full else None
+                self.policy.insert(unit, full=self._empty() < size, blocked=self.blocked)
+                if cached
+                else None
             )
-            if not cached:
-                policy.drop(unit)
             if victim is not None:
-                slot = self.slots.pop(victim)
-                self.counts.evictions += 1
-                if victim in self.untouched:
-                    self.untouched.remove(victim)
-                    self.counts.unused += 1
-            elif self.free:
-                slot = self.free.pop()
-            else:
-                slot = self.fresh
-                self.fresh += 1
-            taken.append(slot)
+                self._evict(victim)
+            while self._empty() < size:
+                self._evict(self.policy.evict(self.blocked))
+            fresh = max(0, size - len(self.free))
+            taken += [self.free.pop() for _ in range(size - fresh)]
+            taken += range(self.fresh, self.fresh + fresh)
+            self.fresh += fresh
         # neighbours in a record go to neighbouring slots, if any are: the source copies them as one
         taken.sort()
-        self.units.update(zip(taken, units))
-        return taken
+        ends = list(accumulate(sizes, initial=0))
+        held = [tuple(taken[first:end]) for first, end in pairwise(ends)]
+        self.units.update((slot, unit) for unit, some in zip(units, held) for slot in some)
+        return held
+
+    def trim(self, held: Held, size: int) -> Held:
+        """Free the slots of a unit beyond the first `size`, which nobody but its only lease knows;
+        the slots that are left.
+        """
+        for slot in held[size:]:
+            del self.units[slot], self.leases[slot]
+        self.free += held[size:]
+        return held[:size]
 
     def blocked(self, unit: BlockKey) -> bool:
         """May a unit not be evicted now?"""
-        slot = self.slots.get(unit)
-        return slot is None or slot in self.leases  # None: on its way
+        held = self.slots.get(unit)
+        return held is None or held[0] in self.leases  # None: on its way
 
     def hold(self, slots: Iterable[int]) -> None:
         """One lease more on each."""
@@ -158,12 +207,23 @@ class SlotTable:
                     self.free.append(slot)
 
     def vacate(self, slot: int) -> None:
-        """Free the slot of a dropped unit, once no lease holds it."""
+        """Free a slot of a dropped unit, once no lease holds it."""
         del self.units[slot]
         if slot in self.leases:
             self.orphans.add(slot)
         else:
             self.free.append(slot)
+
+    def pin(self, unit: BlockKey, held: Held) -> None:
+        """A unit stays in these slots until it is unpinned."""
+        self.slots[unit] = held
+        self.pinned.add(unit)
+        self.pinned_slots += len(held)
+
+    def unpin(self, unit: BlockKey) -> None:
+        """A pinned unit, still in its slots, stays no longer."""
+        self.pinned.remove(unit)
+        self.pinned_slots -= len(self.slots[unit])
 
     def hit(self, units: Iterable[BlockKey]) -> None:
         """These units were looked up and are here."""
@@ -176,17 +236,31 @@ class SlotTable:
             else:
                 hit(unit)
 
+    def _empty(self) -> int:
+        return len(self.free) + self.capacity - self.fresh
+
+    def _evict(self, victim: BlockKey) -> None:
+        held = self.slots.pop(victim)
+        for slot in held:
+            del self.units[slot]
+        self.free += held
+        self.counts.evictions += 1
+        if victim in self.untouched:
+            self.untouched.remove(victim)
+            self.counts.unused += 1
+
 
 class UnitSource(Protocol):
     """A source that an upper tier reads its misses from."""
 
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
+        """Fill slots slots[i] of the slab with unit units[i]; return each unit's valid content
         tokens.
 
-        slab: [S, 2, block_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk
-        below it. Rows of a slot at and after the returned length are zero. Units come in any order;
-        no two may have the same slot. After an error the contents of the slots are undefined.
+        slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk
+        below it. Every unit has slots for block_size tokens. Rows behind a unit's tokens in the
+        last slot that it needs are zero. Units come in any order; no two may have the same slot.
+        After an error the contents of the slots are undefined.
 
         Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (forgotten,
         or never stored).
@@ -203,7 +277,7 @@ class LowestTier(UnitSource, Protocol):
         ...
 
     def read_from(
-        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
         """As `read`; of each unit also the name of the tier that had it."""
         ...
@@ -218,41 +292,70 @@ class Lease:
     """Slots that hold the requested units and are not evicted until `release` (or the end of the
     `with` block).
 
-    held: of each requested unit its slot; tier: the name of the tier whose slots they are; fetched:
-    of the slots that this lease had to fill, the name of the tier that had the unit; k, v: slabs
-    [S, block_size, head_dim] to index with slots, views of one in which K and V of a slot are
-    neighbours; a unit's rows at and after its length are zero; slot_lengths: int64 [S], the
-    lengths. The slabs may be on a device, the rest is not.
+    of_units: of each requested unit its slots; tier: the name of the tier whose slots they are;
+    fetched: of the slots that this lease had to fill, the name of the tier that had the unit; slab:
+    [S, 2, slot_size, head_dim], K before V; rows behind a unit's tokens are zero; slot_lengths:
+    int64 [S], valid content tokens of each slot. The slab may be on a device, the rest is not.
     """
 
-    held: Sequence[int]
+    of_units: Sequence[Held]
     tier: str
     fetched: Mapping[int, str]
-    k: Tensor
-    v: Tensor
+    slab: Tensor
     slot_lengths: Tensor
     on_release: Callable[[], None] = field(repr=False)
     released: bool = False
 
+    @property
+    def k(self) -> Tensor:
+        """Keys [S, slot_size, head_dim], to index with slots."""
+        return self.slab.select(1, 0)
+
+    @property
+    def v(self) -> Tensor:
+        """Values, likewise."""
+        return self.slab.select(1, 1)
+
+    @cached_property
+    def held(self) -> list[int]:
+        """The slots of all units, one unit after the other."""
+        return [*chain.from_iterable(self.of_units)]
+
     @cached_property
     def slots(self) -> Tensor:
-        """int64 [n], the slots."""
+        """int64 [n], these slots."""
         return torch.tensor(self.held, dtype=torch.int64)
 
     def contents(self) -> tuple[Tensor, Tensor]:
-        """K and V [n, block_size, head_dim] of the units, copied, where the slabs are."""
-        there = self.slots.to(self.k.device)
+        """K and V [n, slot_size, head_dim] of these slots, copied, where the slabs are."""
+        there = self.slots.to(self.slab.device)
         return self.k.index_select(0, there), self.v.index_select(0, there)
+
+    def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The T valid content tokens of all units, one unit after the other: rows [R, head_dim],
+        a view of the slab, and which of them are keys and which are values, int64 [T] each. All are
+        where the slab is.
+        """
+        size, dim = self.slab.shape[2:]
+        lengths = self.slot_lengths[self.slots]
+        before = lengths.cumsum(0) - lengths
+        first = (2 * size * self.slots - before).repeat_interleave(lengths)
+        keys = (first + torch.arange(len(first))).to(self.slab.device)
+        return self.slab.view(-1, dim), keys, keys + size
 
     @property
     def lengths(self) -> Tensor:
         """int64 [n], valid content tokens of each unit."""
-        return self.slot_lengths[self.slots]
+        lengths = self.slot_lengths[self.slots]
+        if len(self.held) == len(self.of_units):
+            return lengths
+        of_each = lengths.split([len(held) for held in self.of_units])
+        return torch.stack([some.sum() for some in of_each])
 
     @property
     def tiers(self) -> list[str]:
         """Of each requested unit the tier that had it."""
-        return [self.fetched.get(slot, self.tier) for slot in self.held]
+        return [self.fetched.get(held[0], self.tier) for held in self.of_units]
 
     def release(self) -> None:
         """Give the slots back; idempotent."""

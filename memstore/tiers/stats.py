@@ -23,11 +23,13 @@ class TierStats:
     late: int = 0  # first lookups of a unit that had to wait for its prefetch
     unused: int = 0  # prefetched units that went again before anything looked them up
 
-    def add_lookup(self, units: int, missing: int, waited: float, unit_bytes: int) -> None:
-        """Count a lease of so many units, of which distinct ones were missing; waited: seconds."""
+    def add_lookup(self, units: int, missing: int, waited: float, bytes: int) -> None:
+        """Count a lease of so many units and bytes, of which distinct ones were missing; waited:
+        seconds.
+        """
         self.hits += units - missing
         self.misses += missing
-        self.bytes += units * unit_bytes
+        self.bytes += bytes
         self.seconds += waited
 
     def to_dict(self) -> dict[str, int | float]:

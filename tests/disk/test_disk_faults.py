@@ -59,7 +59,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
     slab = new_slab(len(units))
     k, v = slab.unbind(1)
-    assert disk.read(units, slab, range(len(units))) == [ROWS] * len(units)
+    assert disk.read(units, slab, [(slot,) for slot in range(len(units))]) == [ROWS] * len(units)
     for slot, unit in enumerate(units):
         want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block)
         assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
@@ -202,7 +202,7 @@ def test_interrupt_stops_every_reading_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(Batch, "fill", interrupted)
     slab = new_slab(len(UNITS))
     with pytest.raises(KeyboardInterrupt):
-        disk.read(UNITS, slab, range(len(UNITS)))
+        disk.read(UNITS, slab, [(slot,) for slot in range(len(UNITS))])
     before = slab.clone()
     time.sleep(0.3)
     assert torch.equal(slab, before)

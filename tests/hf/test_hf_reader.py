@@ -50,16 +50,15 @@ def store(reader, tmp_path):
         yield memory
 
 
-def stored(store, reader, name):
-    """Everything that is stored of a document's keys and values, by layer and block."""
-    document, shape = store.document(name), reader.shape
+def stored(store, name):
+    """Everything that is stored of a document's keys and values, by block."""
+    document = store.document(name)
     found = {}
-    for layer in shape.memory_layers:
-        for block in range(document.blocks):
-            ((number, at),) = store.retrieval.stored_at([(document.id, block)])
-            units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
-            with store.lease(units) as lease:
-                found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
+    for block in range(document.blocks):
+        ((number, at),) = store.retrieval.stored_at([(document.id, block)])
+        with store.lease([BlockKey(number, 0, at, 0)]) as lease:
+            rows, keys, values = lease.tokens()
+            found[block] = rows[keys], rows[values]
     return found
 
 
@@ -104,7 +103,7 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
     )
     read = made[0].passages("inventory")[: 16 * chunks]
     assert resumed_at[0] == sum(len(passage.ids) for passage in read)
-    whole, resumed = (stored(memory, reader, "inventory") for memory in made)
+    whole, resumed = (stored(memory, "inventory") for memory in made)
     assert whole.keys() == resumed.keys() and len(whole) > 20
     # Other passages are computed together. Where that moves a number across a boundary, it is a
     # float16 or a step of int8 away.
@@ -125,10 +124,10 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
 def test_append_stores_after_the_existing_text(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts", keep="kv")
-        before = stored(store, reader, "parts")
+        before = stored(store, "parts")
         more = "\n\t".join(SENTENCES[60:])
         reader.ingest(more, store, name="parts", mode="append", keep="kv")
-        after, document = stored(store, reader, "parts"), store.document("parts")
+        after, document = stored(store, "parts"), store.document("parts")
         for place, halves in before.items():
             for one, other in zip(halves, after[place]):
                 assert torch.equal(one, other)
@@ -146,7 +145,7 @@ def test_layers_below_read_from_are_not_stored(tmp_path):
         reader.ingest(TEXT, store, name="inventory")
         answer = reader.ask(QUESTION, store, max_new_tokens=2)
         assert {read["layer"] for read in answer.sources[0].reads} == {2, 3}
-        assert store.document("inventory").layers_of(store.signature) == [2, 3]
+        assert store.signature.head_dim == 2 * reader.shape.num_kv_heads * reader.shape.head_dim
         reader.ingest("The last barrel is green. ", store, name="inventory", mode="append")
         assert store.verify().clean
 

@@ -182,15 +182,14 @@ def test_nothing_that_is_stored_is_computed_with_them(tmp_path):
             reader.ask("Is the inn closed?", store, max_new_tokens=6)  # makes them
             document = reader.ingest(TEXT, store, name="inventory", keep="kv")
             units = [
-                BlockKey(number, layer, at, head)
+                BlockKey(number, 0, at, 0)
                 for number, at in store.retrieval.stored_at(
                     [(document.id, block) for block in range(document.blocks)]
                 )
-                for layer in reader.shape.memory_layers
-                for head in range(reader.shape.num_kv_heads)
             ]
             with store.lease(units) as lease:
-                stored[weights] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
+                rows, keys, values = lease.tokens()
+                stored[weights] = rows[keys], rows[values]
     assert all(torch.equal(*pair) for pair in zip(stored["full"], stored["int4"]))
 
 

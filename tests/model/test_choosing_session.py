@@ -48,13 +48,14 @@ def tell(session, text):
     session.feed(session.reader.tokenizer.encode(text))
 
 
-def kept(store, layer, block):
-    """Keys and values [heads, block size, head_dim] of a block as stored."""
-    heads = range(store.signature.num_kv_heads)
+def kept(store, reader, block):
+    """Keys and values [tokens, layers, heads, head_dim] of a passage as stored."""
+    shape = reader.shape
+    size = (-1, len(shape.memory_layers), shape.num_kv_heads, shape.head_dim)
     ((number, at),) = store.retrieval.stored_at([(block.document, block.block)])
-    units = [BlockKey(number, layer, at, head) for head in heads]
-    with store.lease(units) as lease:
-        return lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
+    with store.lease([BlockKey(number, 0, at, 0)]) as lease:
+        rows, keys, values = lease.tokens()
+        return rows[keys].view(size), rows[values].view(size)
 
 
 def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
@@ -179,10 +180,9 @@ def test_what_was_said_three_windows_ago_is_found_and_read(reader, learned, tmp_
         assert chosen.document < 0 and chosen.block == 0 and state.isfinite().all()
         ids = reader.tokenizer.encode(FACT)
         (alone,) = encode(reader, [ids])  # as a document's passage would be
-        for number, layer in enumerate(reader.shape.memory_layers):
-            for stored, half in zip(kept(store, layer, chosen), (alone.k, alone.v)):
-                found = stored[:, : len(ids)]
-                assert_same_to_rounding(found, half[number], dtype=reader.dtype)
+        for found, half in zip(kept(store, reader, chosen), (alone.k, alone.v)):
+            assert len(found) == len(ids)
+            assert_same_to_rounding(found, half, dtype=reader.dtype)
         session.ask("What of the grey ladder of the quarry?", lambda: None)
         assert session.chosen[0].document > 0
         still = reader.session(store)
@@ -216,10 +216,9 @@ def test_a_turn_longer_than_the_window_is_read_and_its_beginning_found(reader, t
 
 
 def test_memory_is_bounded_however_long_the_chat(learned, tmp_path):
-    unit = 2 * 128 * 16 * 2  # bytes of keys and values of a slot
-    per_block = 4 * 2
-    with memory(learned, tmp_path, host_budget=12 * per_block * unit) as store:
-        most = store.tiers.host.capacity // (2 * per_block)
+    unit = 2 * 128 * learned.shape.passage_width * 2  # bytes of keys and values of a slot
+    with memory(learned, tmp_path, host_budget=12 * unit) as store:
+        most = store.tiers.host.capacity // 2
         sizes = []
         with learned.session(store) as session:
             for number in range(9):
@@ -233,7 +232,7 @@ def test_memory_is_bounded_however_long_the_chat(learned, tmp_path):
                 sizes.append((store.tier_stats()["host"]["held"], store.stats()["landmarks"]))
                 assert session.chosen  # with so little room, it is read in parts
         slots, landmarks = zip(*sizes)
-        assert max(slots) <= 12 * per_block * unit and 4 <= most <= 12
+        assert max(slots) <= 12 * unit and 4 <= most <= 12
         assert max(landmarks[6:]) < 1.5 * max(landmarks[:3])
 
 
@@ -256,15 +255,11 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
     with memory(reader, tmp_path, codec="zstd") as store:
         document = store.document("inventory")
         chosen = [Chosen(document.id, block) for block in (0, 2)]
-        stored = {layer: [kept(store, layer, one) for one in chosen] for layer in range(4)}
-        lengths = [len(one.ids) for one in store.passages("inventory")]
+        stored = [kept(store, reader, one) for one in chosen]
         expected = RepositionedAttention(reader, read_prefix(reader))
-        for layer, parts in stored.items():
-            k, v = (
-                torch.cat([half[:, : lengths[one.block]] for half, one in zip(halves, chosen)], 1)
-                for halves in zip(*parts)
-            )
-            expected.remember(layer, k, v)
+        for layer in range(4):
+            k, v = (torch.cat([half[:, layer] for half in halves]) for halves in zip(*stored))
+            expected.remember(layer, k.transpose(0, 1), v.transpose(0, 1))
         computed(expected, reader.separator_ids)
         said = torch.tensor([[*question]])
         with torch.no_grad():

@@ -15,6 +15,12 @@ from support.tiny_decoder import of_kind, tokenizer
 PARTS = [5, 7]
 
 
+def nothing(reader: HuggingFacePassageModel) -> tuple[Tensor, Tensor]:
+    """Keys and values of no passages."""
+    none = torch.zeros(reader.shape.num_kv_heads, 0, reader.shape.head_dim)
+    return none, none
+
+
 def reading(reader: HuggingFacePassageModel, told: list[Tensor] | None) -> RepositionedAttention:
     """A context that has read something behind two passages. told: takes what is attended."""
     observe = None if told is None else lambda layer, masses: told.append(masses.clone())
@@ -47,7 +53,7 @@ def test_it_gives_what_an_ordinary_step_gives(
         if number == 22:  # another passage is read instead
             for context in (plain, other):
                 for layer in range(reader.shape.num_layers):
-                    context.remember(layer, *context.nothing)
+                    context.remember(layer, *nothing(reader))
             assert not step.fits()
         if not step.fits():
             step, recorded = RecordedStep(reader, other), recorded + 1
@@ -78,7 +84,7 @@ def test_an_answer_begins_without_and_other_text_begins_another_answer() -> None
         if number == 12:  # of other passages
             for context in (plain, other):
                 for layer in range(reader.shape.num_layers):
-                    context.remember(layer, *context.nothing)
+                    context.remember(layer, *nothing(reader))
         expected = reader.hidden(torch.tensor([[token]]), plain.attend, quantized=True)[0, -1]
         state = graph.read(token)
         used.append(state is not None)

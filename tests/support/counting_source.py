@@ -17,7 +17,7 @@ from memstore.tiers.slots import UnitShape, UnitSource
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4
-SHAPE = UnitShape(BLOCK, DIM, torch.float32)
+SHAPE = UnitShape.of_blocks(BLOCK, DIM, torch.float32)
 SECONDS = 600  # until a test that waits has failed
 
 
@@ -57,7 +57,7 @@ class CountingSource:
         self._go.set()
 
     def read(
-        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Sequence[int]]
     ) -> list[int]:
         self.reads.append(list(units))
         self.reading.release()
@@ -71,7 +71,7 @@ class CountingSource:
                     [OSError(5, "Input/output error"), CorruptBlock("damaged"), RuntimeError("?")]
                 )
         assert len(set(slots)) == len(slots)
-        for key, slot in zip(units, slots):
+        for key, (slot,) in zip(units, slots):
             if key.document == 666:
                 raise DocumentNotFound("document 666 was forgotten")
             slab[slot] = torch.stack(content(key))
@@ -101,9 +101,11 @@ def check_slots(tier: SlabTier) -> None:
     """Every slot is in use once or free, and nothing is on its way, leased or waited for."""
     table = tier._table
     with tier._lock:
-        used = list(table.slots.values())
-        everything = used + table.free + list(range(table.fresh, tier.capacity))
-        assert sorted(everything) == list(range(tier.capacity))
+        used = [slot for held in table.slots.values() for slot in held]
+        everything = used + table.free + list(range(table.fresh, table.capacity))
+        assert sorted(everything) == list(range(table.capacity))
+        assert all(table.units[held[-1]] == unit for unit, held in table.slots.items())
+        assert table.pinned_slots == sum(len(table.slots[unit]) for unit in table.pinned)
         assert set(table.slots) == set(table.units.values()) and table.units.keys() == set(used)
         assert not (
             tier._arriving or tier._predicted or table.leases or tier._lessees or table.orphans
@@ -112,7 +114,7 @@ def check_slots(tier: SlabTier) -> None:
         assert len(table.policy) + len(table.pinned) == len(table.slots)
         assert all((unit in table.policy) != (unit in table.pinned) for unit in table.slots)
         assert table.untouched <= table.slots.keys()
-        assert table.fresh <= tier.capacity
+        assert table.fresh <= table.capacity
 
 
 class Aside:

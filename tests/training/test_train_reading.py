@@ -121,8 +121,8 @@ def test_a_pack_computes_what_a_session_computes(kind, of):
         adapt = asked.adapted_turns
         context = RepositionedAttention(asked, read_prefix(asked, adapt), adapt=adapt)
         for layer in range(asked.shape.num_layers):
-            k, v = (torch.cat([each[half][layer] for each in kept], 1) for half in (0, 1))
-            context.remember(layer, k, v)
+            k, v = (torch.cat([each[half][:, layer] for each in kept]) for half in (0, 1))
+            context.remember(layer, k.transpose(0, 1), v.transpose(0, 1))
         turn, _ = asked.turn_ids(one.question, first=True)
         answer = asked.tokenizer.encode(one.answer)
         said = torch.tensor([[*asked.separator_ids, *turn, *answer]])

@@ -52,13 +52,21 @@ class Batch:
     """The units of one call, the slots that they go to, and their lengths once they are there."""
 
     def __init__(
-        self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], table: BlockTable
+        self,
+        units: Sequence[BlockKey],
+        slots: Slots,
+        numbers: Sequence[Sequence[int]],
+        table: BlockTable,
     ) -> None:
+        """numbers: of the slots of each unit, which have room for block_size tokens together."""
         self.units, self.numbers, self._bits = units, numbers, slots.bits
-        self.slots = list(map(slots.__getitem__, numbers))  # of each unit
         self.lengths = [table.geometry.block_size] * len(units)
         self._table = table
         self.unit_bytes = slots.unit_bytes
+        self._slot_size = slots.bits.shape[2]
+        self.in_pages = self._slot_size < table.geometry.block_size
+        # of each unit that has one
+        self.slots = [] if self.in_pages else [slots[held[0]] for held in numbers]
         self._heads = tuple(range(table.geometry.num_kv_heads))
         self.documents, self.layers, self._blocks, self._asked = zip(*units)
         self._whole = self._are_whole()  # all heads of every record are wanted, in their order
@@ -114,10 +122,22 @@ class Batch:
         _, key, write, places = record
         header = self._table.header(data, key, write)
         for place in places:
-            k, v = self._bits[self.numbers[place]]
             self.lengths[place] = header.length
+            held, size = self.numbers[place], self._slot_size
+            held = held[: -(-header.length // size)]
+            if len(held) == 1:
+                whole = self._bits[held[0]]
+            else:
+                whole = np.empty((2, len(held) * size, *self._bits.shape[3:]), self._bits.dtype)
             head, dtype = self.units[place].head, self._table.geometry.dtype
-            decode_head(data, key, header, head, (k, v), dtype)
+            decode_head(data, key, header, head, (whole[0], whole[1]), dtype)
+            for at, slot in enumerate(held) if len(held) > 1 else ():
+                self._bits[slot] = whole[:, at * size : (at + 1) * size]
+
+    def bytes_of(self, places: Iterable[int]) -> int:
+        """Bytes of the slots that these units take."""
+        size = self._slot_size
+        return self.unit_bytes * sum(-(-self.lengths[place] // size) for place in places)
 
     def _copy(self, record: Wanted, data: memoryview) -> bool:
         """Copy heads of a full block in codec raw; return whether they are what was written.
@@ -127,7 +147,7 @@ class Batch:
         """
         _, key, write, places = record
         form, size = self._table.form, self.unit_bytes
-        if len(data) != form.raw_record_bytes:
+        if self.in_pages or len(data) != form.raw_record_bytes:
             return False
         digests = form.raw_digests(data, key, write)
         if digests is None:

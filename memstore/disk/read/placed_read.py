@@ -203,7 +203,7 @@ class PlacedReader:
         """Read what is wanted of a record into its slots; return whether it is what was asked for.
         Raises CorruptBlock, where it is not, and OSError.
         """
-        if place.size != self._form.raw_record_bytes:
+        if batch.in_pages or place.size != self._form.raw_record_bytes:
             self._decode(file, place, record, batch, flags)
             return True
         _, key, write, _ = record

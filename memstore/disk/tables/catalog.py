@@ -43,7 +43,7 @@ from memstore.errors import (
     OlderFormat,
 )
 
-FORMAT = 8
+FORMAT = 9
 _MOST_WRITES = 4096  # documents whose writes are remembered
 
 

@@ -39,15 +39,20 @@ AHEAD = 32  # passages of which those are chosen that fill a pass
 
 
 class Encoded(NamedTuple):
-    """A passage as it is stored.
+    """A computed passage.
 
-    k, v: [memory layers, Hkv, n, D] in the KV dtype, k without position; of no layers where the
+    k, v: [n, memory layers, Hkv, D] in the KV dtype, k without position; of no layers where the
     pass ended before. captured: what it shows to the selector.
     """
 
     k: Tensor
     v: Tensor
     captured: Captured
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """K and V as a memory stores them, [1, 1, n, Shape.passage_width]."""
+        return self.k.flatten(1)[None, None], self.v.flatten(1)[None, None]
 
 
 def encode(
@@ -158,8 +163,7 @@ class _Forward:
             pass
         k, v = one.stored()
         return [
-            Encoded(k[:, :, at], v[:, :, at], one.captured(ids, at))
-            for ids, at in zip(passages, one.spans)
+            Encoded(k[at], v[at], one.captured(ids, at)) for ids, at in zip(passages, one.spans)
         ]
 
 
@@ -254,7 +258,7 @@ class _Pass:
             reader, first, self.spans
         )
         self._numbers = {layer: number for number, layer in enumerate(stored)}
-        sizes = (len(stored), shape.num_kv_heads, size, shape.head_dim)
+        sizes = (size, len(stored), shape.num_kv_heads, shape.head_dim)
         self._k, self._v = (
             torch.empty(sizes, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
         )
@@ -272,7 +276,7 @@ class _Pass:
         reader, captures = self._reader, self._captures
         if layer_idx in self._numbers:
             number = self._numbers[layer_idx]
-            self._k[number], self._v[number] = k[0], v[0]
+            self._k[:, number], self._v[:, number] = k[0].transpose(0, 1), v[0].transpose(0, 1)
         end = reader.shape.num_layers
         if layer_idx == end - 1 and end not in captures.states:
             raise Enough
@@ -283,9 +287,9 @@ class _Pass:
         return self._attended(q, k, v, reader.forms[layer_idx])
 
     def stored(self) -> KeysValues:
-        """K and V [stored layers, Hkv, T, D] in the KV dtype. Raises InvalidWeights."""
+        """K and V [T, stored layers, Hkv, D] in the KV dtype. Raises InvalidWeights."""
         end = self.spans[-1].stop
-        k, v = self._k[:, :, :end], self._v[:, :, :end]
+        k, v = self._k[:end], self._v[:end]
         check_storable([k, v])
         return k.cpu(), v.cpu()
 
@@ -295,18 +299,16 @@ class _Pass:
         return Captured(list(ids), states)
 
 
-def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> dict[int, tuple[Tensor, Tensor]]:
-    """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
-    layers = reader.shape.memory_layers
-    size = (reader.shape.num_kv_heads, reader.shape.block_size, reader.shape.head_dim)
-    k, v = (
-        torch.zeros((len(layers), len(encoded), *size), dtype=reader.shape.kv_dtype)
-        for _ in range(2)
-    )
+def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """K and V of passages as slots of a tier hold them, [n, 1, block_size, Shape.passage_width];
+    the rows after a passage's tokens are 0.
+    """
+    size = (len(encoded), 1, reader.shape.block_size, reader.shape.passage_width)
+    k, v = (torch.zeros(size, dtype=reader.shape.kv_dtype) for _ in range(2))
     for number, one in enumerate(encoded):
-        k[:, number, :, : one.k.shape[2]] = one.k
-        v[:, number, :, : one.v.shape[2]] = one.v
-    return dict(zip(layers, zip(k, v)))
+        k[number, 0, : len(one.k)] = one.k.flatten(1)
+        v[number, 0, : len(one.v)] = one.v.flatten(1)
+    return k, v
 
 
 def landmarks_of(reader: PassageModel, encoded: Sequence[Encoded]) -> Tensor | None:

@@ -3,12 +3,16 @@ those of what has left a session's dialogue buffer, pinned in main memory until 
 """
 
 import time
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.closing import Closing
 from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
@@ -38,8 +42,7 @@ class OwnPassages(OwnBlocks):
         bound: int | None = None,
     ) -> None:
         """documents, bound: as OwnBlocks takes them."""
-        per_block = len(reader.shape.memory_layers) * reader.shape.num_kv_heads
-        super().__init__(store, documents, per_block, bound=bound)
+        super().__init__(store, documents, 1, bound=bound)
         self._reader = reader
 
     def add(self, ids: Sequence[int]) -> None:
@@ -52,8 +55,7 @@ class OwnPassages(OwnBlocks):
         self.make_room(count)
         found = list(encode(reader, [one.ids.tolist() for one in passages]))
         lengths = [len(one.ids) for one in passages]
-        for layer, (k, v) in padded(reader, found).items():
-            self.scratch.add(layer, k, v, lengths=lengths)
+        self.scratch.add(0, *padded(reader, found), lengths=lengths)
         self.scratch.add_selected(
             self.blocks.own_end,
             lengths,
@@ -63,40 +65,69 @@ class OwnPassages(OwnBlocks):
         self.blocks.own_end += count
 
 
-@dataclass
-class _Taken:
-    """A passage out of the memory."""
-
-    layers: dict[int, KeysValues]
-    tiers: dict[int, list[str]]  # by layer, where each of its heads was
-
-
-@dataclass
-class Fetched:
-    """Passages that are read: their keys and values in every memory layer, one passage behind the
-    other, and the tokens of each; tiers: by memory layer, of each passage and KV head, where it
-    was.
+class _Taken(NamedTuple):
+    """A passage: rows [R, Shape.passage_width], which of them its tokens' keys and values are
+    (int64 [n] each), and the tier that had them.
     """
 
-    layers: dict[int, KeysValues]
-    lengths: list[int]
-    tiers: dict[int, list[str]]
+    rows: Tensor
+    keys: Tensor
+    values: Tensor
+    tier: str
 
-    def append_computed(self, tokens: int, kv_heads: int) -> None:
-        """Behind them stands a passage of so many tokens, computed with what is read next."""
+
+class Fetched(Closing):
+    """Passages that a session reads, in slots that stay leased until `close`.
+
+    lengths: tokens of each; tiers: where each was.
+    """
+
+    def __init__(self, reader: PassageModel, taken: Sequence[_Taken], leases: ExitStack) -> None:
+        self.lengths = [len(one.keys) for one in taken]
+        self.tiers = [one.tier for one in taken]
+        self._shape, self._device, self._leases = reader.shape, reader.device, leases
+        self._parts = [
+            (rows, torch.cat([one.keys for one in some]), torch.cat([one.values for one in some]))
+            for rows, some in _runs(taken)
+        ]
+
+    def layer(self, layer_idx: int) -> KeysValues:
+        """Keys and values [Hkv, T, D] of the tokens of all in a layer; of none in one without
+        memory.
+        """
+        shape, layers = self._shape, self._shape.memory_layers
+        heads = shape.num_kv_heads, shape.head_dim
+        halves: tuple[list[Tensor], list[Tensor]] = [], []
+        for rows, *both in self._parts if layer_idx in layers else ():
+            of_layers = rows.view(-1, heads[0] * heads[1])
+            for half, at in zip(halves, both):
+                here = at * len(layers) + layers.index(layer_idx)
+                some = of_layers.index_select(0, here).view(-1, *heads)
+                half.append(some.to(self._device).transpose(0, 1))
+        none = torch.zeros(heads[0], 0, heads[1], dtype=shape.kv_dtype, device=self._device)
+        k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 1) for half in halves)
+        return k, v
+
+    def close(self) -> None:
+        """Give the slots back; idempotent."""
+        self._leases.close()
+
+    def append_computed(self, tokens: int) -> None:
+        """After them comes a passage of so many tokens, computed with what is read next."""
         self.lengths.append(tokens)
-        for tiers in self.tiers.values():
-            tiers += ["computed"] * kv_heads
+        self.tiers.append("computed")
 
-    def units(self, passages: Sequence[Chosen], kv_heads: int, group: int) -> list[ReadUnit]:
-        """What is read of these passages, layer by layer, query head by query head, `group` of them
-        to a KV head, passage by passage.
+    def units(
+        self, passages: Sequence[Chosen], layers: Sequence[int], heads: int
+    ) -> list[ReadUnit]:
+        """What is read of these passages, layer by layer, query head by query head, passage by
+        passage.
         """
         return [
-            ReadUnit(layer, head, one.document, one.block, tiers[row * kv_heads + head // group])
-            for layer, tiers in self.tiers.items()
-            for head in range(kv_heads * group)
-            for row, one in enumerate(passages)
+            ReadUnit(layer, head, one.document, one.block, tier)
+            for layer in layers
+            for head in range(heads)
+            for one, tier in zip(passages, self.tiers)
         ]
 
 
@@ -106,46 +137,43 @@ class PassageFetch:
     def __init__(self, reader: PassageModel, store: MemoryStore, own: OwnPassages) -> None:
         """own: the session's own passages, which are pinned in the top tier."""
         self._reader, self._store, self._own = reader, store, own
-        self._kv_heads = reader.shape.num_kv_heads
+        self._leases = ExitStack()  # of the passages that are being fetched
 
     def fetch(self, passages: Sequence[Chosen], *, compute: bool) -> Fetched:
-        """What the memory has of passages. What it does not hold, or not whole, is computed as it
-        would be read in; without `compute`, only the passages before that are returned. Raises
-        BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.
+        """Keys and values of passages. A passage that the memory does not hold, or only damaged, is
+        computed as it would be stored; without `compute`, only the passages before it are returned.
+        Raises BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.
         """
+        with ExitStack() as self._leases:
+            found = [one for one in self._take(passages, compute) if one is not None]
+            return Fetched(self._reader, found, self._leases.pop_all())
+
+    def _take(self, passages: Sequence[Chosen], compute: bool) -> list[_Taken | None]:
+        """As `fetch`."""
         places = self._store.retrieval.stored_at([(one.document, one.block) for one in passages])
         found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
         if missing:
             self._store.retrieval.computed.count(passages=len(missing), damaged=damaged, away=away)
-            if not compute:
-                passages = passages[: missing[0]]
-            ids = [self.ids(passages[at]) for at in missing if compute]
-            every, computed = self._reader.shape.memory_layers, ["computed"] * self._kv_heads
+            if compute:
+                self._compute(passages, missing, found)
+            else:
+                del found[missing[0] :]
+        return found
+
+    def _compute(
+        self, passages: Sequence[Chosen], missing: Sequence[int], found: list[_Taken | None]
+    ) -> None:
+        """Compute the missing ones of these passages, and hold them for the next question."""
+        began = time.perf_counter()
+        ids = [self.ids(passages[at]) for at in missing]
+        for at, made in zip(missing, encode(self._reader, ids)):
+            chosen, seconds = passages[at], time.perf_counter() - began
+            k, v = made.stored
+            self._store.retrieval.computed.take(chosen.document, chosen.block, k, v, seconds)
+            keys = torch.arange(len(made.k))
+            found[at] = _Taken(torch.cat((k[0, 0], v[0, 0])), keys, keys + len(keys), "computed")
             began = time.perf_counter()
-            for at, made in zip(missing, encode(self._reader, ids)):
-                chosen, seconds = passages[at], time.perf_counter() - began
-                self._store.retrieval.computed.take(
-                    chosen.document, chosen.block, made.k, made.v, seconds
-                )
-                layers = dict(zip(every, zip(made.k, made.v)))
-                found[at] = _Taken(layers, dict.fromkeys(every, computed))
-                began = time.perf_counter()
-        taken = [one for one in found[: len(passages)] if one is not None]
-        lengths = [next(iter(one.layers.values()))[0].shape[1] for one in taken]
-        device = self._reader.device
-        halves = {
-            layer: (
-                torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
-                torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
-            )
-            for layer in (taken[0].layers if taken else ())
-        }
-        tiers = {
-            layer: [tier for one in taken for tier in one.tiers[layer]]
-            for layer in self._reader.shape.memory_layers
-        }
-        return Fetched(halves, lengths, tiers)
 
     def _there(
         self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]
@@ -192,29 +220,21 @@ class PassageFetch:
 
     def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
         """The same of passages that are there. Raises CorruptBlock."""
-        shape, heads = self._reader.shape, self._kv_heads
-        layers = shape.memory_layers
-        free = self._store.tiers.capacity - self._own.pinned
-        at_once = max(1, free // max(1, len(places) * heads))
-        taken = [_Taken({}, {}) for _ in places]
-        for first in range(0, len(layers) if places else 0, at_once):
-            some = layers[first : first + at_once]
-            units = [
-                BlockKey(number, layer, block, head)
-                for layer in some
-                for number, block in places
-                for head in range(heads)
-            ]
-            with self._store.lease(units) as lease:
-                lengths = self._store.tiers.lengths[lease.slots[: len(places) * heads : heads]]
-                size = (len(some), len(places), heads, shape.block_size, shape.head_dim)
-                k, v = (half.view(size) for half in lease.contents())
-                tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
-            for at, (one, end) in enumerate(zip(taken, lengths.tolist())):
-                for row, layer in enumerate(some):
-                    unit = (row * len(places) + at) * heads
-                    one.layers[layer] = k[row, at, :, :end], v[row, at, :, :end]
-                    one.tiers[layer] = tiers[unit : unit + heads]
+        at_once = max(1, self._store.tiers.capacity - self._own.pinned)
+        taken: list[_Taken] = []
+        for first in range(0, len(places), at_once):
+            units = [BlockKey(number, 0, block, 0) for number, block in places[first:][:at_once]]
+            lease = self._store.lease(units)
+            rows, keys, values = lease.tokens()
+            if len(places) <= at_once:
+                self._leases.enter_context(lease)
+            else:  # the next ones need their slots
+                with lease:
+                    rows = rows.index_select(0, torch.cat((keys, values)))
+                keys, values = torch.arange(len(rows), device=rows.device).chunk(2)
+            lengths = lease.lengths.tolist()
+            for some in zip(keys.split(lengths), values.split(lengths), lease.tiers):
+                taken.append(_Taken(rows, *some))
         return taken
 
     def ids(self, one: Chosen) -> list[int]:
@@ -234,3 +254,10 @@ class PassageFetch:
         except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen
             return document, block
         return passage.ids.tobytes()
+
+
+def _runs(taken: Sequence[_Taken]) -> Iterator[tuple[Tensor, list[_Taken]]]:
+    """Passages that follow one another in the same rows."""
+    for _, some in groupby(taken, key=lambda one: one.rows.data_ptr()):
+        run = list(some)
+        yield run[0].rows, run

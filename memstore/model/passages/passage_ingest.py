@@ -104,7 +104,7 @@ def _add(
     found = list(islice(computed, len(new)))
     writer.add_passages(
         some,
-        [(one.k, one.v) for one in found] if keep == "kv" else [],
+        [one.stored for one in found] if keep == "kv" else [],
         given=new if keep == "kv" else [],
         landmarks=_landmarks(reader, pairs, new, found),
         words=words_of(reader, some, [titles.above(one) for one in some]),

@@ -2,7 +2,7 @@
 and every memory layer reads them with the question, where a prompt would have them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,6 @@ from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoi
 from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
-    KeysValues,
     RepositionedAttention,
     StepMasses,
     computed,
@@ -201,7 +200,6 @@ class PassageSession(AskSession):
         self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)
         self._passages = PassageFetch(reader, store, self._own)
         self._choice = GatedChoice(reader, store, settings, self._passages.content)
-        self._fetched = Fetched({}, [], {})  # the passages that are read now
         self._behind: list[int] = []  # tokens after stored passages that are still to be computed
 
     def _begin(self) -> None:
@@ -392,45 +390,40 @@ class PassageSession(AskSession):
         # a passage that is not stored is computed as it would be stored. Without an adapter it is
         # read as text instead: a stock model reads independently encoded passages less well
         compute = reader.adapted_passages or any(one.document <= 0 for one in passages)
-        fetched = self._passages.fetch(passages, compute=compute)
-        stored = len(fetched.lengths)
-        kept, fetched.layers = fetched.layers, {}
-        behind: list[int] = []
-        for one in passages[stored:]:
-            ids = self._passages.ids(one)
-            behind += ids
-            fetched.append_computed(len(ids), reader.shape.num_kv_heads)
-        if passages:
-            behind += reader.separator_ids
-        adapt, again = bool(passages) and reader.adapted_turns, list[int]()
-        if adapt is not self.adapt:
-            self.adapt, again = adapt, self._local.ids
-            self._begin()
-        self._attention.parts = fetched.lengths
-        for layer in range(reader.shape.num_layers):
-            self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
-        self.chosen, self._fetched = list(passages), fetched
-        if self._told is not None:
-            shape = reader.shape
-            self._told.read(fetched.units(passages, shape.num_kv_heads, shape.group), fetched.tiers)
-        self._behind = behind
-        if again:
-            return self._compute(again)
-        if self._attention.local and behind:
-            self._insert(behind, kept)
-        return None
+        with self._passages.fetch(passages, compute=compute) as fetched:
+            behind: list[int] = []
+            for one in passages[len(fetched.lengths) :]:
+                ids = self._passages.ids(one)
+                behind += ids
+                fetched.append_computed(len(ids))
+            if passages:
+                behind += reader.separator_ids
+            adapt, again = bool(passages) and reader.adapted_turns, list[int]()
+            if adapt is not self.adapt:
+                self.adapt, again = adapt, self._local.ids
+                self._begin()
+            self._attention.parts = fetched.lengths
+            for layer in range(reader.shape.num_layers):
+                self._attention.remember(layer, *fetched.layer(layer))
+            self.chosen, self._behind = list(passages), behind
+            if self._told is not None:
+                layers, heads = reader.shape.memory_layers, reader.shape.num_heads
+                self._told.read(fetched.units(passages, layers, heads), layers)
+            if self._attention.local and behind and not again:
+                self._insert(behind, fetched)
+        return self._compute(again) if again else None
 
-    def _insert(self, behind: Sequence[int], kept: Mapping[int, KeysValues]) -> None:
+    def _insert(self, behind: Sequence[int], fetched: Fetched) -> None:
         """Compute these tokens between stored passages and the local text that is there."""
         self._behind = []
         context = replace(self._attention, layers={}, observe=None)
-        for layer, halves in kept.items():
-            context.remember(layer, *halves)
-        for layer, more in enumerate(computed(context, behind)):
-            halves = kept.get(layer, self._attention.nothing)
-            self._attention.remember(
-                layer, *(torch.cat((half.to(new), new), 1) for half, new in zip(halves, more))
-            )
+        layers = range(self.reader.shape.num_layers)
+        for layer in layers:
+            context.remember(layer, *fetched.layer(layer))
+        for layer, more in zip(layers, computed(context, behind)):
+            halves = zip(fetched.layer(layer), more)
+            k, v = (torch.cat((half.to(new), new), 1) for half, new in halves)
+            self._attention.remember(layer, k, v)
 
     @property
     def closest(self) -> list[tuple[int, int, float]]:

@@ -106,26 +106,32 @@ class RepositionedAttention:
         """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
         position-free; the local text moves behind them.
         """
-        layer, dtype, dim = self._layer(layer_idx), self.reader.dtype, k.shape[2]
-        local = slice(self.first + layer.remembered, layer.length)
-        behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
-        positions = range(self.first, self.first + behind.shape[2])
-        turned = self.reader.rotate(layer_idx, behind, positions)
-        first, values = slice(0, self.first), layer.v[..., :dim]
-        layer.k = torch.cat((layer.k[:, :, first, :dim], turned), 2)
-        layer.v = torch.cat((values[:, :, first], v.to(dtype)[None], values[:, :, local]), 2)
-        layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
-        if self.observe is not None and self.parts:
-            wider = -(-len(self.parts) // _WIDER) * _WIDER
-            layer.k, layer.v = pad(layer.k, (0, wider)), pad(layer.v, (0, wider))
-            self._mark(layer, self.first, layer.remembered, dim)
-
-    @property
-    def nothing(self) -> KeysValues:
-        """Of no tokens."""
-        shape = self.reader.shape
-        none = torch.zeros(shape.num_kv_heads, 0, shape.head_dim, device=self.reader.device)
-        return none, none
+        layer, (heads, m, dim) = self._layer(layer_idx), k.shape
+        first, start = self.first, self.first + m
+        local = slice(first + layer.remembered, layer.length)
+        end = start + local.stop - local.start
+        observed = self.observe is not None and bool(self.parts)
+        wider = _WIDER * -(-len(self.parts) // _WIDER) if observed else 0
+        size = (1, heads, end + _GROW, dim + wider)
+        held_k, held_v = (
+            torch.empty(size, dtype=self.reader.dtype, device=layer.k.device) for _ in range(2)
+        )
+        for held in (held_k, held_v):
+            held[:, :, end:] = 0
+            held[..., dim:] = 0
+        held_k[:, :, :first, :dim] = layer.k[:, :, :first, :dim]
+        held_v[:, :, :first, :dim] = layer.v[:, :, :first, :dim]
+        keys = k.to(self.reader.dtype)[None]
+        held_k[:, :, first:start, :dim] = self.reader.rotate(layer_idx, keys, range(first, start))
+        held_v[:, :, first:start, :dim] = v
+        if end > start:
+            plain = layer.plain[:, :, : end - start]
+            turned = self.reader.rotate(layer_idx, plain, range(start, end))
+            held_k[:, :, start:end, :dim] = turned
+            held_v[:, :, start:end, :dim] = layer.v[:, :, local, :dim]
+        layer.k, layer.v, layer.remembered, layer.length = held_k, held_v, m, end
+        if observed:
+            self._mark(layer, first, m, dim)
 
     @property
     def length(self) -> int:

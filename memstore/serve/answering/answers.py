@@ -169,8 +169,9 @@ class Answers:
         self._store, self._worker, self._on_end = store, worker, on_end
         self._count = 0  # of answers that have ended
         shape = model.shape
-        layers = shape.num_layers if model.keeps is None else len(shape.memory_layers)
-        share = store.tiers.host.capacity // (2 * layers * shape.num_kv_heads * at_once)
+        # a passage is one unit of the tiers; a block is one in each layer and KV head
+        units = shape.num_layers * shape.num_kv_heads if model.keeps is None else 1
+        share = store.tiers.host.capacity // (2 * units * at_once)
         self._own_blocks = max(model.lookup.top_k, share)
 
     def begin(self, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:

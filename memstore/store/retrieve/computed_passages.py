@@ -49,7 +49,8 @@ class Computed:
         seconds: that computing them took. Nothing is held of a document that is gone by now.
         """
         catalog = self._catalog
-        layers = self._tiers.computed_in(k.shape[1], seconds)
+        layers, heads, n, _ = k.shape
+        self._tiers.count_computed(layers * heads, 2 * k.nbytes, seconds)
         if catalog is None:
             return
         try:
@@ -61,8 +62,11 @@ class Computed:
         if at is None:
             return
         catalog.share(at.digest, codec, k, v)
-        heads, n = k.shape[1:3]
-        units = [BlockKey(at.number, layer, 0, head) for layer in layers for head in range(heads)]
+        units = [
+            BlockKey(at.number, layer, 0, head)
+            for layer in catalog.signature.memory_layers
+            for head in range(heads)
+        ]
         rest = (0, 0, 0, catalog.signature.block_size - n)
         k, v = (pad(half, rest).flatten(0, 1) for half in (k, v))
         self._tiers.admit(units, k, v, n)

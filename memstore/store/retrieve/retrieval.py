@@ -75,10 +75,11 @@ class Retrieval:
                 None if catalog is None or catalog.source else catalog.database.path / "index",
                 read_only=catalog is None or catalog.database.read_only,
             )
+        of_units = UnitShape.of_blocks if selector is None else UnitShape.of_passages
         self.tiers = Cascade(
             None if catalog is None else _lowest(catalog),
-            UnitShape(signature.block_size, signature.head_dim, dtype),
-            computes=() if selector is None else tuple(sorted(signature.memory_layers)),
+            of_units(signature.block_size, signature.head_dim, dtype),
+            computes=selector is not None,
             **cast(TierOptions, options),
         )
         self.computed = Computed(catalog, self.tiers)

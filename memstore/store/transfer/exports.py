@@ -38,7 +38,7 @@ from memstore.errors import (
 )
 from memstore.store.transfer.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
 
-FORMAT = 8
+FORMAT = 9
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
 _LARGEST_FRAME = 1 << 30

@@ -1,0 +1,148 @@
+"""Tiers of passages: units of several slots, as many as their tokens need."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded
+from memstore.tiers.policy import POLICIES
+from memstore.tiers.slab import SlabTier
+from memstore.tiers.slot_tiers import DeviceTier, HostTier
+from memstore.tiers.slots import PAGE, Lease, UnitShape
+from support.counting_source import check_slots
+
+MOST, DIM, SLOT = 11, 2, 4
+SHAPE = UnitShape(MOST, DIM, torch.float32, SLOT)
+
+
+def unit(number: int) -> BlockKey:
+    return BlockKey(1 if number >= 0 else -1, 0, abs(number), 0)
+
+
+def content(key: BlockKey) -> Tensor:
+    """K and V [2, tokens, DIM] of a unit."""
+    length = 1 + (7 * key.block + key.document) % MOST
+    draw = torch.Generator().manual_seed(1000 * (key.document + 5) + key.block)
+    return torch.randn(2, length, DIM, generator=draw)
+
+
+class Passages:
+    """A source with every passage; it counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def read(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Sequence[int]]
+    ) -> list[int]:
+        self.count += len(units)
+        lengths = []
+        for key, held in zip(units, slots):
+            assert len(held) == SHAPE.most_slots
+            both = content(key)
+            for at, slot in enumerate(held):
+                part = both[:, at * SLOT : (at + 1) * SLOT]
+                slab[slot] = 0
+                slab[slot, :, : part.shape[1]] = part
+            lengths.append(both.shape[1])
+        return lengths
+
+
+def check(lease: Lease, units: Sequence[BlockKey]) -> None:
+    rows, keys, values = lease.tokens()
+    expected = torch.cat([content(key) for key in units], 1)
+    assert torch.equal(torch.stack((rows[keys], rows[values])), expected)
+    assert lease.lengths.tolist() == [content(key).shape[1] for key in units]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("lllrrapudfK"), st.integers(0, 23)), max_size=60),
+    st.integers(3, 20),
+    st.sampled_from(sorted(POLICIES)),
+    st.booleans(),
+)
+def test_any_order_of_calls_preserves_budget_and_content(
+    steps: list[tuple[str, int]], slots: int, policy: str, on_device: bool
+) -> None:
+    below = Passages()
+    host = HostTier(below, slots * SHAPE.slot_bytes, SHAPE, policy=policy)
+    tier: SlabTier = host
+    if on_device:
+        budget = 30 * SHAPE.slot_bytes
+        tier = DeviceTier(host, budget, SHAPE, device="cpu", policy=policy)
+    leases: list[tuple[Lease, list[BlockKey]]] = []
+    pinned: list[BlockKey] = []
+    for what, number in steps:
+        some = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
+        some += some[: number % 2]  # twice
+        try:
+            if what == "l":
+                leases.append((tier.lease(some), some))
+            elif what == "r" and leases:
+                leases.pop(number % len(leases))[0].release()
+            elif what == "a":
+                both = content(some[0])
+                k, v = torch.nn.functional.pad(both, (0, 0, 0, MOST - both.shape[1]))[:, None]
+                host.admit(some[:1], k, v, both.shape[1])
+            elif what == "p" and not host.holds(key := unit(-1 - number)):
+                both = content(key)
+                k, v = torch.nn.functional.pad(both, (0, 0, 0, MOST - both.shape[1]))[:, None, None]
+                pinned += host.pin(-1, 0, 1 + number, k, v, [both.shape[1]])
+            elif what == "u" and pinned:
+                host.unpin([pinned.pop(number % len(pinned))])
+            elif what == "d":
+                tier.drop([unit(number)])
+            elif what == "f":
+                wanted = [key for key in dict.fromkeys(some) if not tier.holds(key)]
+                assert tier.prefetch(some) == sum(map(tier.holds, wanted))
+            elif what == "K":
+                tier.drop_document(1, number)
+        except BudgetExceeded:
+            assert what in "lpf"
+        assert host.bytes <= slots * SHAPE.slot_bytes and tier.bytes <= tier.budget_bytes
+        for lease, units in leases:
+            check(lease, units)
+        for key in pinned:
+            with host.lease([key]) as lease:
+                check(lease, [key])
+    for lease, _ in leases:
+        lease.release()
+    check_slots(host), check_slots(tier)
+
+
+def test_a_lease_of_passages_is_a_lookup_each() -> None:
+    below = Passages()
+    tier = HostTier(below, 100 * SHAPE.slot_bytes, SHAPE)
+    units = [unit(number) for number in range(8)]
+    for _ in range(2):
+        with tier.lease(units) as lease:
+            check(lease, units)
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, below.count) == (8, 8, 8)
+    assert stats.bytes == 2 * tier.bytes < 2 * 8 * 3 * SHAPE.slot_bytes
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_less_than_a_quarter_of_the_budget_is_lost_to_padding(policy: str) -> None:
+    shape = UnitShape.of_passages(128, 1, torch.float16)
+    lengths = torch.randint(20, 129, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    class Source:
+        def read(
+            self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Sequence[int]]
+        ) -> list[int]:
+            return [lengths[key.block] for key in units]
+
+    tier = HostTier(Source(), 500 * shape.slot_bytes, shape, policy=policy)
+    for number in range(400):
+        tier.lease([unit(number)]).release()
+    held = [key.block for key in tier._table.slots]
+    used = sum(lengths[block] for block in held)
+    assert used > 0.75 * 500 * PAGE and tier.stats().evictions > 0
+    check_slots(tier)
