@@ -210,7 +210,7 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     attends to each, and the logits of an answer's tokens, on the device as on the CPU; and is a
     passage computed alike, to the rounding of float16, alone and with others?
     """
-    from benchmarks.gpu.readers import SHAPES, made, words
+    from benchmarks.common.random_decoder import SHAPES, made_up_words, random_decoder
     from memstore import MemoryStore
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.adaptation import Adaptation
@@ -218,8 +218,9 @@ def passages(setting: Setting, dim: int) -> Iterator[Row]:
     from memstore.model.passages.selector import Selector
 
     shape = SHAPES["tiny"] | {"head_dim": dim}
-    model, tokenizer = made(Setting("cpu", tiny=True, seed=setting.seed), shape, 4096)
-    text = words(60 if setting.tiny else 2000, setting.seed)
+    cpu = torch.device("cpu")
+    model, tokenizer = random_decoder(shape, 8192, cpu, torch.float32, setting.seed)
+    text = made_up_words(60 if setting.tiny else 2000, setting.seed)
     question = " ".join(text.split()[20:28])
     told = []
     for device in ("cpu", setting.device):

@@ -195,16 +195,17 @@ def attach_adapter(
 ) -> list[nn.Parameter]:
     """Attach an adapter to a model, which uses it within `adapted` only. dtype: of parameters that
     are trained and replace the adapter's `pairs`; None to read with it in the dtype of the weights.
-    Returns the parameters.
+    Returns these parameters.
     """
     layers = _linear(model)
     parameters: list[nn.Parameter] = []
     for name, pair in adapter.pairs.items():
         layer = layers[name]
         form = layer.weight.dtype if dtype is None else dtype
-        a, b = (nn.Parameter(half.to(layer.weight.device, form)) for half in pair)
+        a, b = (half.to(layer.weight.device, form) for half in pair)
         if dtype is not None:
+            a, b = nn.Parameter(a), nn.Parameter(b)
             adapter.pairs[name] = a, b
+            parameters += [a, b]
         set_low_rank(layer, LowRank(a, b, adapter.scale))
-        parameters += [a, b]
     return parameters

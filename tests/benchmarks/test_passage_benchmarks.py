@@ -3,17 +3,16 @@ as each alone, interrupted runs continue, and what is timed is what is answered.
 """
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
-from benchmarks.real import first_token
+from benchmarks import first_token
 from benchmarks.real.baselines import Right, Words
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
@@ -33,6 +32,7 @@ from benchmarks.real.results import Results, Row
 from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
 from memstore.hf.load import load_reader
 from memstore.model.lookup_settings import LookupSettings
+from support.fake_device import FakeDevice
 
 HAY = "the grass is green and the sky is blue . "
 DOCUMENTS = {
@@ -209,23 +209,23 @@ def test_a_memory_is_ingested_once_and_reports_what_it_chose(
         assert (row["right"], row["said"]) == (given["right"], given["said"])
 
 
-@pytest.mark.parametrize("keep", ["kv", "text"])
-def test_the_first_token_that_is_timed_is_that_of_the_answer(
-    keep: Any, tiny: Path, tmp_path: Path
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_one_passage_gives_the_first_token_that_it_gives_as_text(
+    device: str | None, tmp_path: Path
 ) -> None:
-    reader = load_reader(tiny, dtype=torch.float32)
-    reader.gate = None
-    blocks = Blocks(passages(tokenizer_of(tiny)), {"a": DOCUMENTS["b"] * 4})
-    with Memory(reader, tmp_path / "m", blocks) as memory:
-        memory.read_in(["a"], keep=keep)
-        asked = first_token.Asked(memory, "a", 2)
-        answer = reader.ask(
-            first_token.QUESTION, memory.store, documents=["a"], max_new_tokens=1, **asked.settings
-        )
-        token = asked.first_token()
-        text = "" if reader.ends_turn(token) else reader.tokenizer.decode([token]).strip()
-        assert answer.text == text
-        options = argparse.Namespace(passages=[1, 2], repeats=1, keep=keep)
-        found = first_token.measure(memory, Prompted(tiny), options, document="a")
-        assert found["clock"].keys() == {"memory, 1", "text, 1", "memory, 2", "text, 2"}
-        assert found["processor"].keys() == found["clock"].keys()
+    options = argparse.Namespace(
+        model=None, shape="tiny", device=device, dtype="float32", codec="raw", passages=[1, 3],
+        repeats=1, seed=0,
+    )  # fmt: skip
+    with nullcontext() if device is None else FakeDevice():
+        reader = first_token.model_of(options)
+        with first_token.opened(options, reader, tmp_path / "m") as store:
+            found = first_token.measure(reader, store, options)
+            _, question = first_token.text_of(reader, options)
+            asked = first_token.Asked(reader, store, question, 1)
+            assert asked.from_memory() == asked.from_text()
+            assert len(asked.read()) == 1
+    tiers = ["host tier"] if device is None else ["device tier", "host tier"]
+    assert found["seconds"].keys() == {f"{w}, {n}" for w in ("text", *tiers) for n in (1, 3)}
+    assert 0 < found["tokens"]["1"] < found["tokens"]["3"] and found["ingest"] > 0
+    assert all(f"{tier}, ms" in first_token.report(found) for tier in tiers)

@@ -1,0 +1,311 @@
+"""How soon does an answer begin, from a memory and from the same passages as text?
+
+A document is in a memory. For each number of passages, three ways to the first token of an answer,
+taken in turns; retrieval is included in each:
+
+- memory: a session chooses the passages, leases them from a tier and reads the question;
+- text: the same search, then the stock model reads the same tokens as a prompt.
+
+Also: how fast the document was ingested, compared with the stock model's prefill of it; and, with a
+model from a directory or package, the first answer of a new process whose memory file the page
+cache has dropped.
+
+    python -m benchmarks.first_token --model smollm2 --text books-test.jsonl.zst
+    python -m benchmarks.first_token --shape 8B --device cuda --passages 8 64 256
+
+--shape takes random weights in the shape of a Llama 3 model, with a reading adapter of zeros.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common.memories import drop_cache
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.random_decoder import SHAPES, made_up_words, random_decoder
+from benchmarks.common.results import write
+from benchmarks.common.stock import Stock
+from benchmarks.common.tables import spread, table
+from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
+from benchmarks.real.passage_model import passage_model
+from benchmarks.real.prompting import DTYPES
+from memstore import MemoryStore
+from memstore.block import BlockKey
+from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.reading_adapter import ReadingAdapter
+from memstore.model.passages.adaptation import Adaptation
+from memstore.model.passages.passage_session import PassageSession
+from memstore.model.passages.selector import Selector
+from memstore.training.corpus import read_documents
+
+QUESTION = "What is the name of the old man who lives in the house near the river?"
+COLD = 8  # passages that a new process reads
+FRESH = 3  # new processes
+_EACH = 96  # tokens of the document for each passage that is read: it has more passages than that
+
+
+class Asked:
+    """A document of a memory, asked so that `passages` of its passages are read."""
+
+    def __init__(
+        self, reader: HuggingFacePassageModel, store: MemoryStore, question: str, passages: int
+    ) -> None:
+        self._reader, self._store, self._question = reader, store, question
+        self._stock = Stock(reader.model, 512 if reader.device.type == "cpu" else 4096)
+        self._passages = passages
+
+    def session(self) -> PassageSession:
+        session: PassageSession = self._reader.session(
+            self._store, ["book"], top_k=self._passages, score_range=1e9
+        )
+        return session
+
+    def from_memory(self) -> int:
+        """The first token of an answer."""
+        with self.session() as session:
+            state = session.ask(self._question, lambda: None)
+            return int(session.logits(state[None]).argmax())
+
+    def from_text(self) -> int:
+        """The stock model's first token after the same passages in its prompt."""
+        document = self._store.document("book")
+        found = self._reader.search(
+            self._question, self._store, documents=["book"], top_k=self._passages
+        )
+        ids = [*self._reader.prefix_ids]
+        for block in sorted(source.block for source in found):
+            (passage,) = self._store.passages(document.id, block, block + 1)
+            ids += passage.ids.tolist()
+        turn, _ = self._reader.turn_ids(self._question, first=True)
+        return self._stock.read([*ids, *self._reader.separator_ids, *turn])[1]
+
+    def read(self) -> list[tuple[int, int]]:
+        """Document and block of the passages that are read."""
+        with self.session() as session:
+            session.ask(self._question, lambda: None)
+            return [(one.document, one.block) for one in session.chosen]
+
+    def leave_device(self) -> None:
+        """Have the passages in the host tier alone."""
+        places = self._store.retrieval.stored_at(self.read())
+        device = self._store.tiers.device
+        assert device is not None
+        device.drop([BlockKey(at[0], 0, at[1], 0) for at in places if at is not None])
+
+
+def main() -> None:
+    options = read_options()
+    prepare(options.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = (options.work or Path(temporary)) / "memory"
+        reader = model_of(options)
+        with opened(options, reader, directory) as store:
+            found = measure(reader, store, options)
+        if options.shape is None and options.device is None:
+            found["new_process"] = [
+                in_fresh_process(cold, options, directory) for _ in range(FRESH)
+            ]
+    print(report(found))
+    write(options, found)
+    if options.plot is not None:
+        draw(found, options.plot)
+
+
+def read_options() -> argparse.Namespace:
+    options = plain_parser(__doc__)
+    options.add_argument("--model", help="a directory or package of Hugging Face's make")
+    options.add_argument("--shape", choices=SHAPES, help="of random weights, without --model")
+    options.add_argument("--text", nargs="+", help="books, with --model: .jsonl.zst or .txt")
+    options.add_argument("--device", help="of the model and a tier of its own, such as cuda")
+    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    add(options, "--codec", "int8", "of the memory")
+    add(options, "--passages", [1, 4, 8, 16, 32], "that are read")
+    add(options, "--repeats", 9)
+    options.add_argument("--work", type=Path, help="keep the memory here")
+    options.add_argument("--plot", type=Path, help="draw the table into this PNG (matplotlib)")
+    given = options.parse_args()
+    if (given.model is None) == (given.shape is None) or (given.model and not given.text):
+        options.error("name a --model with --text, or a --shape")
+    return given
+
+
+def model_of(options: argparse.Namespace) -> HuggingFacePassageModel:
+    """The model under test, without a gate: the document does not answer the question."""
+    if options.model is not None:
+        reader = passage_model(options.model, options.dtype)
+        if options.device is not None:
+            reader.model.to(options.device)
+    else:
+        tokens = 4096 + _EACH * max(options.passages)
+        place = torch.device(options.device or "cpu")
+        dtype = DTYPES[options.dtype]
+        model, tokenizer = random_decoder(SHAPES[options.shape], tokens, place, dtype, options.seed)
+        reader = HuggingFacePassageModel(
+            model,
+            tokenizer,
+            Adaptation(Selector()),
+            weights=f"random {options.shape}",
+            adapter=ReadingAdapter.untrained(model, "both", 16),
+        )
+    reader.gate = None
+    return reader
+
+
+def opened(
+    options: argparse.Namespace, reader: HuggingFacePassageModel, directory: Path
+) -> MemoryStore:
+    """The memory, new or kept from before."""
+    more: dict[str, Any] = {"host_budget": 4 << 30}
+    if options.device is not None:
+        more |= {"device": options.device, "device_budget": 4 << 30}
+    if directory.exists():
+        return MemoryStore.open(directory, reader.signature, **more)
+    more |= {"selector": reader.keeps, "codec": options.codec}
+    return MemoryStore.create(directory, reader.signature, **more)
+
+
+def measure(
+    reader: HuggingFacePassageModel, store: MemoryStore, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Seconds to the first token by way and number of passages, and tokens a second of ingest."""
+    text, question = text_of(reader, options)
+    found: dict[str, Any] = {}
+    if not store.ready():
+        stock = Stock(reader.model, 512 if reader.device.type == "cpu" else 4096)
+        ids = reader.tokenizer.encode(text)
+        reader.ingest(text[: len(text) // 16], store, name="warm up", keep="kv")
+        stock.read(ids[:256])
+        some = ids[: 1 << 14]
+        prefill, _ = timed(lambda: stock.read(some))
+        ingest, document = timed(lambda: reader.ingest(text, store, name="book", keep="kv"))
+        found |= {"ingest": document.tokens / ingest, "prefill": len(some) / prefill}
+    ways: dict[str, Callable[[int], float]] = {}
+    tokens = {}
+    for count in options.passages:
+        asked = Asked(reader, store, question, count)
+        read = asked.read()
+        tokens[str(count)] = sum(
+            len(one.ids) for at in read for one in store.passages(at[0], at[1], at[1] + 1)
+        )
+        ways[f"text, {count}"] = seconds(asked.from_text)
+        if options.device is None:
+            ways[f"host tier, {count}"] = seconds(asked.from_memory)
+        else:
+            ways[f"device tier, {count}"] = seconds(asked.from_memory)
+            ways[f"host tier, {count}"] = seconds(asked.from_memory, asked.leave_device)
+    for way in ways.values():
+        way(0)  # warm up
+    return found | {"tokens": tokens, "seconds": interleaved(ways, options.repeats)}
+
+
+def seconds(
+    work: Callable[[], int], before: Callable[[], None] = lambda: None
+) -> Callable[[int], float]:
+    """A measurement of `work`; what comes before does not count."""
+
+    def once(_: int) -> float:
+        before()
+        return timed(work)[0]
+
+    return once
+
+
+def text_of(reader: HuggingFacePassageModel, options: argparse.Namespace) -> tuple[str, str]:
+    """A document of more passages than are read, and a question of it."""
+    wanted = _EACH * max(options.passages)
+    if options.model is None:
+        text = made_up_words(wanted, options.seed)
+        return text, f"What of {' '.join(text.split()[100:112])}"
+    books = " ".join(getattr(one, "text", one) for one in read_documents(options.text))
+    ids = reader.tokenizer.encode(books[: 8 * wanted])[:wanted]
+    return reader.tokenizer.decode(ids), QUESTION
+
+
+def cold(options: argparse.Namespace, directory: Path) -> float:
+    """Seconds from opening the memory to the first token, in a process that has loaded the model;
+    the memory's pages are not in the page cache.
+    """
+    prepare(options.threads)
+    reader = model_of(options)
+    drop_cache(directory)
+    began = time.perf_counter()
+    with MemoryStore.open(directory, reader.signature, read_only=True) as store:
+        Asked(reader, store, QUESTION, COLD).from_memory()
+        return time.perf_counter() - began
+
+
+def report(found: dict[str, Any]) -> str:
+    """The table: a number of passages a line."""
+    tiers = sorted({name.split(",")[0] for name in found["seconds"]} - {"text"})
+    lines = []
+    for count, tokens in found["tokens"].items():
+        text = found["seconds"][f"text, {count}"]
+        line: list[object] = [count, tokens, f"{1000 * statistics.median(text):.0f}"]
+        for tier in tiers:
+            taken = found["seconds"][f"{tier}, {count}"]
+            line += [f"{1000 * statistics.median(taken):.0f}", spread(paired_ratio(taken, text))]
+        lines.append(line)
+    head = ["passages", "tokens", "text, ms"]
+    parts = [table(head + [f"{t}{x}" for t in tiers for x in (", ms", " / text")], lines)]
+    for tier in tiers:
+        least = faster_from(found, tier)
+        parts.append(f"{tier}: faster than text from {least} tokens" if least else f"{tier}: never")
+    if "ingest" in found:
+        ratio = found["ingest"] / found["prefill"]
+        parts.append(
+            f"ingest: {found['ingest']:,.0f} tokens/s, {ratio:.2f} of the stock model's prefill"
+        )
+    if "new_process" in found:
+        fresh = 1000 * statistics.median(found["new_process"])
+        parts.append(f"new process, {COLD} passages, page cache cold: {fresh:.0f} ms")
+    return "\n\n".join(parts)
+
+
+def faster_from(found: dict[str, Any], tier: str) -> int | None:
+    """From how many tokens on, of those measured, the memory is faster than text."""
+    least = None
+    for count, tokens in reversed(found["tokens"].items()):
+        taken = (found["seconds"][f"{way}, {count}"] for way in (tier, "text"))
+        memory, text = map(statistics.median, taken)
+        if memory >= text:
+            break
+        least = int(tokens)
+    return least
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draw milliseconds to the first token by tokens read."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    tokens = list(found["tokens"].values())
+    colours = {"text": "#b03a48", "host tier": "#1f5fa8", "device tier": "#2e8b57"}
+    for way in sorted({name.split(",")[0] for name in found["seconds"]}):
+        times = [
+            1000 * statistics.median(found["seconds"][f"{way}, {count}"])
+            for count in found["tokens"]
+        ]
+        label = "the same passages as text" if way == "text" else f"memory, {way}"
+        axes.plot(tokens, times, marker="o", color=colours[way], label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens read")
+    axes.set_ylabel("first token, ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    main()
