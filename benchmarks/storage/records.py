@@ -68,7 +68,7 @@ class Memory:
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path, self.shape, self.records = path, shape, 0
         self.catalog = Catalog.create(path, shape.signature, codec="raw")
-        self.document = Document(1, "noise", "ready").begin_write(0)
+        self.document = Document(1, "noise", "ready", write=os.urandom(16))
         self.database.write(lambda txn: self.catalog.put_document(txn, self.document))
         self.tier = DiskTier(self.catalog)
 
@@ -98,8 +98,7 @@ class Memory:
                     for block in range(first, end):
                         key = RecordKey(self.document.id, block, 0)
                         k, v = (raw_view(x)[None] for x in fresh[(block - first) % len(fresh)])
-                        rows, write = self.shape.rows, self.document.write_of(block)
-                        assert write is not None
+                        rows, write = self.shape.rows, self.document.write
                         (record,) = self.catalog.blocks.encode(key, k, v, [rows], write)
                         self.catalog.blocks.put(txn, key, record)
 

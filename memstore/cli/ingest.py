@@ -24,7 +24,7 @@ INGEST_BUDGET = 128 << 20
 @command(
     "ingest",
     "memstore ingest book.txt",
-    "memstore ingest notes.txt --name diary --append",
+    "memstore ingest notes.txt --name diary --replace",
     "memstore ingest papers --recursive --sync",
     "memstore ingest library --recursive --model smollm2",
     "memstore ingest library --recursive --to s3://team/library",
@@ -59,9 +59,6 @@ def ingest(
     ] = False,
     sync: Annotated[
         bool, flag("--sync", "Forget documents of these folders whose files are gone.")
-    ] = False,
-    append: Annotated[
-        bool, flag("--append", "Continue the document of that name with this text.")
     ] = False,
     replace: Annotated[
         bool, flag("--replace", "Replace the document of that name by this text.")
@@ -114,20 +111,18 @@ def ingest(
     The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
     is reported, the others are read (exit status 1).
     """
-    alone = {"append": append, "sync": sync, "quota": quota is not None}
+    alone = {"sync": sync, "quota": quota is not None}
     for option_name, given in alone.items():
         if to is not None and given:
             raise typer.BadParameter(f"--{option_name} does not go with --to")
     if to is None and address is not None:
         raise typer.BadParameter("--address goes with --to")
-    if append and replace:
-        raise typer.BadParameter("--append and --replace exclude each other")
     if codec is not None:
         from memstore.disk.format.codec import get_codec
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
-    mode: Mode = "append" if append else "replace" if replace else "new"
-    found = _find(paths, name, recursive, sync, mode, without=None if to else store)
+    mode: Mode = "replace" if replace else "new"
+    found = _find(paths, name, recursive, sync, without=None if to else store)
     if to is not None:
         ingest_with_ray(
             found,
@@ -184,12 +179,7 @@ def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
 
 
 def _find(
-    paths: list[str],
-    name: str | None,
-    recursive: bool,
-    sync: bool,
-    mode: "Mode",
-    without: Path | None,
+    paths: list[str], name: str | None, recursive: bool, sync: bool, without: Path | None
 ) -> "Files":
     """The files to read. Raises typer.BadParameter for options that do not go with them."""
     from memstore.documents.folder import find
@@ -202,8 +192,6 @@ def _find(
         raise one_name
     if sync and not found.folders and not found.refused:
         raise typer.BadParameter("--sync is for folders: name one, with --recursive")
-    if mode == "append" and found.folders:
-        raise typer.BadParameter("--append continues a document; it is not for folders")
     return found
 
 

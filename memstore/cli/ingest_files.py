@@ -207,8 +207,6 @@ def _ingest_one(
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
         status = "already read"
-    elif mode == "append":
-        status = "appended"
     elif resumed_at:
         status = "resumed"
     else:
@@ -219,17 +217,11 @@ def _ingest_one(
 def _result(
     document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
 ) -> dict[str, Any]:
-    """The result of a document, as plain values.
-
-    resumed_at: the token from which it was read; for an append the beginning of a chunk, at or
-    before `appended_to`, the tokens before the append.
-    """
-    appended = {"appended_to": document.appended_to} if status == "appended" else {}
+    """The result of a document, as plain values. resumed_at: the token from which it was read."""
     return {
         "name": document.name,
         "status": status,
         "resumed_at": resumed_at,
-        **appended,
         "blocks": document.blocks,
         "tokens": document.tokens,
         "bytes": document.bytes,
@@ -241,8 +233,6 @@ def _result_line(result: dict[str, Any]) -> str:
     status = result["status"]
     if status == "resumed":
         status += f" at token {result['resumed_at']:,}"
-    elif status == "appended":
-        status += f" behind token {result['appended_to']:,}"
     figures = (
         f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
     )

@@ -37,6 +37,7 @@ Ranges = list[tuple[int, int]]
 its candidates.
 """
 
+ALL_BLOCKS = 1 << 62  # more than any document has: who trims that far drops them all
 _MOST = 64  # scopes that are remembered
 
 
@@ -96,15 +97,15 @@ class Rows:
         self._put(document, [*runs, run])
         self.live += run.size
 
-    def keep(self, document: int, first: int, end: int) -> bool:
-        """Drop the document's blocks outside [first, end); were there any?"""
+    def trim(self, document: int, first_block: int = ALL_BLOCKS) -> bool:
+        """Drop the document's blocks before first_block; were there any?"""
         before = self.live
         kept = []
         for run in self.of(document):
-            low, high = max(first, run.first_block), min(end, run.end_block)
-            self.live -= run.size - max(0, high - low)
-            if low < high:
-                kept.append(Run(low, run.start + low - run.first_block, high - low))
+            gone = min(max(0, first_block - run.first_block), run.size)
+            self.live -= gone
+            if gone < run.size:
+                kept.append(Run(run.first_block + gone, run.start + gone, run.size - gone))
         if self.live < before:
             self._put(document, kept)
         return self.live < before

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.block_rows import Layer, Ranges, Scope
+from memstore.index.block_rows import ALL_BLOCKS, Layer, Ranges, Scope
 
 INT8_STEPS = 127.0  # a landmark is a unit vector times this, in int8
 
@@ -89,25 +89,18 @@ class TokenIndex:
 
     def remove(self, document: int) -> None:
         """Drop a document's landmarks; an unknown one is no error."""
-        self.truncate(document, 0)
-
-    def truncate(self, document: int, blocks: int) -> None:
-        """Drop the landmarks of blocks >= `blocks`."""
-        self._keep(document, 0, blocks)
+        self.trim(document, ALL_BLOCKS)
 
     def trim(self, document: int, first_block: int) -> None:
         """Drop the landmarks of blocks < `first_block`."""
-        self._keep(document, first_block, 1 << 62)
-
-    def _keep(self, document: int, first: int, end: int) -> None:
         with self._lock:
             held = self._blocks.pop(document, None)
             if held is None:
                 return
-            kept = held.kept(first, end)
+            kept = held.kept(first_block, held.end)
             if len(kept.lengths):
                 self._blocks[document] = kept
-            self._held.rows.keep(document, kept.first_token, kept.end_token)
+            self._held.rows.trim(document, kept.first_token)
             self._held.scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:

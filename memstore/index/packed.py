@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.index.block_rows import Hits, Layer, Ranges, Scope, to_candidates, to_rows
+from memstore.index.block_rows import ALL_BLOCKS, Hits, Layer, Ranges, Scope, to_candidates, to_rows
 from memstore.kernels.api import landmark_topk
 from memstore.kernels.products import accumulate
 
@@ -75,22 +75,16 @@ class PackedIndex:
 
     def remove(self, document: int) -> None:
         """Drop every key of a document; an unknown one is no error."""
-        self._keep(document, 0, 0)
+        self.trim(document, ALL_BLOCKS)
 
-    def truncate(self, document: int, blocks: int) -> None:
-        """Drop the keys of blocks >= `blocks`, in every layer."""
-        self._keep(document, 0, blocks)
-
-    def trim(self, document: int, first_block: int, layer: int | None = None) -> None:
-        """Drop the keys of blocks < first_block, in one layer or in every layer."""
-        self._keep(document, first_block, 1 << 62, layer)
-
-    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> set[int]:
-        """Drop the keys of other blocks; the layers that had some."""
+    def trim(self, document: int, first_block: int, layer: int | None = None) -> set[int]:
+        """Drop the keys of blocks < first_block, in one layer or in every layer; the layers that
+        had some.
+        """
         changed = set()
         with self._lock:
             for number, packed in self._layers.items():
-                if (layer is None or number == layer) and packed.rows.keep(document, first, end):
+                if (layer is None or number == layer) and packed.rows.trim(document, first_block):
                     packed.scopes.clear()
                     changed.add(number)
         return changed

@@ -19,7 +19,7 @@ from xxhash import xxh32_intdigest
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import CorruptMemory
-from memstore.index.block_rows import Ranges, Remembered, Rows, Scope
+from memstore.index.block_rows import ALL_BLOCKS, Ranges, Remembered, Rows, Scope
 from memstore.index.index_file import StoredParts
 
 PIECE = 1 << 16  # postings under one checksum
@@ -229,7 +229,7 @@ class WordIndex:
             rows = Rows()
             for number, blocks, known in documents:
                 if known:
-                    self._rows.keep(number, 0, 0)
+                    self._rows.trim(number)
                     rows.append(number, 0, blocks)
                 else:
                     rows.end += blocks
@@ -250,24 +250,18 @@ class WordIndex:
         """Whoever has rows that are stored has none."""
         for number, run in self._rows.all():
             if run.start < self._stored_rows:
-                self._rows.keep(number, 0, 0)
+                self._rows.trim(number)
         self._stored, self._stored_rows = None, 0
         self._scopes.clear()
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
-        self.truncate(document, 0)
-
-    def truncate(self, document: int, blocks: int) -> None:
-        """Drop the words of blocks >= `blocks`."""
-        with self._lock:
-            if self._rows.keep(document, 0, blocks):
-                self._scopes.clear()
+        self.trim(document, ALL_BLOCKS)
 
     def trim(self, document: int, first_block: int) -> None:
         """Drop the words of blocks < `first_block`."""
         with self._lock:
-            if self._rows.keep(document, first_block, 1 << 62):
+            if self._rows.trim(document, first_block):
                 self._scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:

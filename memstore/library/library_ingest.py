@@ -123,7 +123,7 @@ class _Ingest:
     def _published(self, name: str) -> tuple[str, ...]:
         """The digest of the text that is published under a name, if it is kept as wanted."""
         entry = self._before.get(name)
-        if entry is None or entry.row.appended_to or not self._as_kept(entry):
+        if entry is None or not self._as_kept(entry):
             return ()
         return (entry.row.source_hash,)
 

@@ -1,20 +1,15 @@
-"""What the ingest of a document is, whatever model reads it: how far it is, and what the document's
-row says.
+"""What the ingest of a document is, whatever model reads it: how far it is, and what the row of one
+that is there already says.
 """
 
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
-from memstore.disk.format.citations import append_places, pack_places, unpack_places
-from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.document import Document
 from memstore.errors import MemoryLocked, ReadOnlyMemory
-from memstore.model.adapter import TextTokenizer
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.admission import Mode
-from memstore.store.write.writer import DocumentWriter
 
 
 @dataclass(frozen=True)
@@ -55,60 +50,13 @@ def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document
                 progress(state)
 
 
-def begin_document(
-    store: MemoryStore, text: Text, tokenizer: TextTokenizer, settings: IngestSettings, mode: Mode
-) -> DocumentWriter | None:
-    """The writer of a text, None where it is there already. Raises what MemoryStore.write_document
-    raises.
-    """
-    return store.write_document(
-        text.name,
-        source_hash=text.digest,
-        settings=settings,
-        mode=mode,
-        metadata=metadata_of(store, text, tokenizer, mode),
-    )
-
-
-def metadata_of(
-    store: MemoryStore, text: Text, tokenizer: TextTokenizer, mode: Mode
-) -> dict[str, Any]:
-    """What the document's row will say of it: of one that is appended to, the places of both parts,
-    and no more that it is a file of a folder.
-    """
-    if mode != "append" or not store.has(text.name):
-        return text.metadata
-    there = store.document(text.name)
-    characters = characters_of(store, tokenizer, there)
-    places = append_places(unpack_places(there.metadata), characters, text.places)
-    return {**there.portable().metadata, **pack_places(places)}
-
-
 def described(store: MemoryStore, text: Text) -> Document:
     """The document that is there already; its row says what is known of it by now."""
     document = store.document(text.name)
     metadata = document.metadata | text.metadata
-    if metadata == document.metadata or document.appended_to:
+    if metadata == document.metadata:
         return document
     try:
         return store.describe(text.name, metadata)
     except (ReadOnlyMemory, MemoryLocked):
         return document  # it can be asked as it is
-
-
-def characters_of(store: MemoryStore, tokenizer: TextTokenizer, document: Document) -> int:
-    """How many characters a document has."""
-    if document.settings.passage_tokens is None:
-        return characters_before(store, tokenizer, document.id, document.tokens)
-    last = store.passages(document.id, document.blocks - 1) if document.blocks else []
-    return sum(one.start + one.characters for one in last) + len(store.tail(document.id))
-
-
-def characters_before(
-    store: MemoryStore, tokenizer: TextTokenizer, document: int, token: int
-) -> int:
-    """Characters of a landmark model's document before one of its tokens (or before its end)."""
-    if token == 0:
-        return 0
-    span = store.tokens(document, token - 1, token)
-    return span.char_start + tokenizer.characters([*span.before.tolist(), *span.ids.tolist()])

@@ -48,9 +48,9 @@ class ModelAPI(ModelAdapter):
         """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
         where it was interrupted.
 
-        mode: "new" refuses a name already used with other content; "append" continues the document;
-        "replace" swaps it. lookup: LookupSettings that shall differ. Raises StorageFull; what was
-        read before that is kept.
+        mode: "new" refuses a name already used with other content; "replace" swaps it.
+        lookup: LookupSettings that shall differ. Raises StorageFull; what was read before that is
+        kept.
         """
         steps = self.ingesting(source, store, name=name, mode=mode, **lookup)
         return finish(steps, progress)

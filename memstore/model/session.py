@@ -414,9 +414,9 @@ def attached(
 
 def check_device(device: torch.device, store: MemoryStore) -> None:
     """Raises InvalidConfig where the memory's blocks are on another device than the model."""
-    if store.tiers.lengths.device.type != device.type:
+    held_on = store.tiers.top.lengths.device.type
+    if held_on != device.type:
         raise InvalidConfig(
-            f"the model is on {device.type} and the memory's blocks on "
-            f"{store.tiers.lengths.device.type}; open the memory with device={str(device)!r}, or "
-            "load the model with the memory's"
+            f"the model is on {device.type} and the memory's blocks on {held_on}; open the memory "
+            f"with device={str(device)!r}, or load the model with the memory's"
         )

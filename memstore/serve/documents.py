@@ -137,8 +137,8 @@ class Documents:
     def add(self, access: Access, text: Text, mode: Mode = "new") -> Upload:
         """Queue a text to be ingested as the document text.name.
 
-        mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 404
-        for an append to nothing, 409 for a name in use; Busy, Stopped, ReadOnlyMemory, and
+        mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 409
+        for a name in use; Busy, Stopped, ReadOnlyMemory, and
         InvalidInput for an empty text.
         """
         self._store.check_writable()
@@ -152,8 +152,6 @@ class Documents:
                 code="insufficient_scope",
                 param="name",
             )
-        if mode == "append":
-            self.check(access, name)
         text.check()
         if mode == "new":
             self._check_free(name, text.digest)

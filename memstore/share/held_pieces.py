@@ -29,7 +29,6 @@ from memstore.share.pieces import (
     piece_of,
     row_of,
     table_bytes,
-    values_in,
     values_of,
 )
 from memstore.share.remote import Remote, as_failure
@@ -76,13 +75,11 @@ class Table(NamedTuple):
     places: dict[int, tuple[int, int]]  # offset, bytes
 
     @classmethod
-    def of(cls, piece: Piece, data: bytes | memoryview, key_bytes: int) -> "Table | None":
-        """The table from a piece's beginning; None where that is too short. Raises ValueError."""
-        if table_bytes(values_in(data), key_bytes) > len(data):
-            return None
-        heads, at = decode_heads(data)
+    def of(cls, piece: Piece, data: bytes | memoryview) -> "Table":
+        """The table from a piece's beginning. Raises ValueError."""
+        heads, at = decode_heads(data, piece.take)
         places = {}
-        for head in heads[: piece.take]:
+        for head in heads:
             places[head.first] = piece.offset + at, head.length
             at += head.length
         return cls(piece.segment, places)
@@ -114,34 +111,21 @@ class HeldPieces:
         """
         held = self._tables.find(pieces)
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
-        counts = [piece.take for piece in missing]
-        for _ in range(2):  # again for pieces with values that no document uses any more
-            begins = self._beginnings(missing, counts, key_bytes)
-            found = {p: Table.of(p, data, key_bytes) for p, data in begins.items()}
-            held |= {piece: table for piece, table in found.items() if table is not None}
-            missing = [piece for piece in missing if piece not in held]
-            counts = [values_in(begins[piece]) for piece in missing]
-        for piece in missing:
-            raise damaged(self._remote.objects, piece, "its table is truncated")
-        self._tables.add(held)
-        return [held[piece] for piece in pieces]
-
-    def _beginnings(
-        self, pieces: Sequence[Piece], counts: Sequence[int], key_bytes: int
-    ) -> dict[Piece, bytes | memoryview]:
-        """The beginning of each piece, as long as a table of so many values."""
 
         def check(number: int, data: bytes | memoryview) -> None:
             try:
-                Table.of(pieces[number], data, key_bytes)
+                Table.of(missing[number], data)
             except ValueError as error:
-                raise damaged(self._remote.objects, pieces[number], error) from error
+                raise damaged(self._remote.objects, missing[number], error) from error
 
         extents = [
-            Extent(piece.segment, piece.offset, min(piece.length, table_bytes(count, key_bytes)))
-            for piece, count in zip(pieces, counts)
+            Extent(p.segment, p.offset, min(p.length, table_bytes(p.take, key_bytes)))
+            for p in missing
         ]
-        return dict(zip(pieces, self._checked(extents, check)))
+        for piece, data in zip(missing, self._checked(extents, check)):
+            held[piece] = Table.of(piece, data)
+        self._tables.add(held)
+        return [held[piece] for piece in pieces]
 
     def checked(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
         """Bytes of objects, checked. Raises CorruptMemory, StoreUnavailable."""

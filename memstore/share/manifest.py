@@ -29,7 +29,7 @@ from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.packed_objects import PACKED_BYTES, digest_of, open_packed, pack
 from memstore.share.pieces import PIECE_BYTES, Digest, Kind, Layer, Piece
 
-FORMAT = 5
+FORMAT = 6
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"

@@ -4,12 +4,12 @@ of the tables of landmarks or tokens.
 A piece of values is, in little-endian order,
 
     magic "mV", a zero (u16), number of values (u32), XXH3-64 of the table that follows
-    of each value: XXH3-64 of key and value, its bytes (u32), bytes of its key (u16), first number
-        of what it is about (u64: block or token)
+    of each value: its bytes (u32), bytes of its key (u16), first number of what it is about (u64:
+        block or token)
     the keys, one after the other: as in the memory, without the document's number
     the values, one after the other: as in the memory, without their checksum
 
-so that its beginning shows which values another version of the document shares. The index of a
+so that its beginning tells where each value lies. The index of a
 run of records is, compressed by zstd,
 
     magic "mI", layers (u16), writes, first block, rows (u32 each), where the records begin in the
@@ -32,7 +32,7 @@ from xxhash import xxh3_64_intdigest
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.disk.format.document import Document
-from memstore.disk.format.record import RecordForm, WriteId
+from memstore.disk.format.record import WRITE_BYTES, RecordForm, WriteId
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory
 from memstore.share.object_store import Extent, ObjectStore
@@ -43,13 +43,12 @@ Digest = Annotated[int, Meta(ge=0)]
 
 PIECE_BYTES = 64 << 20  # of a piece: 8 MiB of values and one more, or an index
 _INDEX_BYTES = 16 << 20  # of an index of records, unpacked
-_VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QIHQ")
+_VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<IHQ")
 _INDEX = struct.Struct("<2sHIIIQ")
-_WRITE_BYTES = 16
 
 
 class Piece(NamedTuple):
-    """A part of a document in a segment. The document uses it up to where its next piece begins.
+    """A part of a document in a segment: all of these values, or records of consecutive blocks.
 
     Records of passages are identified by content: pieces of several documents, or several of one
     document, may take rows of the same index.
@@ -58,7 +57,7 @@ class Piece(NamedTuple):
     kind: Kind
     part: Layer  # landmarks: layer, or part of a selector; else 0
     first: Count  # block that it begins with; tokens: token
-    take: Positive  # number of its blocks (records), or values, that the document uses
+    take: Positive  # number of its values, or of the blocks that the document uses
     row: Block  # of records: the row of their index that it begins with; else 0
     segment: str  # the object
     offset: Count  # of the values, or of the index of the records
@@ -80,30 +79,14 @@ class ValueHead(NamedTuple):
     first: int
     key: bytes
     length: int
-    digest: int  # XXH3-64 of key and value
-
-    @classmethod
-    def of(cls, value: Value) -> "ValueHead":
-        """The head of a value."""
-        digest = xxh3_64_intdigest(value.value, xxh3_64_intdigest(value.key))
-        return cls(value.first, value.key, len(value.value), digest)
 
 
 def encode_values(values: Sequence[Value]) -> bytes:
     """The piece of one or more values."""
-    heads = [ValueHead.of(value) for value in values]
-    table = b"".join(_VALUE.pack(h.digest, h.length, len(h.key), h.first) for h in heads)
-    table += b"".join(head.key for head in heads)
+    table = b"".join(_VALUE.pack(len(v.value), len(v.key), v.first) for v in values)
+    table += b"".join(value.key for value in values)
     start = _VALUES.pack(b"mV", 0, len(values), xxh3_64_intdigest(table))
     return b"".join((start, table, *(value.value for value in values)))
-
-
-def head_bytes(start: bytes | memoryview) -> int:
-    """Bytes of a piece's beginning up to its keys, from its first 16 bytes. Raises ValueError."""
-    magic, zero, count, _ = _unpack(_VALUES, start, 0)
-    if magic != b"mV" or zero or not count:
-        raise ValueError("it is not a piece of values")
-    return _VALUES.size + count * _VALUE.size
 
 
 def table_bytes(values: int, key_bytes: int) -> int:
@@ -111,42 +94,37 @@ def table_bytes(values: int, key_bytes: int) -> int:
     return _VALUES.size + values * (_VALUE.size + key_bytes)
 
 
-def values_in(start: bytes | memoryview) -> int:
-    """The number of values of a piece, from its first 16 bytes. Raises ValueError."""
-    return (head_bytes(start) - _VALUES.size) // _VALUE.size
-
-
-def decode_heads(data: bytes | memoryview) -> tuple[list[ValueHead], int]:
-    """The heads of a piece's values, from its beginning, and the offset of the values. Raises
-    ValueError.
+def decode_heads(data: bytes | memoryview, count: int) -> tuple[list[ValueHead], int]:
+    """The heads of the values of a piece of so many, from its beginning, and the offset of the
+    values. Raises ValueError.
     """
     data = memoryview(data)
-    end = head_bytes(data)
+    magic, zero, values, digest_of_table = _unpack(_VALUES, data, 0)
+    if magic != b"mV" or zero or values != count:
+        raise ValueError(f"it is not a piece of {count} values")
+    end = _VALUES.size + count * _VALUE.size
     if end > len(data):
         raise ValueError("it is truncated")
     heads, at = [], end
-    for digest, length, key_bytes, first in _VALUE.iter_unpack(data[_VALUES.size : end]):
-        heads.append(ValueHead(first, bytes(data[at : at + key_bytes]), length, digest))
+    for length, key_bytes, first in _VALUE.iter_unpack(data[_VALUES.size : end]):
+        heads.append(ValueHead(first, bytes(data[at : at + key_bytes]), length))
         at += key_bytes
     if at > len(data):
         raise ValueError("it is truncated")
-    if xxh3_64_intdigest(data[_VALUES.size : at]) != _unpack(_VALUES, data, 0)[3]:
+    if xxh3_64_intdigest(data[_VALUES.size : at]) != digest_of_table:
         raise ValueError("the checksum of its table does not match")
     return heads, at
 
 
-def decode_values(data: bytes | memoryview, take: int | None = None) -> Iterator[Value]:
-    """The first `take` values of a piece, each checked. Raises ValueError."""
+def decode_values(data: bytes | memoryview, count: int) -> Iterator[Value]:
+    """The values of a piece of so many, whose bytes were checked. Raises ValueError."""
     data = memoryview(data)
-    heads, at = decode_heads(data)
-    if at + sum(head.length for head in heads) != len(data) or (take or 0) > len(heads):
+    heads, at = decode_heads(data, count)
+    if at + sum(head.length for head in heads) != len(data):
         raise ValueError("its values do not add up")
-    for head in heads[:take]:
-        value = Value(head.first, head.key, bytes(data[at : at + head.length]))
-        if ValueHead.of(value) != head:
-            raise ValueError(f"the checksum of the value from {head.first} on does not match")
+    for head in heads:
+        yield Value(head.first, head.key, bytes(data[at : at + head.length]))
         at += head.length
-        yield value
 
 
 class RecordIndex:
@@ -197,7 +175,7 @@ class RecordIndex:
         """The index of these bytes. Raises ValueError."""
         raw = decompressed(bytes(data), _INDEX_BYTES)
         magic, count, known, first, rows, start = _unpack(_INDEX, raw, 0)
-        names = _INDEX.size + _WRITE_BYTES * known
+        names = _INDEX.size + WRITE_BYTES * known
         at = names + 2 * count
         if magic != b"mI" or len(raw) != at + 4 * count * rows or first + rows > 1 << 32:
             raise ValueError("it is not an index of records")
@@ -207,7 +185,7 @@ class RecordIndex:
         if layers != sorted(set(layers)) or start >= 1 << 62:
             raise ValueError("its layers are not in order")
         sizes = np.frombuffer(raw, "<u4", count * rows, at).reshape(rows, count)
-        writes = [raw[n : n + _WRITE_BYTES] for n in range(_INDEX.size, names, _WRITE_BYTES)]
+        writes = [raw[n : n + WRITE_BYTES] for n in range(_INDEX.size, names, WRITE_BYTES)]
         return cls(writes, first, layers, start, sizes)
 
 
@@ -242,7 +220,6 @@ def _unpack(form: struct.Struct, data: bytes | memoryview, at: int) -> tuple:
     return form.unpack_from(data, at)
 
 
-_HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
 _BATCH_BYTES = 8 << 20  # of records that are read at once
 
 
@@ -260,7 +237,7 @@ def check_piece(objects: ObjectStore, piece: Piece, data: bytes | memoryview) ->
 
 
 def read_values(objects: ObjectStore, piece: Piece) -> list[Value]:
-    """The values that a document uses of a piece. Raises CorruptMemory, StoreUnavailable."""
+    """The values of a piece. Raises CorruptMemory, StoreUnavailable."""
     data = objects.get_range(piece.segment, piece.offset, piece.length)
     check_piece(objects, piece, data)
     return values_of(objects, piece, data)
@@ -274,20 +251,6 @@ def values_of(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> l
         raise damaged(objects, piece, error) from error
 
 
-def read_heads(objects: ObjectStore, piece: Piece) -> list[ValueHead]:
-    """The heads of the values that a document uses of a piece. Raises CorruptMemory,
-    StoreUnavailable.
-    """
-    for length in (min(piece.length, _HEADS_BYTES), piece.length):
-        data = objects.get_range(piece.segment, piece.offset, length)
-        try:
-            return decode_heads(data)[0][: piece.take]
-        except ValueError as error:
-            if length == piece.length:
-                raise damaged(objects, piece, error) from error
-    raise AssertionError("a piece has a length")
-
-
 def index_of(
     objects: ObjectStore, row: Document, piece: Piece, data: bytes | memoryview
 ) -> RecordIndex:
@@ -299,7 +262,7 @@ def index_of(
     index = _index(objects, piece, data)
     if index.first + piece.row != piece.first:
         raise damaged(objects, piece, "it is the index of other blocks")
-    if index.writes != (row.write_of(piece.first),):
+    if index.writes != (row.write,):
         raise damaged(objects, piece, "it is the index of another write")
     return index
 
@@ -326,11 +289,10 @@ def _index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> Reco
 def records(
     objects: ObjectStore, row: Document, pieces: Sequence[Piece], signature: Signature
 ) -> Iterator[tuple[RecordKey, memoryview]]:
-    """A document's records in order of block and layer, as its row asks for them. They are not
-    checked. Raises CorruptMemory, StoreUnavailable.
+    """A document's records in order of block and layer. They are not checked. Raises
+    CorruptMemory, StoreUnavailable.
     """
     indexes = dict[tuple[str, int], RecordIndex]()
-    starts = row.first_blocks(signature)
     most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
     for piece in record_pieces(pieces):
         which = piece.segment, piece.offset
@@ -345,11 +307,12 @@ def records(
             while block < end:
                 for layer in index.layers:
                     found = index.find(layer, row_of(piece, block))
-                    if found is not None and found[1] > most:
+                    if found is None:
+                        continue
+                    if found[1] > most:
                         raise damaged(objects, piece, f"a record of {found[1]:,} bytes")
-                    if found is not None and block >= starts.get(layer, block + 1):
-                        keys.append(RecordKey(row.id, block, layer))
-                        extents.append(found)
+                    keys.append(RecordKey(row.id, block, layer))
+                    extents.append(found)
                 block += 1
                 if extents and extents[-1][0] + extents[-1][1] - extents[0][0] >= _BATCH_BYTES:
                     break

@@ -1,9 +1,9 @@
 """Publishing: uploads documents of a memory as segments, and then writes the next manifest.
 
-Published data is not sent again: of a document, the records of published writes and the values
-(landmarks, tokens) that are equal from the start; of passages, the records that an earlier version
-of one of the documents has, or another of the documents sent; of an interrupted publisher, the
-segments that it sent. Until the manifest is written no reader sees any of it.
+Published data is not sent again: of a document, what is published of it; of passages, the records
+that an earlier version of one of the documents has, or another of the documents sent; of an
+interrupted publisher, the segments that it sent. Until the manifest is written no reader sees any
+of it.
 """
 
 import time
@@ -13,17 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar, get_args
 
-import numpy as np
-
 from memstore.disk.format.document import Document
-from memstore.disk.format.text_parts import Keep, decode_part, decode_tokens
+from memstore.disk.format.text_parts import Keep
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
-    CorruptMemory,
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
-    ObjectNotFound,
     StoreUnavailable,
     WrongModel,
 )
@@ -32,7 +28,7 @@ from memstore.share.garbage_collection import GRACE
 from memstore.share.manifest import Entry, Manifest
 from memstore.share.manifest_commit import Change, commit
 from memstore.share.object_store import ObjectStore
-from memstore.share.pieces import Piece, read_values
+from memstore.share.pieces import Piece
 from memstore.share.published import Published
 from memstore.share.segments import SegmentWriter, is_whole
 from memstore.share.send_document import DocumentPublisher
@@ -184,7 +180,6 @@ class _Publishing:
         options: PublishOptions,
     ) -> None:
         self._catalog, self._objects, self._options = catalog, objects, options
-        self._appended = _Appended(catalog, objects, damaged=options.check)
         self._documents = sorted(documents, key=lambda document: document.name)
         self._first = Manifest(
             0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(),
@@ -272,11 +267,9 @@ class _Publishing:
         old = newest.entries([document.name for document in self._documents])
         for document in self._documents:
             entry = old.get(document.name)
-            if (
-                entry is not None
-                and not self._options.replace
-                and not self._appended.continues(document, entry)
-            ):
+            if entry is None or self._options.replace:
+                continue
+            if entry.row.write != document.write:
                 raise DocumentExists(
                     f"document {document.name!r} is published at {self._objects.url} with other "
                     "content; give --replace to put this in its place, or publish it under "
@@ -298,72 +291,3 @@ class _Publishing:
             name: entry._replace(pieces=tuple(p for p in entry.pieces if p.segment in whole))
             for name, entry in old.items()
         }
-
-
-class _Appended:
-    """Compares documents of a memory with what is published under their names."""
-
-    def __init__(self, catalog: Catalog, objects: ObjectStore, *, damaged: bool) -> None:
-        """damaged: take what is damaged or missing there for another document, not for an error."""
-        self._catalog, self._objects, self._damaged = catalog, objects, damaged
-        self._found: dict[str, Entry] = {}  # published documents that were appended to
-
-    def continues(self, document: Document, published: Entry) -> bool:
-        """Is a document the one that is published, or what appends made of it?"""
-        row = published.row
-        if document.writes[: len(row.writes)] == row.writes:
-            return True
-        if document.appended_to < row.tokens:
-            return False
-        # An append replaces the last write, or all, where that had no whole chunk.
-        if self._found.get(row.name) == published:
-            return True
-        if row.of_passages != document.of_passages:
-            return False
-        try:
-            there = _joined(self._published(published))
-        except (CorruptMemory, ObjectNotFound):
-            if not self._damaged:
-                raise
-            return False
-        same = np.array_equal(_joined(self._own(document, published))[: len(there)], there)
-        if same:
-            self._found[row.name] = published
-        return same
-
-    def _own(self, document: Document, published: Entry) -> list[np.ndarray]:
-        """The tokens of a document, as many as are published and a passage's more, part by part."""
-        texts, row = self._catalog.texts, published.row
-        with self._catalog.database.read() as txn:
-            if not row.of_passages:
-                return [part.ids for part in texts.token_parts(txn, document.id, 0, row.tokens)]
-            parts = [*texts.passage_parts(txn, document.id, 0, row.blocks)]
-            return [passage.ids for part in parts for passage in part.passages]
-
-    def _published(self, published: Entry) -> list[np.ndarray]:
-        """The published tokens of a document, part by part; of the last passage only the
-        beginning, for an append may have extended it. Raises CorruptMemory.
-        """
-        values = self._values(published)
-        try:
-            if not published.row.of_passages:
-                return [decode_tokens(number, value).ids for number, value in values]
-            size = self._catalog.signature.block_size
-            parts = [decode_part(number, value, size) for number, value in values]
-        except ValueError as error:
-            raise CorruptMemory(
-                f"tokens of {published.row.name!r}, published at {self._objects.url}, are damaged "
-                f"({error}); run memstore verify"
-            ) from error
-        passages = [passage for part in parts for passage in part.passages]
-        ids = [passage.ids for passage in passages[:-1]]
-        return ids + [passage.ids[: passage.lead + 1] for passage in passages[-1:]]
-
-    def _values(self, published: Entry) -> list[tuple[int, bytes]]:
-        """The published tokens of a document, part by part."""
-        pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
-        return [(v.first, v.value) for piece in pieces for v in read_values(self._objects, piece)]
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *parts])

@@ -10,7 +10,6 @@ from operator import itemgetter
 from torch import Tensor
 
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.format.document import write_of
 from memstore.disk.lmdb.environment import Version
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.tables.catalog import Catalog
@@ -78,7 +77,7 @@ class SharedSource:
         used = self._database.version
         with self._catalog.database.read() as txn:
             rest = batch.by_record(
-                {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
+                {document: self._catalog.write_of(txn, document) for document in {*batch.documents}}
             )
         tiers = [""] * len(units)
         local, shared = self.local, self.shared
@@ -194,8 +193,6 @@ class SharedSource:
         """
         began = time.perf_counter()
         failed: list[tuple[Wanted, Failure]] = []
-        if used is None:
-            wanted, failed = self._still_there(wanted)
         extents = self._database.find([(record[1].document, record[1]) for record in wanted], until)
         there: list[tuple[Wanted, Extent]] = []
         for record, extent in zip(wanted, extents):
@@ -231,7 +228,7 @@ class SharedSource:
         self._writes.keep(good, shared=True)
         if not failed:
             return
-        # An append may have written a record again, or pruning removed its segment.
+        # It may have been sent again, and pruning may have removed its segment.
         changed = any(failure.reason in ("missing", "damaged") for _, failure in failed)
         if changed and used is not None and self._look_again(used):
             self._from_store(batch, [record for record, _ in failed], until, None, tiers)
@@ -259,27 +256,6 @@ class SharedSource:
         with suppress(StoreUnavailable, MemoryNotFound, CorruptMemory):
             self._database.look_again()
         return self._database.version != used
-
-    def _still_there(
-        self, wanted: Sequence[Wanted]
-    ) -> tuple[list[Wanted], list[tuple[Wanted, Failure]]]:
-        """The records that the newest manifest still has, and those that were written again.
-        Raises DocumentNotFound (unpublished).
-        """
-        with self._catalog.database.read() as txn:
-            writes = {
-                document: self._catalog.writes(txn, document)
-                for document in {record[1].document for record in wanted}
-            }
-        there: list[Wanted] = []
-        gone: list[tuple[Wanted, Failure]] = []
-        for record in wanted:
-            _, key, write, _ = record
-            if write_of(writes[key.document], key.block) == write:
-                there.append(record)
-            else:
-                gone.append((record, Failure("missing", "it was written again; read it again")))
-        return there, gone
 
     def settle(self) -> None:
         """Wait until the caches hold what was read."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgpack
 
 from memstore.block import RecordKey
-from memstore.disk.format.document import Write
+from memstore.disk.format.record import WriteId
 from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.passage_table import Digest
@@ -67,12 +67,12 @@ class State:
 
 
 class States:
-    """Makes the states of one publication in this process. Appending does not change a document's
-    number, and no number is used twice. Used by one thread at a time.
+    """Makes the states of one publication in this process. A document keeps its number until it is
+    replaced, and no number is used twice. Used by one thread at a time.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, Write | None], int] = {}
+        self._numbers: dict[tuple[str, WriteId], int] = {}
         self._last = 0
 
     def first(self, manifest: Manifest, entries: Sequence[Entry]) -> State:
@@ -108,7 +108,7 @@ class States:
         numbered = {}
         for entry in sorted(entries, key=lambda entry: (entry.row.created, entry.row.name)):
             row = entry.row
-            which = row.name, row.writes[0] if row.writes else None
+            which = row.name, row.write
             if which not in self._numbers:
                 self._last += 1
                 self._numbers[which] = self._last

@@ -2,7 +2,7 @@
 segments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -12,12 +12,13 @@ from memstore.disk.format.keys import document_range, run_range, tokens_key
 from memstore.disk.format.record import WriteId
 from memstore.disk.format.text_parts import Keep
 from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.block_table import StoredRecord
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import StoredPassage
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.manifest import Entry
 from memstore.share.object_store import ObjectStore
-from memstore.share.pieces import Kind, Piece, Value, ValueHead, read_heads, record_pieces
+from memstore.share.pieces import Kind, Piece, Value, record_pieces
 from memstore.share.segments import Run, SegmentWriter
 
 
@@ -43,49 +44,46 @@ class DocumentPublisher:
         """Upload missing pieces of a document; old: its published version. Raises InvalidInput (it
         changed while it was published), CorruptMemory, StoreUnavailable.
         """
+        same: Sequence[Piece] = ()
+        if old is not None and old.row.write == document.write:
+            same = old.pieces
         if not document.of_passages:
-            self._send_blocks(document, old)
+            self._send_blocks(document, record_pieces(same))
         elif self._keep == "kv":
             first = 0
             while first < document.blocks:
                 first = self._add_passages(document, first)
-        elif old is not None and record_pieces(old.pieces):
-            old = None  # reused tokens would keep the segments of keys and values alive
-        kinds: list[tuple[Kind, int]] = [("landmarks", part) for part in self._parts(document)]
+        elif record_pieces(same):
+            same = ()  # reused tokens would keep the segments of keys and values alive
+        parts = self._catalog.runs.parts(document.memory_layers(self._catalog.signature))
+        kinds: list[tuple[Kind, int]] = [("landmarks", part) for part in parts]
         for kind, part in [*kinds, ("tokens", 0)]:
+            there = [piece for piece in same if (piece.kind, piece.part) == (kind, part)]
             values = self._values(document, kind, part)
-            same: list[Piece] = [] if old is None else self._same(old, kind, part, values)
-            self._sending.reuse(document.name, same)
-            rest = values[sum(piece.take for piece in same) :]
-            self._sending.add_values(document.name, kind, part, rest)
+            if sum(piece.take for piece in there) == len(values):  # none is damaged
+                self._sending.reuse(document.name, there)
+            else:
+                self._sending.add_values(document.name, kind, part, values)
 
-    def _parts(self, document: Document) -> list[int]:
-        """The parts of a document's landmarks, as they are published."""
-        runs = self._catalog.runs
-        return list(runs.parts(document.layers_of(self._catalog.signature)))
-
-    def _send_blocks(self, document: Document, old: Entry | None) -> None:
+    def _send_blocks(self, document: Document, same: Sequence[Piece]) -> None:
+        """Upload blocks; same: the published pieces of them, in order."""
         first = 0
-        for piece in _reused(document, old):
+        for piece in same:
             self._send_records(document, first, piece.first)
             self._sending.reuse(document.name, [piece])
             first = piece.first + piece.take
         self._send_records(document, first, document.blocks)
 
     def _send_records(self, document: Document, first: int, end: int) -> None:
-        for write, low, high in _by_write(document, first, end):
-            while low < high:
-                low = self._add_records(document, write, low, high)
+        while first < end:
+            first = self._add_records(document, first, end)
 
-    def _add_records(self, document: Document, write: WriteId, first: int, end: int) -> int:
+    def _add_records(self, document: Document, first: int, end: int) -> int:
         """Add blocks to the segment until it is full; return the first that is not in it."""
-        catalog = self._catalog
-        signature = catalog.signature
-        starts = document.first_blocks(signature)
-        layers = document.layers_of(signature)
+        catalog, full = self._catalog, self._sending.room
+        layers = document.memory_layers(catalog.signature)
         records: list[bytes] = []
         sizes: list[list[int]] = []
-        full = self._sending.room
         held, block = 0, first - 1
         with catalog.database.read() as txn:
             self._check_unchanged(txn, document)
@@ -95,20 +93,14 @@ class DocumentPublisher:
                     break
                 _expect_block(document, at, block)
                 block = at
-                sizes.append([0] * len(layers))
-                for key, view in some:
-                    catalog.blocks.check(view, key, write)
-                    sizes[-1][layers.index(key.layer)] = len(view)
-                    records.append(bytes(view))
-                    held += len(view)
-        for at, found in enumerate(sizes):
-            for layer, size in zip(layers, found):
-                if not size and first + at >= starts.get(layer, 0):
-                    raise _missing(document, f"block {first + at}, layer {layer}")
+                found = self._checked(some, document, block, document.write)
+                records += found
+                sizes.append(list(map(len, found)))
+                held += sum(sizes[-1])
         if not sizes:
             raise _missing(document, f"block {first}")
         table = np.array(sizes, dtype=np.uint32)
-        self._sending.add_records(document.name, [write], first, layers, table, records)
+        self._sending.add_records(document.name, [document.write], first, layers, table, records)
         return first + len(sizes)
 
     def _add_passages(self, document: Document, first: int) -> int:
@@ -116,7 +108,7 @@ class DocumentPublisher:
         segment has room for. Return the first that is left.
         """
         catalog, runs, run = self._catalog, self._sending.runs, Run()
-        layers, full = document.layers_of(catalog.signature), self._sending.room
+        layers, full = document.memory_layers(catalog.signature), self._sending.room
         block = first - 1
         with catalog.database.read() as txn:
             self._check_unchanged(txn, document)
@@ -127,7 +119,9 @@ class DocumentPublisher:
                 block = at
                 there = self._knows(passage)
                 if not there and passage.bytes:
-                    runs.add(passage.digest, run, self._records(txn, document, at, passage))
+                    walked = catalog.blocks.walk(txn, passage.number)
+                    found = self._checked(walked, document, at, passage.digest)
+                    runs.add(passage.digest, run, found)
                 if there or passage.bytes:
                     runs.refer(document.name, at, passage.digest)
         if block < first:
@@ -143,15 +137,15 @@ class DocumentPublisher:
             runs.learn(others)
         return runs.knows(passage.digest)
 
-    def _records(
-        self, txn: Transaction, document: Document, block: int, passage: StoredPassage
+    def _checked(
+        self, records: Iterable[StoredRecord], document: Document, block: int, write: WriteId
     ) -> list[bytes]:
-        """The records of a passage, checked, in order of layers. Raises CorruptMemory."""
-        blocks, found = self._catalog.blocks, dict[int, bytes]()
-        for key, view in blocks.walk(txn, passage.number):
-            blocks.check(view, key, passage.digest)
+        """The records of a block, checked, in order of layers. Raises CorruptMemory."""
+        found = dict[int, bytes]()
+        for key, view in records:
+            self._catalog.blocks.check(view, key, write)
             found[key.layer] = bytes(view)
-        layers = document.layers_of(self._catalog.signature)
+        layers = document.memory_layers(self._catalog.signature)
         for layer in layers:
             if layer not in found:
                 raise _missing(document, f"block {block}, layer {layer}")
@@ -172,55 +166,15 @@ class DocumentPublisher:
                 if kind == "landmarks":
                     suffix = part.to_bytes(2, "big") + suffix[2:]
                 values.append(Value(first, suffix, bytes(value)))
-        needed = kind == "tokens" or part in catalog.signature.memory_layers
-        if not values and document.blocks and (needed or catalog.selector is not None):
+        if not values and document.blocks:
             raise _missing(document, f"{kind} {part}")
         return values
-
-    def _same(self, old: Entry, kind: Kind, part: int, values: Sequence[Value]) -> list[Piece]:
-        """The published pieces that hold the same values, up to the first that differs."""
-        heads = [ValueHead.of(value) for value in values]
-        same: list[Piece] = []
-        at = 0
-        for piece in old.pieces:
-            if (piece.kind, piece.part) != (kind, part):
-                continue
-            published = read_heads(self._objects, piece)
-            count = 0
-            while count < len(published) and heads[at : at + 1] == [published[count]]:
-                count, at = count + 1, at + 1
-            if count:
-                same.append(piece._replace(take=count))
-            if count < len(published):
-                break
-        return same
 
     def _check_unchanged(self, txn: Transaction, document: Document) -> None:
         if self._catalog.row(txn, document.id) != document:
             raise InvalidInput(
                 f"document {document.name!r} changed while it was published; publish it again"
             )
-
-
-def _by_write(document: Document, first: int, end: int) -> Iterator[tuple[WriteId, int, int]]:
-    """The writes of blocks `first` to `end`, each with its blocks."""
-    ends = [*(write.first for write in document.writes[1:]), document.blocks]
-    for write, high in zip(document.writes, ends):
-        low, high = max(first, write.first), min(end, high)
-        if low < high:
-            yield write.id, low, high
-
-
-def _reused(document: Document, old: Entry | None) -> Iterator[Piece]:
-    """The published records that a document still has, in order of blocks."""
-    if old is None:
-        return
-    ends = {write: (low, high) for write, low, high in _by_write(document, 0, document.blocks)}
-    for piece in record_pieces(old.pieces):
-        first, end = piece.first, piece.first + piece.take
-        low, high = ends.get(old.row.write_of(first), (0, 0))
-        if low <= first < high:
-            yield piece._replace(take=min(end, high) - first)
 
 
 def _expect_block(document: Document, found: int, last: int) -> None:

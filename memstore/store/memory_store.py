@@ -36,7 +36,7 @@ from memstore.paths import expanded
 from memstore.share.publication_options import is_url
 from memstore.store.committed import Committed
 from memstore.store.open_options import OpenOptions, check_open_options, open_catalog
-from memstore.store.stored_text import TokenSpan, check_of_passages, read_passages, read_tokens
+from memstore.store.stored_text import TokenSpan, read_passages, read_tokens
 from memstore.store.write import admission
 from memstore.store.write.admission import Mode
 from memstore.store.write_locks import names_written, remove_leftovers, written_here
@@ -369,15 +369,6 @@ class MemoryStore(Closing):
         """
         return self._read(document, partial(read_passages, first=first, end=end))
 
-    def tail(self, document: str | int) -> str:
-        """The text of a document of passages after its last one. Raises what `passages` raises."""
-
-        def read(catalog: Catalog, txn: Transaction, row: Document) -> str:
-            check_of_passages(row)
-            return catalog.texts.tail(txn, row)
-
-        return self._read(document, read)
-
     def _read(self, document: str | int, read: Callable[[Catalog, Transaction, Document], T]) -> T:
         """What is read of a document in one transaction. Raises DocumentNotFound."""
         catalog = self._on_disk().catalog
@@ -404,14 +395,13 @@ class MemoryStore(Closing):
         """Begin a document, or continue an interrupted one with the same settings; None if the same
         content is there already.
 
-        source_hash: of the content. mode: "new"; "append" (continue a ready document from its last
-        full chunk, or passage); "replace" (the old content answers until the new one is whole).
-        metadata: plain values of its row (None: of an append, what it said); what is continued
-        keeps its own. commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
+        source_hash: of the content. mode: "new"; "replace" (the old content answers until the new
+        one is whole). metadata: plain values of its row; what is continued keeps its own.
+        commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
 
         Several documents may be written at once by one process, and no other process can write
-        until the last is closed. Raises DocumentExists, DocumentNotFound (append), InvalidInput,
-        ReadOnlyMemory, MemoryLocked (also for a document that is being written), StorageFull.
+        until the last is closed. Raises DocumentExists, InvalidInput, ReadOnlyMemory,
+        MemoryLocked (also for a document that is being written), StorageFull.
         """
         admission.check_request(name, settings, mode)
         admission.check_metadata(metadata or {})
@@ -419,9 +409,6 @@ class MemoryStore(Closing):
         # asked before taking a lock: it also holds for a memory that is read-only or being written
         if self._is_there(name, source_hash, settings, mode):
             return None
-        if mode == "append":
-            there = self.document(name).metadata
-            metadata = there if metadata is None else metadata
         from memstore.store.write.writer import DocumentWriter, InStore
 
         committed = self._writable()

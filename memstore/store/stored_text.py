@@ -2,7 +2,6 @@
 characters.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,10 @@ def read_passages(
     """Passages `first` to `end` (exclusive; None: all) of a document, fewer at its end. Raises
     InvalidInput for a document that has none, CorruptMemory.
     """
-    check_of_passages(document)
+    if not document.of_passages:
+        raise InvalidInput(
+            f"document {document.name!r} is not made of passages; ask for its tokens instead"
+        )
     end = document.blocks if end is None else min(end, document.blocks)
     found: list[Passage] = []
     if first >= end:
@@ -38,41 +40,6 @@ def read_passages(
             "verify"
         )
     return found
-
-
-def check_of_passages(document: Document) -> None:
-    """Raises InvalidInput for a document that is not made of passages."""
-    if not document.of_passages:
-        raise InvalidInput(
-            f"document {document.name!r} is not made of passages; ask for its tokens instead"
-        )
-
-
-class Continued(NamedTuple):
-    """Where writing a document of passages goes on."""
-
-    document: Document  # its row, which tells where what is appended begins
-    blocks: int  # that stay
-    tokens: int  # of these
-    characters: int  # up to the end of the last of them
-    replaced: list[Passage]  # to be read again in front of what is appended
-    tail: str  # that stood behind these
-
-    @classmethod
-    def of(cls, catalog: Catalog, document: Document) -> "Continued":
-        """Of a document by its row: a ready one is appended to. Raises CorruptMemory."""
-        blocks, tokens = document.blocks, document.tokens
-        with catalog.database.read() as txn:
-            last = read_passages(catalog, txn, document, max(0, blocks - 1))
-            tail = catalog.texts.tail(txn, document)
-        end = last[-1].end if last else 0
-        if document.state != "ready":
-            return cls(document, blocks, tokens, end, [], "")
-        appended = replace(document, appended_at=end + len(tail))
-        if not last:
-            return cls(appended, blocks, tokens, end, [], tail)
-        begin = last[0].start - len(last[0].gap)
-        return cls(appended, blocks - 1, tokens - len(last[0].ids), begin, last, tail)
 
 
 class TokenSpan(NamedTuple):
@@ -95,30 +62,22 @@ def read_tokens(
     Raises CorruptMemory.
     """
     end = document.tokens if end is None else min(end, document.tokens)
+    none = np.zeros(0, dtype=np.int64)
     if document.of_passages:
         passages = read_passages(catalog, txn, document, 0)
-        all_of_it = np.concatenate([np.zeros(0, np.int64), *(each.ids for each in passages)])
-        return TokenSpan(all_of_it[first : max(0, end)], np.zeros(0, dtype=np.int64), 0)
-    parts = list(
-        catalog.texts.token_parts(txn, document.id, max(0, first - 1), end)
-    )  # also where `first` is the document's end
-    if len(parts) > 1 and parts[1].first <= first:
-        del parts[0]
+        all_of_it = np.concatenate([none, *(each.ids for each in passages)])
+        return TokenSpan(all_of_it[first : max(0, end)], none, 0)
+    if first >= end:
+        return TokenSpan(none, none, 0)
+    parts = list(catalog.texts.token_parts(txn, document.id, first, end))
     # Each part is under a checksum; that none is missing or twice there must be seen here.
-    after = 0 if not parts else parts[0].first
-    whole = after <= first
-    for part in parts:
-        whole = whole and part.first == after
-        after = part.first + len(part.ids)
-    if not whole or after < end:
+    starts = [part.first for part in parts]
+    ends = [part.first + len(part.ids) for part in parts]
+    if not parts or starts[0] > first or starts[1:] != ends[:-1] or ends[-1] < end:
         raise CorruptMemory(
             f"tokens of document {document.name!r} in {catalog.database.path} are missing; run "
             "verify"
         )
-    if not parts:
-        return TokenSpan(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
-    start = parts[0].first
+    start = starts[0]
     ids = np.concatenate([part.ids for part in parts])
-    return TokenSpan(
-        ids[first - start : max(0, end - start)], ids[: first - start], parts[0].char_start
-    )
+    return TokenSpan(ids[first - start : end - start], ids[: first - start], parts[0].char_start)

@@ -8,7 +8,7 @@ evicted them since. A session's own blocks are pinned in the host tier until the
 the session ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from torch import Tensor
@@ -108,20 +108,6 @@ class Cascade:
             self.prefetcher.request(absent)
         return len(absent)
 
-    @property
-    def capacity(self) -> int:
-        """How many units one lease can hold at most."""
-        return self.top.capacity
-
-    @property
-    def lengths(self) -> Tensor:
-        """int64 [S]: valid content tokens of the unit in each slot of the leases' slabs."""
-        return self.top.lengths
-
-    def holds(self, unit: BlockKey) -> bool:
-        """Would looking this unit up be a hit? Counts nothing."""
-        return self.top.holds(unit)
-
     # Units of sessions
 
     def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
@@ -136,33 +122,17 @@ class Cascade:
         """
         self._computed.count(hits=units, bytes=size, seconds=seconds)
 
-    def pin(
-        self,
-        document: int,
-        layer: int,
-        first_block: int,
-        k: Tensor,
-        v: Tensor,
-        lengths: Sequence[int] | None = None,
-    ) -> list[BlockKey]:
-        """Hold a session's own blocks in the host tier: see SlabTier.pin."""
-        return self.host.pin(document, layer, first_block, k, v, lengths)
-
-    def unpin(self, units: Iterable[BlockKey]) -> None:
-        """Cache units that were pinned like any other from now on."""
-        self.host.unpin(units)
-
     def drop(self, units: Sequence[BlockKey]) -> None:
         """Drop units from all caches."""
         self.host.drop(units)  # first: a lookup in between would bring them up from here again
         if self.device is not None:
             self.device.drop(units)
 
-    def drop_document(self, document: int, first_block: int = 0) -> None:
-        """Drop a document from block `first_block` on from all caches."""
-        self.host.drop_document(document, first_block)  # first, as in drop
+    def drop_document(self, document: int) -> None:
+        """Drop a document from all caches."""
+        self.host.drop_document(document)  # first, as in drop
         if self.device is not None:
-            self.device.drop_document(document, first_block)
+            self.device.drop_document(document)
 
     # Counting
 

@@ -60,7 +60,7 @@ class DiskTier:
         batch = Batch(units, latest[1], slots, self._catalog.blocks)
         with self.database.read() as txn:
             wanted = batch.by_record(
-                {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
+                {document: self._catalog.write_of(txn, document) for document in {*batch.documents}}
             )
             left = self._placed.read(txn, batch, wanted)
             if left:

@@ -261,15 +261,11 @@ class SlabTier:
                     self._table.vacate(slot)
             self._changed.notify_all()
 
-    def drop_document(self, document: int, first_block: int = 0) -> None:
-        """Drop what is held or on its way of a document from block `first_block` on. Waits for
-        nothing.
-        """
+    def drop_document(self, document: int) -> None:
+        """Drop what is held or on its way of a document. Waits for nothing."""
         with self._lock:
             held = [*self._table.slots, *self._arriving]
-            self.drop(
-                [unit for unit in held if unit.document == document and unit.block >= first_block]
-            )
+            self.drop([unit for unit in held if unit.document == document])
 
     # Counting
 

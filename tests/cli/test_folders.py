@@ -242,7 +242,6 @@ def test_patterns_and_standard_input_are_read(notes: Path, tmp_path: Path) -> No
         assert memory.document("stdin").places.at(0, 4) == "Detokenizer"
     refused(run("ingest", "-", "--store", store, stdin=PNG), "standard input is a picture")
     refused(run("ingest", "-", "--store", store, stdin=b""), "standard input is empty")
-    refused(run("ingest", notes, "-r", "--append", "--store", store), "folders", status=2)
 
 
 def test_patterns_follow_no_link(notes: Path, tmp_path: Path) -> None:

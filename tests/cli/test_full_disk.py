@@ -31,7 +31,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert run("export", "story", here / "story.memory", "--store", memory).status == 0
         assert run("compact", "--store", memory).status == 0
         with MemoryStore.open(memory) as store:
-            write = store.document("other").writes[0].id
+            write = store.document("other").write
         shutil.copytree(memory, damaged)
         data = bytearray((damaged / "data.mdb").read_bytes())
         for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
@@ -53,7 +53,6 @@ def disk(request: pytest.FixtureRequest, origin: Path, tmp_path: Path) -> Iterat
 COMMANDS = {
     "ingest {origin}/other.txt --name again --store {memory}": "memory/data.mdb",
     "ingest {origin}/other.txt --store {disk}/new": "new/data.mdb",
-    "ingest {origin}/other.txt --name story --append --store {memory}": "memory/data.mdb",
     "ingest {origin}/other.txt --name story --replace --store {memory}": "memory/data.mdb",
     "ingest {origin}/story.txt --quota 1GB --store {memory}": "memory/data.mdb",
     "rm story --store {memory}": "memory/data.mdb",

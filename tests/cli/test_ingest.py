@@ -1,4 +1,4 @@
-"""The ingest command: results, codecs, appending and replacing, refusals, quotas, interrupts."""
+"""The ingest command: results, codecs, replacing, refusals, quotas, interrupts."""
 
 import os
 import signal
@@ -45,16 +45,9 @@ def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
     assert "keeps its codec, int8" in again.err and "already read" in again.out
 
 
-def test_append_and_replace(store: Path, tmp_path: Path) -> None:
-    before = run("ls", "--store", store, "--json").json["documents"][0]
+def test_replace(store: Path, tmp_path: Path) -> None:
     more = tmp_path / "more.txt"
     more.write_text(OTHER)
-    appended = run("ingest", more, "--store", store, "--name", "story", "--append", "--json").json[
-        "documents"
-    ][0]
-    assert appended["status"] == "appended" and appended["tokens"] > before["tokens"]
-    assert appended["resumed_at"] <= appended["appended_to"] == before["tokens"]
-    intact(store, "story")
     replaced = run("ingest", more, "--store", store, "--name", "story", "--replace", "--json").json[
         "documents"
     ][0]
@@ -92,10 +85,7 @@ def test_a_name_in_use_for_other_content_is_refused(
     store: Path, tmp_path: Path, story: Path
 ) -> None:
     story.write_text(OTHER)
-    refused(run("ingest", story, "--store", store), "story", "append", "replace")
-    refused(
-        run("ingest", story, "--store", store, "--name", "nobody", "--append"), "nobody", "'story'"
-    )
+    refused(run("ingest", story, "--store", store), "story", "replace")
     intact(store, "story")
 
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import RecordKey
-from memstore.disk.format.document import Document, IngestSettings, Write
+from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
+from memstore.disk.format.text_parts import encode_tokens
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables import catalog as catalog_module
 from memstore.disk.tables.catalog import Catalog
@@ -28,7 +29,7 @@ from memstore.errors import (
     OlderFormat,
     StorageFull,
 )
-from memstore.tiers.raw_bits import from_raw, raw_view
+from memstore.tiers.raw_bits import raw_view
 
 SIGNATURE = Signature(
     weights="a1" * 32,
@@ -68,16 +69,15 @@ def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
         size = sum(catalog.blocks.put(txn, key, record) for key, record in sorted(records))
         for first in range(0, blocks, 4):
             count = min(4, blocks - first)
-            catalog.texts.put_tokens(
-                txn, number, 4 * first, 10 * first, range(4 * first, 4 * (first + count))
-            )
+            ids = range(4 * first, 4 * (first + count))
+            catalog.texts.put_part(txn, number, 4 * first, encode_tokens(10 * first, ids))
             for layer in (1, 2):
                 keys = raw_view(landmark_keys(count, seed=first + layer))
                 catalog.runs.put(txn, number, layer, KeyRun(first, keys))
         document = Document(
             number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5
         )
-        document = replace(document, writes=(Write(0, WRITE),))
+        document = replace(document, write=WRITE)
         catalog.put_document(txn, document)
         return document
 
@@ -194,8 +194,7 @@ def test_documents_are_found_by_id(catalog):
         make_document(catalog, "two"),
         metadata={"author": "x"},
         settings=IngestSettings(8, 4, cmt_cutoff=0.5),
-        appended_to=20,
-        writes=(Write(0, WRITE), Write(5, bytes(16))),
+        write=bytes(16),
         state="ingesting",
     )
     catalog.database.write(lambda txn: catalog.put_document(txn, two))
@@ -216,42 +215,6 @@ def test_ids_are_never_given_out_twice(path, catalog):
     reopened.close()
 
 
-@pytest.mark.parametrize("blocks", [0, 3, 4, 8, 9, 10])
-def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
-    document = make_document(catalog, "a")
-    other = make_document(catalog, "b")
-
-    def landmarks(number: int) -> dict[int, torch.Tensor]:
-        with catalog.database.read() as txn:
-            runs = list(catalog.runs.runs(txn, number))
-        return {
-            layer: torch.cat(
-                [from_raw(run.keys, "bfloat16") for part, run in runs if part == layer]
-                or [landmark_keys(0)]
-            )
-            for layer in (1, 2)
-        }
-
-    whole = landmarks(document.id)
-    freed = catalog.database.write(
-        lambda txn: catalog.truncate_document(txn, document.id, blocks=blocks, tokens=4 * blocks)
-    )
-    assert (
-        freed == document.bytes // 10 * (10 - blocks)
-        or abs(freed - document.bytes * (10 - blocks) / 10) < 100
-    )
-    with catalog.database.read() as txn:
-        assert ids_of(catalog, txn, document.id).tolist() == list(range(4 * blocks))
-        kept = [
-            key for key, _ in txn.scan("blocks") if key.startswith(document.id.to_bytes(8, "big"))
-        ]
-        assert len(kept) == 3 * blocks
-        assert ids_of(catalog, txn, other.id).tolist() == list(range(40))
-    cut = landmarks(document.id)
-    assert all(torch.equal(cut[layer], whole[layer][:blocks]) for layer in (1, 2))
-    assert all(torch.equal(landmarks(other.id)[layer], whole[layer]) for layer in (1, 2))
-
-
 # Tokens
 
 
@@ -265,9 +228,8 @@ def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
     def work(txn: Transaction) -> None:
         for document in (1, 2, 3):
             for first, size in zip(starts, sizes, strict=True):
-                catalog.texts.put_tokens(
-                    txn, document, first, 5 * first, ids[first : first + size] ^ document
-                )
+                part = encode_tokens(5 * first, ids[first : first + size] ^ document)
+                catalog.texts.put_part(txn, document, first, part)
 
     catalog.database.write(work)
     first = data.draw(st.integers(0, len(ids) + 2))

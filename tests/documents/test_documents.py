@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.format.citations import (
-    PAGE,
-    Place,
-    Places,
-    append_places,
-    pack_places,
-    unpack_places,
-)
+from memstore.disk.format.citations import PAGE, Place, Places, pack_places, unpack_places
 from memstore.documents import Converted, read
 from memstore.documents.conversion import convert
 from memstore.documents.detect import form_of
@@ -234,23 +227,10 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=120)
 
 
 @settings(max_examples=50)
-@given(
-    st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 9), NAMES), max_size=20),
-    st.integers(0, 20),
-    st.integers(0, 1 << 20),
-)
-def test_places_are_stored_as_they_are_and_appended_behind(
-    given_: list[tuple[int, int, str]], cut: int, characters: int
-) -> None:
+@given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 9), NAMES), max_size=20))
+def test_places_are_stored_as_they_are(given_: list[tuple[int, int, str]]) -> None:
     places = [Place(*place) for place in sorted(given_)]
     assert unpack_places(pack_places(places)) == places
-    first, second = places[:cut], places[cut:]
-    joined = append_places(first, characters, second)
-    assert all(place in joined for place in first)
-    for one in second:
-        alone, behind = Places(second), Places(joined)
-        assert behind.page(characters + one.start) == alone.page(one.start)
-        assert behind.headings(characters + one.start) == alone.headings(one.start)
 
 
 WORDS = ["mill", "fähre", "水車", "😀 smile", "e\u0301tude", "1,234", "O'Hara"]
@@ -367,17 +347,12 @@ def test_places_go_with_an_export_and_the_folder_does_not(model, tmp_path: Path)
         assert unpack_places(imported.metadata) == list(text.places)
 
 
-def test_appending_keeps_the_places_of_both_parts(model, tmp_path: Path) -> None:
+def test_places_go_with_the_text_that_is_replaced(model, tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(Text(converted(made.pdf([["First."], ["Second."]]), "a.pdf"), "a"), store)
-        before = converted(made.pdf([["First."], ["Second."]]), "a.pdf").text
-        model.ingest(Text("Plain words.\n", "a"), store, mode="append")
-        more = Text(converted(made.markdown(BOOK), "a.md"), "a")
-        document = model.ingest(more, store, mode="append")
-        at = len(before)
-        assert document.places.at(0, 5) == "page 1" and document.places.at(at, at + 5) is None
-        at = len(before) + len("Plain words.\n") + "".join(more.pieces()).index("ferry crosses")
-        assert document.places.at(at, at + 5) == "The Mill > The Ferry"
+        document = model.ingest(
+            Text(converted(made.pdf([["First."], ["Second."]]), "a.pdf"), "a"), store
+        )
+        assert document.places.at(0, 5) == "page 1"
         replaced = model.ingest(Text("Plain words.\n", "a"), store, mode="replace")
         assert replaced.metadata == {}
 

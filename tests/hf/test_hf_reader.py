@@ -121,19 +121,12 @@ def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path
         memory.close()
 
 
-def test_append_stores_after_the_existing_text(reader, tmp_path):
+def test_gaps_and_texts_of_passages_are_the_text(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts", keep="kv")
-        before = stored(store, "parts")
-        more = "\n\t".join(SENTENCES[60:])
-        reader.ingest(more, store, name="parts", mode="append", keep="kv")
-        after, document = stored(store, "parts"), store.document("parts")
-        for place, halves in before.items():
-            for one, other in zip(halves, after[place]):
-                assert torch.equal(one, other)
+        text = "\n\n".join(["", *SENTENCES[:60], " "]) + "\n\t".join(SENTENCES[60:])
+        document = reader.ingest(text, store, name="parts", keep="kv")
         texts = block_texts(reader.tokenizer, store, document)
-        text = "".join(one.gap + one.text for one in texts) + store.tail(document.id)
-        assert text == "\n\n".join(["", *SENTENCES[:60], " "]) + more
+        assert "".join(one.gap + one.text for one in texts) == text.rstrip()
         source = reader.ask(QUESTION, store, documents=["parts"], max_new_tokens=2).sources[0]
         assert text[slice(*source.span)] == source.text and store.verify().clean
 
@@ -145,8 +138,9 @@ def test_layers_below_read_from_are_not_stored(tmp_path):
         reader.ingest(TEXT, store, name="inventory")
         answer = reader.ask(QUESTION, store, max_new_tokens=2)
         assert {read["layer"] for read in answer.sources[0].reads} == {2, 3}
-        assert store.signature.head_dim == 2 * reader.shape.num_kv_heads * reader.shape.head_dim
-        reader.ingest("The last barrel is green. ", store, name="inventory", mode="append")
+        assert store.document("inventory").layers_of(store.signature) == [2, 3]
+        longer = TEXT + " The last barrel is green."
+        reader.ingest(longer, store, name="inventory", mode="replace")
         assert store.verify().clean
 
 

@@ -67,9 +67,8 @@ def test_scores_stay_right_while_documents_come_grow_and_go() -> None:
             add(index, document, len(held), more)
             held += more
         else:
-            keep = chance.choice([0, len(held) // 2])
-            index.truncate(document, keep)
-            del held[keep:]
+            index.remove(document)
+            held.clear()
         if step % 10 == 9:
             scope = [(number, 0, len(blocks)) for number, blocks in there.items()]
             check(index, scope, [text for blocks in there.values() for text in blocks])

@@ -50,19 +50,20 @@ def _tokenizer() -> Tokenizer:
     return Remembering.load(SHIPPED / "tokenizer.json")
 
 
-def cut(text: str | Iterable[str], places: Any = (), **changed: Any) -> tuple[Passages, list]:
+def cut(text: str | Iterable[str], places: Any = (), **changed: Any) -> list[Passage]:
     pieces = [text] if isinstance(text, str) else text
-    passages = Passages(_tokenizer(), pieces, places, **{"size": _SIZE, "most": _MOST, **changed})
-    return passages, list(passages)
+    return list(Passages(_tokenizer(), pieces, places, **{"size": _SIZE, "most": _MOST, **changed}))
 
 
 def texts(text: str, **changed: Any) -> list[str]:
     """What the passages of a text say themselves."""
-    return [text[one.start : one.end] for one in cut(text, **changed)[1]]
+    return [text[one.start : one.end] for one in cut(text, **changed)]
 
 
-def check(text: str, cutting: Passages, passages: list[Passage]) -> None:
-    """Everything comes back, and the tokens are those of the text by itself."""
+def check(text: str, passages: list[Passage]) -> None:
+    """Everything comes back but white space at the end, and the tokens are those of the text by
+    itself.
+    """
     back = ""
     for one in passages:
         back += one.gap
@@ -71,8 +72,7 @@ def check(text: str, cutting: Passages, passages: list[Passage]) -> None:
         assert 0 < len(one.ids) <= _MOST
         assert one.ids.tolist() == _tokenizer().encode(own)
         back += own
-    assert back + cutting.tail == text
-    assert cutting.characters == (passages[-1].end if passages else 0)
+    assert text.startswith(back) and not text[len(back) :].strip()
 
 
 _NASTY = st.lists(
@@ -89,7 +89,7 @@ _NASTY = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(_NASTY)
 def test_any_text_comes_back_exactly(text: str) -> None:
-    check(text, *cut(text))
+    check(text, cut(text))
 
 
 def sentence(rng: random.Random) -> str:
@@ -115,13 +115,13 @@ def test_an_edit_of_a_sentence_changes_its_neighbours_alone() -> None:
     rng, changes = random.Random(7), []
     for _ in range(5):
         paragraphs = prose(rng, 90)
-        known = {tuple(one.ids) for one in cut(joined(paragraphs))[1]}
+        known = {tuple(one.ids) for one in cut(joined(paragraphs))}
         for _ in range(40):
             edited = [list(one) for one in paragraphs]
             place = rng.choice(edited)
             at = rng.randrange(len(place))
             place[at : at + rng.randrange(2)] = rng.choice([[], [sentence(rng)]])
-            now = cut(joined(edited))[1]
+            now = cut(joined(edited))
             changes.append(sum(tuple(one.ids) not in known for one in now))
     assert sum(changes) / len(changes) <= 2
     assert sum(count > 4 for count in changes) <= len(changes) / 50
@@ -131,20 +131,14 @@ def test_the_pieces_of_a_text_do_not_matter() -> None:
     rng = random.Random(3)
     text = joined(prose(rng, 2600)) + "\n\n" + "z9" * 70_000 + " end. " + " " * 200_000 + "Last."
     whole = cut(text)
-    check(text, *whole)
+    check(text, whole)
     parts = [text[at : at + 50_001] for at in range(0, len(text), 50_001)]
-    assert [tuple(one.ids) for one in cut(parts)[1]] == [tuple(one.ids) for one in whole[1]]
+    assert [tuple(one.ids) for one in cut(parts)] == [tuple(one.ids) for one in whole]
 
 
 def test_passages_are_filled() -> None:
-    lengths = [len(one.ids) for one in cut(joined(prose(random.Random(5), 1500)))[1]]
+    lengths = [len(one.ids) for one in cut(joined(prose(random.Random(5), 1500)))]
     assert sum(lengths) / len(lengths) > 0.68 * _SIZE
-
-
-def test_a_text_behind_a_document_begins_a_passage() -> None:
-    cutting, (one, *_, last) = cut("\nNew. " + "More words here. " * 14, start=100, gap=" \n")
-    assert one.gap == " \n\n" and one.start == 101 and last.end == cutting.characters == 343
-    assert cut(" \n", start=5, gap="\n")[0].tail == "\n \n"
 
 
 @pytest.mark.parametrize(
@@ -186,4 +180,4 @@ def test_a_heading_stands_with_the_text_behind_it() -> None:
         assert texts(text) == ["Before it.", text[text.index(heading) :]]
     text = "Before it.\n\nNamed by the file\n\nThe wheel turned."
     places = [Place(text.index("Named"), 1, "Named by the file")]
-    assert [one.start for one in cut(text, places)[1]] == [0, places[0].start]
+    assert [one.start for one in cut(text, places)] == [0, places[0].start]

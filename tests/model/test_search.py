@@ -179,14 +179,15 @@ def test_units_held_by_others_make_search_slower_not_wrong(
     with MemoryStore.open(memory, model.signature, read_only=True, host_budget=1 << 14) as store:
         free = model.search(PHRASE, store, top_k=5)
         number = store.document("first").id
-        held = [search.BlockKey(number, 1, block, 0) for block in range(store.tiers.capacity - 1)]
+        most = store.tiers.top.capacity
+        held = [search.BlockKey(number, 1, block, 0) for block in range(most - 1)]
         with store.lease(held):
             slower = model.search(PHRASE, store, top_k=5)
             assert [s.block for s in slower] == [s.block for s in free]
             weights = [s.weight for s in slower]
             assert weights == pytest.approx([s.weight for s in free], rel=1e-5)
         with (
-            store.lease([*held, search.BlockKey(number, 1, store.tiers.capacity, 0)]),
+            store.lease([*held, search.BlockKey(number, 1, most, 0)]),
             pytest.raises(BudgetExceeded),
         ):
             model.search(PHRASE, store)

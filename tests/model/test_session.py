@@ -204,24 +204,6 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
         assert last.span[1] == len(body.rstrip()) and body.rstrip().endswith(last.text)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "int8"])
-def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: str) -> None:
-    model = tiny_model(tmp_path / "model")
-    first, second = text(333, seed=1), text(200, seed=2)
-    with MemoryStore.create(tmp_path / "one", model.signature, codec=codec) as store:
-        whole = model.ingest(first + second, store, name="doc")
-    with MemoryStore.create(tmp_path / "two", model.signature, codec=codec) as store:
-        model.ingest(first, store, name="doc")
-        appended = model.ingest(second, store, name="doc", mode="append")
-    assert (appended.tokens, appended.blocks) == (whole.tokens, whole.blocks)
-    one, two = stored(tmp_path / "one"), stored(tmp_path / "two")
-    assert (
-        one["landmarks"] == two["landmarks"]
-        and one["blocks"] == two["blocks"]
-        and one["tokens"] == two["tokens"]
-    )
-
-
 def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_path: Path) -> None:
     """What the ingest leaves in main memory is what reading the disk gives, quantised or not."""
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)

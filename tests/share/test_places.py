@@ -137,8 +137,8 @@ def test_a_memory_is_published_pulled_and_pruned(url: str, tmp_path: Path) -> No
         ingest(store, "b", 60, text=2)
         first = store.publish(url)
         assert (first.number, first.documents) == (1, ["a", "b"])
-        ingest(store, "a", 130, mode="append")
-        assert store.publish(url, ["a"]).documents == ["a"]
+        ingest(store, "a", 130, mode="replace")
+        assert store.publish(url, ["a"], replace=True).documents == ["a"]
         assert store.publish(url).there == ["a", "b"]
         assert verify_memory(url).documents == 2
         with MemoryStore.create(tmp_path / "copy", SIGNATURE) as copy:

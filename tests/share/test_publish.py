@@ -77,58 +77,21 @@ def test_published_documents_are_not_sent_again(memory: MemoryStore, place: Watc
     assert report.bytes < 2 * memory.document("b").bytes
 
 
-# Appends and other content
+# Other content
 
 
-def test_an_append_sends_what_it_added(
+def test_what_is_said_of_a_document_is_sent_without_its_content(
     memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
     ingest(memory, "a", 800)
-    first = send(memory, place)
-    for tokens in (840, 847):
-        ingest(memory, "a", tokens, mode="append")
-        report = send(memory, place)
-        assert report.documents == ["a"] and report.bytes < first.bytes / 5
-        same_as(memory, place, tmp_path, "a")
-    assert names(place) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [([7], [9]), ([7], [9, 11]), ([96, 100], [102, 105]), ([7], [40, 41, 90])]
-)
-def test_appends_are_recognised_however_short_they_are(
-    before: list[int], after: list[int], memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    for tokens in before:
-        ingest(memory, "a", tokens, mode="append" if tokens > before[0] else "new")
     send(memory, place)
-    for tokens in after:
-        ingest(memory, "a", tokens, mode="append")
-    assert send(memory, place).documents == ["a"]
+    memory.describe("a", {"author": "x"})
+    report = send(memory, place)
+    assert (report.documents, report.segments) == (["a"], 0)
     same_as(memory, place, tmp_path, "a")
-
-
-@pytest.mark.parametrize(
-    "appends",
-    [
-        (),  # an older state
-        ((180, 1),),  # another append of the same beginning
-        ((150, 9), (180, 9)),  # another text of the same length, appended to
-    ],
-)
-def test_what_is_no_append_does_not_replace_one(
-    appends: tuple[tuple[int, int], ...], memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    ingest(memory, "a", 100)
-    send(memory, place)
     with MemoryStore.create(tmp_path / "other", SIGNATURE) as other:
-        other.pull("a", place.url)
-        ingest(memory, "a", 150, mode="append")
-        send(memory, place)
-        for tokens, text in appends:
-            ingest(other, "a", tokens, mode="append", text=text)
-        with pytest.raises(DocumentExists):
-            send(other, place)
+        assert other.pull("a", place.url).metadata == {"author": "x"}
+        assert send(other, place).documents == []
 
 
 def test_other_content_needs_replace(
@@ -264,10 +227,8 @@ def test_what_became_too_old_during_a_push_is_sent_again(
 def test_checking_sends_damaged_segments_again(
     memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
-    ingest(memory, "a", 120)
+    ingest(memory, "a", 140)
     ingest(memory, "b", 40, text=2)
-    send(memory, place, segment_bytes=4_000)
-    ingest(memory, "a", 140, mode="append")
     send(memory, place, segment_bytes=4_000)
     every = sorted(segments(place))
     assert len(every) > 6

@@ -76,7 +76,7 @@ def write(store: MemoryStore, name: str, made_of: MadeOf, *, keep: str = "kv") -
             landmarks=torch.cat([landmarks(t, b, b + 1) for t, b in made_of]),
             words=[word for t, b in made_of for word in words(t, b, b + 1)],
         )
-        return writer.finish("\n")
+        return writer.finish()
 
 
 def records_of(place: WatchedPlace) -> int:
@@ -157,7 +157,7 @@ EDITS = [(9, 0), *edited(book(3), 20, 9), (9, 1)]
         ),
         pytest.param(
             [({"a": book(1, 0, 40)}, book(1, 0, 40)), ({"a": book(1, 0, 43)}, book(1, 40, 43))],
-            id="appended to",
+            id="continued",
         ),
     ],
 )  # fmt: skip

@@ -138,7 +138,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         assert by_name(reader, 0) is not None
         memory.forget("2")
         add(memory, "3", 33, EACH - 7, mode="replace")
-        add(memory, "1", 1, EACH + 9, mode="append")
+        add(memory, "1", 1, EACH + 9, mode="replace")
         add(memory, "new", 5, 20)
         memory.publish(url, replace=True)
         unpublish(objects_of(url), ["2"])

@@ -59,7 +59,7 @@ def made(
         for text, name in enumerate("ab", 1):
             ingest(store, name, 9 * size, text=text)
             send(store, place, name)
-        ingest(store, "a", 13 * size, mode="append")
+        ingest(store, "a", 13 * size, mode="replace")
         ingest(store, "c", 15 * size, text=3)
         yield store, place
 

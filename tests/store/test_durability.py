@@ -166,12 +166,12 @@ def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path, dam
         ingest(store, "kept", 20 * CHUNK + 5, text=1)
         ingest(store, "too", 20 * CHUNK, text=3)
         if damage == "record":
-            (write,) = ingest(store, "damaged", 20 * CHUNK, text=2).writes
+            write = ingest(store, "damaged", 20 * CHUNK, text=2).write
     if damage == "tree":
         damage_tree(origin)
     else:
         data = bytearray((origin / "data.mdb").read_bytes())
-        for record in re.finditer(b"mR\x03.{33}" + re.escape(write.id), bytes(data), re.DOTALL):
+        for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
             data[record.end() + 60] ^= 255
         (origin / "data.mdb").write_bytes(data)
     began = time.perf_counter()
@@ -199,14 +199,14 @@ def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path, dam
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A memory with zstd records, free pages, and a document that was appended to."""
+    """A memory with zstd records, free pages, and a document that was replaced."""
     path = new_memory(tmp_path_factory.mktemp("sound") / "memory")
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         ingest(store, "forgotten", 6 * CHUNK, text=3)
         ingest(store, "one", 12 * CHUNK + 5, text=1)
         store.forget("forgotten")
         ingest(store, "two", 3 * CHUNK + 2, text=2)
-        ingest(store, "two", 8 * CHUNK + 1, text=2, mode="append")
+        ingest(store, "two", 8 * CHUNK + 1, text=2, mode="replace")
     return path
 
 

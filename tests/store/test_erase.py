@@ -162,11 +162,10 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
         with writer:
             kv = passage_documents.kept(TEXT, 0, 40)
             writer.add_passages(made, kv, landmarks=landmarks, words=words)
-            writer.finish("a tail that is to be erased")
+            writer.finish()
         passage_documents.ingest(store, "after", 30, text=3)
     pieces = {
         "name": SECRET.encode(),
-        "tail": b"a tail that is to be erased",
         "gap": made[9].gap.encode(),
         "ids": made[9].ids.astype("<u4").tobytes(),
         "keys": k[9, 0, 0].view(torch.int16).numpy().tobytes(),

@@ -69,8 +69,7 @@ def create(kind: str, path: Path) -> MemoryStore:
 def fill(kind: str, store: MemoryStore) -> None:
     """Write the document `book`."""
     if kind == "chunks":
-        ingest(store, "book", 4 * CHUNK + 5)
-        ingest(store, "book", 5 * CHUNK + 2, mode="append")
+        ingest(store, "book", 5 * CHUNK + 2)
     elif kind == "blocks with a selector":
         selected_documents.ingest(store, "book", 9 * CHUNK + 2)
     else:

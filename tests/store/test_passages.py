@@ -1,5 +1,5 @@
 """Documents of passages: whatever they were written in, and wherever they went, they are the same
-passages, with the same bits and the same tail.
+passages, with the same bits.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.disk.format.keys import tokens_key
-from memstore.errors import CorruptMemory, InvalidInput
+from memstore.errors import CorruptMemory, DocumentExists, InvalidInput
 from memstore.store.memory_store import MemoryStore
 from support.passage_documents import (
     LAYERS,
@@ -25,8 +25,6 @@ from support.passage_documents import (
     passage,
     passages,
     same,
-    tail_of,
-    tokens_of,
 )
 from support.selected_documents import create, words
 from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
@@ -68,9 +66,6 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
     with opened(memory) if stops else create(memory, codec=codec) as store:
         sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
         document = ingest(store, "a", count, text=text, batches=sizes, commit_bytes=3000)
-        more = count + data.draw(st.integers(0, 20))
-        if more > count:
-            document = ingest(store, "a", more, text=text, mode="append", batches=sizes)
         check_content(store, document, text)
         store.export_document("a", path / "file")
         store.publish(f"file://{path}/published")
@@ -86,58 +81,6 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
     assert same_rows[0] == same_rows[1] == same_rows[2]
     assert all(is_whole(path / name) for name in ("memory", "imported", "pulled"))
     shutil.rmtree(path)
-
-
-def test_an_append_reads_the_last_passage_again_and_keeps_the_old_until_then(store) -> None:
-    ingest(store, "a", 7, text=2)
-    before = store.document("a")
-    with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
-        assert (writer.blocks, writer.tokens) == (6, tokens_of(2, 6))
-        assert same(writer.replaced_passages(), passages(2, 6, 7))
-        assert writer.characters == passage(2, 5).end
-        assert writer.replaced_tail() == tail_of(2, 7) == store.tail("a")
-        end = passage(2, 6).end + len(tail_of(2, 7))
-        assert writer.base_characters == end
-        assert store.document("a") == before
-    check_content(store, store.document("a"), 2)
-    with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
-        writer.finish()  # with nothing
-    assert same(store.passages("a"), passages(2, 0, 7)) and store.tail("a") == tail_of(2, 7)
-
-
-def test_old_text_is_not_taken_away_before_it_is_read_again(store) -> None:
-    """An append that is interrupted goes on with what is appended, and has nothing else."""
-    ingest(store, "a", 7)
-    end = passage(1, 6).end + len(store.tail("a"))
-    short = passage(1, 6)._replace(characters=passage(1, 6).characters - 1)
-    given = kept(1, 6, 7)
-    beside = {"landmarks": landmarks(1, 6, 7), "words": words(1, 6, 7)}
-    with store.write_document("a", mode="append", commit_bytes=1, **OF_PASSAGES) as writer:
-        writer.add_passages([short], given, **beside)
-        writer.store_staged()
-    assert store.document("a").state == "ready"
-    check_content(store, store.document("a"), 1)
-    with store.write_document("a", mode="append", commit_bytes=1, **OF_PASSAGES) as writer:
-        writer.add_passages([short], given, **beside)
-        following = passage(1, 7)._replace(gap=" " * 9, start=short.end + 9)
-        writer.add_passages(
-            [following], kept(1, 7, 8), landmarks=landmarks(1, 7, 8), words=words(1, 7, 8)
-        )
-    assert store.document("a").state == "ingesting"
-    with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
-        assert writer.blocks == 8 and writer.base_characters == end <= writer.characters
-        assert not writer.replaced_passages()
-        writer.finish("\n")
-    assert store.tail("a") == "\n" and is_whole(store.path)
-
-
-def test_a_tail_alone_is_a_document(store) -> None:
-    with store.write_document("white", **OF_PASSAGES) as writer:
-        document = writer.finish(" \n")
-    assert document.blocks == 0 and store.tail("white") == " \n" and store.passages("white") == []
-    ingest(store, "white", 3, mode="append", text=3)
-    assert same(store.passages("white"), passages(3, 0, 3)) and store.tail("white") == ""
-    assert is_whole(store.path)
 
 
 def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None:
@@ -211,15 +154,16 @@ def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
             store.export_document("a", store.path.parent / "file")
 
 
-def test_an_append_is_published_over_what_it_continues(store, tmp_path) -> None:
+def test_another_text_is_published_over_a_document_only_where_that_is_said(store, tmp_path) -> None:
     url = f"file://{tmp_path}/published"
-    ingest(store, "a", 1)  # one write, whose only passage the append reads again
+    ingest(store, "a", 5)
     store.publish(url)
-    ingest(store, "a", 9, mode="append")
-    store.publish(url)
+    store.describe("a", {"author": "x"})
+    assert store.publish(url).documents == ["a"]  # the same text, of which the row says more
+    for text, count in ((1, 9), (2, 5)):
+        ingest(store, "a", count, text=text, mode="replace")
+        with pytest.raises(DocumentExists, match="--replace"):
+            store.publish(url)
+    store.publish(url, replace=True)
     with opened(url) as away:
-        check_content(away, away.document("a"), 1)
-    store.forget("a")
-    ingest(store, "a", 5, text=2)
-    with pytest.raises(Exception, match="--replace"):
-        store.publish(url)
+        check_content(away, away.document("a"), 2)

@@ -67,19 +67,6 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
     assert verify_memory(path).clean
 
 
-def test_append_continues_as_if_read_at_once(tmp_path: Path) -> None:
-    for first, end in ((5 * CHUNK + 3, LONG), (LONG - 7, LONG), (3 * CHUNK, 3 * CHUNK + 1)):
-        grown, at_once = tmp_path / f"grown{first}", tmp_path / f"once{first}"
-        with create(grown) as store:
-            ingest(store, "book", first)
-            check_content(store, store.document("book"), text=1)
-            check_content(store, ingest(store, "book", end, mode="append"), text=1)
-        with create(at_once) as store:
-            ingest(store, "book", end)
-        assert selected(grown) == selected(at_once)
-        assert is_whole(grown)
-
-
 def test_interrupted_ingest_resumes_to_equal_bytes(tmp_path: Path) -> None:
     class Interrupted(Exception):
         pass
@@ -117,7 +104,7 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
             reader.retrieval.token_maxima(QUESTION, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
             reader.retrieval.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
-        ingest(writer, "3", 20 * CHUNK, text=3, mode="append")
+        ids[3] = ingest(writer, "3", 20 * CHUNK, text=3, mode="replace").id
         check_content(reader, reader.document("3"), text=3)
         writer.compact()
         for document in (*reader.documents(), *writer.documents()):
@@ -267,7 +254,7 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
     if kind == "passages":
         with create(compact) as store:
             passage_documents.ingest(store, "one", 40)
-            passage_documents.ingest(store, "one", 60, mode="append")
+            passage_documents.ingest(store, "one", 60, mode="replace")
             store.compact()
     else:
         shutil.copytree(sound, compact)

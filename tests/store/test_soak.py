@@ -116,7 +116,7 @@ class Library:
                     ), unit
 
     def most(self) -> int:
-        return min(16, self.store.tiers.capacity)
+        return min(16, self.store.tiers.top.capacity)
 
 
 def test_budgets_hold_and_memory_stays_flat_over_random_lookups(

@@ -29,7 +29,6 @@ from support.passage_documents import (
     ingest_known,
     landmarks,
     passages,
-    tail_of,
 )
 from support.selected_documents import create, words
 from support.synthetic_documents import is_whole
@@ -103,7 +102,7 @@ def test_passages_forgotten_under_a_writer_are_left_to_questions(store) -> None:
         store.forget("a")
         kept = {"landmarks": landmarks(1, 0, COUNT), "words": words(1, 0, COUNT)}
         writer.add_passages(some, [], given=[], **kept)
-        document = writer.finish(tail_of(1, COUNT))
+        document = writer.finish()
     assert not records(store) and store.retrieval.stored_at([(document.id, 0)]) == [None]
     assert set(told(store).values()) == {1} and is_whole(store.path)
 
@@ -114,7 +113,7 @@ def test_passages_may_be_text_alone(store) -> None:
         with pytest.raises(InvalidInput, match="keys and values of 1"):
             writer.add_passages(passages(1, 0, 2), [], given=[0], **kept)
         writer.add_passages(passages(1, 0, 2), [], given=[], **kept)
-        document = writer.finish(tail_of(1, 2))
+        document = writer.finish()
     assert store.retrieval.stored_at([(document.id, 0)]) == [None] and not records(store)
     check_content(store, ingest(store, "b", 2), 1)
     check_content(store, store.document("a"), 1)
@@ -128,8 +127,8 @@ def test_two_writers_of_the_same_text_store_it_once(store) -> None:
         for first in range(0, COUNT, 5):
             for writer in (one, other):
                 add(writer, 1, first, first + 5)
-        one.finish(tail_of(1, COUNT))
-        other.finish(tail_of(1, COUNT))
+        one.finish()
+        other.finish()
     assert records(store) == COUNT * len(LAYERS)
     for name in ("a", "b"):
         check_content(store, store.document(name), 1)
@@ -340,7 +339,7 @@ def ingest_text(store: MemoryStore, name: str, count: int) -> Document:
     kept = {"landmarks": landmarks(1, 0, count), "words": words(1, 0, count)}
     with store.write_document(name, source_hash="1:", settings=SETTINGS) as writer:
         writer.add_passages(passages(1, 0, count), [], given=[], **kept)
-        return writer.finish(tail_of(1, count))
+        return writer.finish()
 
 
 def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> None:

@@ -225,13 +225,13 @@ def test_a_document_that_changes_under_a_question_is_not_read_as_it_was(
         short = shortlist(other, 0, whole)
         gone, changed = memory.document("1").id, memory.document("2").id
         memory.forget("1")
-        add(memory, "2", 2, EACH + 7, mode="append")
+        add(memory, "2", 2, EACH + 7, mode="replace")
         for number in (gone, changed):
             with pytest.raises(DocumentNotFound, match="look at the memory's documents again"):
                 short.token_maxima(rows, [(number, EACH - 1, EACH)])
         # asked anew, what was added is there
         now = everything(other)
-        again = shortlist(other, 1, now)
+        again, changed = shortlist(other, 1, now), memory.document("2").id
         assert any(run[0] == changed and run[2] > EACH for run in again.scope)
         assert exact(other, 1, now).argmax() in numbers(again.scope, now)
 

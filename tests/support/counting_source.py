@@ -21,8 +21,8 @@ SHAPE = UnitShape.of_blocks(BLOCK, DIM, torch.float32)
 SECONDS = 600  # until a test that waits has failed
 
 
-def unit(number: int, layer: int = 0) -> BlockKey:
-    return BlockKey(1, layer, number // 2, number % 2)
+def unit(number: int, layer: int = 0, document: int = 1) -> BlockKey:
+    return BlockKey(document, layer, number // 2, number % 2)
 
 
 def content(key: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memstore.block import RecordKey
-from memstore.disk.format.document import Document, Write
+from memstore.disk.format.document import Document
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -65,7 +65,7 @@ def make(
                     k, v = keys_and_values(document, layer, block, dtype)
                     size += write(catalog, txn, RecordKey(document, block, layer), k, v, length)
             row = Document(document, str(document), "ready", blocks=BLOCKS, bytes=size)
-            catalog.put_document(txn, replace(row, writes=(Write(0, WRITE),)))
+            catalog.put_document(txn, replace(row, write=WRITE))
 
     catalog.database.write(work)
     return catalog, disk

@@ -57,11 +57,12 @@ def ingest_job(path: str) -> int:
 
 
 def passages_job(path: str) -> int:
-    """One document of passages, a batch or two a commit; then more of it."""
+    """One document of passages, a batch or two a commit; then a longer one in its place."""
+    longer = f"1:{2 * PASSAGES}"
     with MemoryStore.open(path, host_budget=BUDGET) as store:
-        if not any(document.appended_to for document in store.documents()):
+        if not any(document.source_hash == longer for document in store.documents()):
             passage_documents.ingest(store, "book", PASSAGES, commit_bytes=1500)
-        passage_documents.ingest(store, "book", 2 * PASSAGES, mode="append", commit_bytes=1500)
+        passage_documents.ingest(store, "book", 2 * PASSAGES, mode="replace", commit_bytes=1500)
     return RIGHT
 
 
@@ -115,7 +116,7 @@ def changes_job(path: str, export: str) -> int:
     """Every other way to change a memory, one after the other; begun anew it does what is left."""
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         names = {document.name for document in store.documents()}
-        ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="append", commit_bytes=5000)
+        ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="replace", commit_bytes=5000)
         ingest(store, "changes", 25 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
         store.import_document(export, "comes")
         if "goes" in names:

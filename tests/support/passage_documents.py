@@ -43,10 +43,6 @@ def passages(text: int, first: int, end: int) -> list[Passage]:
     return [passage(text, block) for block in range(first, end)]
 
 
-def tail_of(text: int, count: int) -> str:
-    return "" if (text + count) % 3 == 0 else "\n" * (count % 5 + 1)
-
-
 def tokens_of(text: int, count: int) -> int:
     return sum(len(each.ids) for each in passages(text, 0, count))
 
@@ -134,7 +130,7 @@ def ingest(
             add(writer, text, writer.blocks, end, form)
             turn += 1
             after_batch(end)
-        return writer.finish(tail_of(text, count))
+        return writer.finish()
 
 
 def ingest_known(
@@ -166,7 +162,7 @@ def ingest_known(
                 landmarks=landmarks(text, first, first + len(some)),
                 words=words(text, first, first + len(some)),
             )
-        writer.finish(tail_of(text, count))
+        writer.finish()
     return lacked
 
 
@@ -226,7 +222,6 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
                 assert lease.lengths.tolist() == [len(expected[block].ids)] * 2
     if document.state != "ready":
         return
-    assert store.tail(document.id) == tail_of(text, count)
     scope = [(document.id, 0, count)]
     q = torch.linspace(-1, 1, 3 * form.width).view(3, form.width)
     if form.width:

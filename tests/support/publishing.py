@@ -51,7 +51,7 @@ def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: st
             for memory, file in ((store, "original"), (pulled, "copy")):
                 memory.export_document(name, tmp_path / file)
             assert (tmp_path / "copy").read_bytes() == (tmp_path / "original").read_bytes()
-            assert document.writes == store.document(name).writes
+            assert document.write == store.document(name).write
     report = verify_published(place.url)
     assert report.clean, report.problems
 

@@ -59,7 +59,7 @@ def contents(catalog: Catalog, txn: Transaction) -> dict[bytes, bytes]:
     found = {}
     for document in catalog.documents(txn):
         for key, data in catalog.blocks.walk(txn, document.id):
-            write = document.write_of(key.block)
+            write = document.write
             catalog.blocks.check(data, key, write)
             header = catalog.blocks.header(data, key, write)
             found[record_key(key)] = repr(header).encode() + data[header.start :]

@@ -131,11 +131,9 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     """
     shape = store.signature
     size, heads = shape.block_size, range(shape.num_kv_heads)
-    at_once = max(1, min(8, store.tiers.capacity // len(heads)))  # blocks
-    boundary = document.tokens // (CHUNK_BLOCKS * size) * CHUNK_BLOCKS
+    at_once = max(1, min(8, store.tiers.top.capacity // len(heads)))  # blocks
     assert document.blocks == -(-document.tokens // size)
-    for layer in range(shape.num_layers):
-        first = 0 if layer in shape.memory_layers else max(0, boundary - TOP_K)
+    for layer, first in document.first_blocks(shape).items():
         tokens = document.tokens - first * size
         k, v, landmarks = blocks(text, layer, first, tokens, shape=shape)
         for some in range(0, len(k), at_once):
@@ -175,7 +173,7 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
                 for table in ("tokens", "landmarks")
             }
             tables["blocks"] = contents(catalog, txn)
-            rows = [replace(row, created=0.0, writes=()) for row in catalog.documents(txn)]
+            rows = [replace(row, created=0.0, write=b"") for row in catalog.documents(txn)]
             tables["documents"] = {row.id.to_bytes(8, "big"): repr(row).encode() for row in rows}
         return tables
     finally:

@@ -99,9 +99,7 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
                     ahead.request(wanted)
                 elif what < 0.9:
                     for one in (tier, host):
-                        one.drop(wanted) if what < 0.85 else one.drop_document(
-                            1, chance.randrange(20)
-                        )
+                        one.drop(wanted) if what < 0.85 else one.drop_document(1)
                 elif what < 0.93:
                     ahead.cancel()
                 else:

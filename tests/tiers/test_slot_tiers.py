@@ -134,11 +134,12 @@ def test_dropped_unit_keeps_its_slot_while_leased(make: Make) -> None:
     assert torch.equal(lease.k[lease.slots[0]], content(unit(0))[0])
     lease.release()
     assert tier.bytes == UNIT_BYTES
-    check_lease(tier, [unit(0), unit(1), unit(2)])
-    tier.drop_document(1, first_block=1)
-    assert [tier.holds(unit(n)) for n in range(3)] == [True, True, False]
+    other = unit(2, document=2)
+    check_lease(tier, [unit(0), unit(1), other])
     tier.drop([unit(1), unit(99)])
-    assert not tier.holds(unit(1))
+    assert [tier.holds(key) for key in (unit(0), unit(1), other)] == [True, False, True]
+    tier.drop_document(1)
+    assert not tier.holds(unit(0)) and tier.holds(other)
 
 
 def test_refused_lease_reports_how_many_units_fit(below: CountingSource) -> None:
@@ -333,17 +334,19 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
     tier = make(units=4)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
-    lookup = Aside(tier.lease, [unit(4), unit(5)])
+    others = [unit(4, document=2), unit(5, document=2)]
+    lookup = Aside(tier.lease, others)
     below.reading.acquire(), below.reading.acquire()
-    Aside(tier.drop_document, 1, 2).end()  # waits for nothing
+    Aside(tier.drop_document, 2).end()  # waits for nothing
     Aside(tier.drop, [unit(0)]).end()
     assert tier.bytes == 4 * UNIT_BYTES  # the slots are being written to
     below.go()
     lease = lookup.end()
     assert isinstance(lease, Lease) and ahead.end() == 2
     # what is leased stays as it is
-    assert torch.equal(lease.k[lease.slots[0]], content(unit(4))[0])
-    assert [tier.holds(unit(n)) for n in (0, 1, 4, 5)] == [False, True, False, False]
+    assert torch.equal(lease.k[lease.slots[0]], content(others[0])[0])
+    held = [tier.holds(key) for key in (unit(0), unit(1), *others)]
+    assert held == [False, True, False, False]
     assert tier.bytes == 3 * UNIT_BYTES and tier.stats().unused == 1
     lease.release()
     assert tier.bytes == UNIT_BYTES
@@ -386,7 +389,7 @@ def test_any_order_of_calls_preserves_budget_and_content(
                 wanted = [key for key in some if not tier.holds(key)]
                 assert tier.prefetch(some) == sum(map(tier.holds, wanted))
             elif what == "K":
-                tier.drop_document(1, number)
+                tier.drop_document(1)
         except BudgetExceeded as refused:
             assert what in "lp"
             assert refused.fits < max(len(set(some)), 1)

@@ -116,16 +116,3 @@ def unpack_places(metadata: dict[str, Any]) -> list[Place]:
         at += int(since)
         places.append(Place(at, int(level), name))
     return places
-
-
-def append_places(before: Sequence[Place], characters: int, more: Iterable[Place]) -> list[Place]:
-    """The places of a document of so many characters behind which another text is put; what follows
-    is not under the last page and headings of what there was.
-    """
-    ends = []
-    if any(place.level == PAGE for place in before):
-        ends.append(Place(characters, PAGE, ""))
-    if any(place.level != PAGE for place in before):
-        ends.append(Place(characters, 1, ""))
-    moved = (Place(characters + place.start, place.level, place.name) for place in more)
-    return [*before, *ends, *moved]

@@ -1,19 +1,16 @@
-"""One document of a memory: its row, its state, how it was read, and the writes that made it."""
+"""One document of a memory: its row, its state, and how it was read."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from memstore.decode import Block, Count, Line, Packed, Positive, Share, check_plain, typed, unpack
 from memstore.disk.format.citations import Places, unpack_places
 from memstore.disk.format.codec import CODECS
-from memstore.disk.format.record import WriteId
+from memstore.disk.format.record import WRITE_BYTES, WriteId
 from memstore.disk.format.signature import Signature
-from memstore.errors import CorruptMemory
 
 # "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
 # take the place of the ready document of its name
@@ -24,24 +21,9 @@ SOURCE = "source"
 _LATEST = 253_402_214_400  # the end of the year 9999, in seconds
 
 
-class Write(NamedTuple):
-    """One of the writes that a document was made by: its first, or an append."""
-
-    first: Block
-    id: Annotated[WriteId, Meta(min_length=16, max_length=16)]
-
-
-def write_of(writes: Sequence[Write], block: int) -> WriteId:
-    """The id of the write that made a block's records. Raises CorruptMemory for none."""
-    for first, write in reversed(writes):
-        if first <= block:
-            return write
-    raise CorruptMemory(f"no write is told to have made block {block}; run verify")
-
-
 @dataclass(frozen=True)
 class IngestSettings:
-    """How a document is read; a resumed ingest, and an append, must use the same."""
+    """How a document is read; a resumed ingest must use the same."""
 
     chunk_blocks: Positive = 1
     top_k: Block = 0
@@ -69,9 +51,8 @@ class Document:
     metadata: dict[str, Any] = field(default_factory=dict)
     created: Annotated[float, Meta(ge=0, le=_LATEST)] = 0.0  # seconds since 1970
     settings: IngestSettings = IngestSettings()
-    appended_to: Count = 0  # tokens that it had before it was last appended to
-    appended_at: Count = 0  # of passages: characters that it had before it was
-    writes: tuple[Write, ...] = ()  # in order of blocks; of passages they say which text it is
+    # random; it tells this document's records, and its text, from those of any other
+    write: Annotated[WriteId, Meta(max_length=WRITE_BYTES)] = b""
     codec: Line = ""  # of passages: of the records that it refers to
 
     @property
@@ -110,19 +91,8 @@ class Document:
             metadata = metadata | {"places": len(unpack_places(metadata))}
         return asdict(replace(self, metadata=metadata))
 
-    def write_of(self, block: int) -> WriteId:
-        """The id of the write that made a block's records, which are no passage's. Raises
-        CorruptMemory for none.
-        """
-        return write_of(self.writes, block)
-
-    def begin_write(self, first: int) -> "Document":
-        """The document with a new write, that makes the blocks from `first` on."""
-        kept = [write for write in self.writes if write.first < first]
-        return replace(self, writes=(*kept, Write(first, os.urandom(16))))
-
     def layers_of(self, signature: Signature) -> list[int]:
-        """The layers that are stored: of passages those with memory, else all."""
+        """The layers that it is written in: of passages those with memory, else all."""
         if self.of_passages:
             return sorted(signature.memory_layers)
         return list(range(signature.num_layers))
@@ -139,15 +109,13 @@ class Document:
 
     def first_blocks(self, signature: Signature) -> dict[int, int]:
         """The first block that is stored of each layer: of layers without memory only those are
-        kept that reading on needs.
+        kept that reading on needs, until the document is ready.
         """
-        chunk = self.settings.chunk_blocks
-        boundary = self.tokens // (chunk * signature.block_size) * chunk
-        kept = max(0, boundary - self.settings.top_k)
-        return {
-            layer: 0 if layer in signature.memory_layers else kept
-            for layer in self.layers_of(signature)
-        }
+        first = dict.fromkeys(self.memory_layers(signature), 0)
+        if self.state != "ready":
+            kept = max(0, self.blocks - self.settings.top_k)
+            first |= dict.fromkeys(self.other_layers(signature), kept)
+        return dict(sorted(first.items()))
 
     @classmethod
     def unpack(cls, number: int, row: Packed) -> "Document":
@@ -163,15 +131,12 @@ class Document:
             raise ValueError(f"a document has no {min(row.keys() - _FIELDS)!r}")
         document = typed(row, cls)
         check_plain(document.metadata, "metadata")
-        if document.blocks and (not document.writes or document.writes[0].first):
-            raise ValueError("no write is told to have made its first block")
+        if document.blocks and len(document.write) != WRITE_BYTES:
+            raise ValueError("no write is told to have made its blocks")
         if document.of_passages != bool(document.codec) or document.codec not in ("", *CODECS):
             raise ValueError(f"its passages are not stored in codec {document.codec!r}")
         if "\0" in document.name or (document.id and not document.name):
             raise ValueError("a document has no name, or a zero character in it")
-        firsts = [write.first for write in document.writes]
-        if firsts != sorted(set(firsts)):
-            raise ValueError(f"writes are not in order: {firsts[:10]}")
         return document
 
 

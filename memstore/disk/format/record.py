@@ -29,6 +29,7 @@ from memstore.disk.format.codec import CODECS
 from memstore.errors import CorruptBlock
 
 RECORD_FORMAT = 3
+WRITE_BYTES = 16
 WriteId = bytes
 """16 bytes by which a record is known: of a passage the digest of its content, else random."""
 

@@ -3,9 +3,8 @@
 Where blocks are of equal size, a value of the table of tokens holds characters of the document
 before a part (u64), then its ids (u32), little-endian. Of a document that is made of passages it
 holds consecutive passages, as they were given to a writer; in msgpack: characters of the document
-before it, of each passage its gap, lead, length and characters (columns), all their ids (u32,
-little-endian), and the document's tail. The tail has a value of its own, without passages, under
-the number of the block that would follow.
+before it, of each passage its gap, lead, length and characters (columns), and all their ids (u32,
+little-endian).
 """
 
 from collections.abc import Sequence
@@ -71,12 +70,11 @@ class Passage(NamedTuple):
 
 
 class PassagePart(NamedTuple):
-    """Consecutive passages of a document as they were committed, or its tail."""
+    """Consecutive passages of a document as they were committed."""
 
     first_block: int
     start: int  # characters of the document before it
     passages: list[Passage]
-    tail: str = ""
 
     @property
     def end_block(self) -> int:
@@ -86,7 +84,7 @@ class PassagePart(NamedTuple):
     @property
     def end(self) -> int:
         """Characters of the document before what follows it."""
-        return self.passages[-1].end if self.passages else self.start + len(self.tail)
+        return self.passages[-1].end
 
 
 class _Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -96,12 +94,11 @@ class _Part(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     lengths: list[Count]
     characters: list[Count]
     ids: bytes
-    tail: str
 
 
-def encode_part(start: int, passages: Sequence[Passage], tail: str = "") -> bytes:
-    """The value of passages, the first of which has its gap at character `start` of the document;
-    or of a tail that begins there.
+def encode_part(start: int, passages: Sequence[Passage]) -> bytes:
+    """The value of passages, the first of which has its gap at character `start` of the
+    document.
     """
     value = [
         start,
@@ -110,7 +107,6 @@ def encode_part(start: int, passages: Sequence[Passage], tail: str = "") -> byte
         [len(passage.ids) for passage in passages],
         [passage.characters for passage in passages],
         b"".join(np.asarray(passage.ids).astype("<u4").tobytes() for passage in passages),
-        tail,
     ]
     packed: bytes = msgpack.packb(value)
     return packed
@@ -122,8 +118,8 @@ def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart
     count = len(part.gaps)
     if not len(part.leads) == len(part.lengths) == len(part.characters) == count:
         raise ValueError("its passages are not counted")
-    if (count > 0) == (part.tail != ""):
-        raise ValueError("it is neither passages nor a tail")
+    if not count:
+        raise ValueError("it has no passages")
     if not all(lead < length <= block_size for lead, length in zip(part.leads, part.lengths)):
         raise ValueError(f"a passage has no tokens of its own, or more than {block_size}")
     ends = list(accumulate(part.lengths, initial=0))
@@ -136,7 +132,7 @@ def decode_part(first_block: int, value: Packed, block_size: int) -> PassagePart
         own = ids[ends[number] : ends[number + 1]]
         passages.append(Passage(own, part.leads[number], gap, at, part.characters[number]))
         at += part.characters[number]
-    return PassagePart(first_block, part.start, passages, part.tail)
+    return PassagePart(first_block, part.start, passages)
 
 
 class PassageOrder:
@@ -146,14 +142,14 @@ class PassageOrder:
 
     def __init__(self) -> None:
         self.lengths: list[int] = []  # tokens of each passage so far
-        self._end, self._ended = 0, False  # characters; whether the tail was there
+        self._end = 0  # characters
 
     def add(self, part: PassagePart) -> None:
         """The next part."""
-        if self._ended or part.first_block != len(self.lengths) or part.start != self._end:
+        if part.first_block != len(self.lengths) or part.start != self._end:
             raise ValueError(f"passages before block {part.first_block} are missing, or extra")
         self.lengths += [len(passage.ids) for passage in part.passages]
-        self._end, self._ended = part.end, not part.passages
+        self._end = part.end
 
     def end(self, blocks: int, tokens: int) -> None:
         """Nothing follows; blocks, tokens: of the document."""

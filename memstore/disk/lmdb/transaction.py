@@ -156,17 +156,13 @@ class Transaction:
         self.inner.delete(key, db=self.tables[table])
         return size
 
-    def delete_range(self, table: str, start: bytes, end: bytes | None) -> tuple[int, int]:
-        """Delete the values from key `start` to before `end`; return how many, and their bytes."""
-        count = size = 0
+    def delete_range(self, table: str, start: bytes, end: bytes | None) -> None:
+        """Delete the values from key `start` to before `end`."""
         with self.inner.cursor(db=self.tables[table]) as cursor:
             there = cursor.set_range(start) if start else cursor.first()
             while there and (end is None or bytes(cursor.key()) < end):
-                size += len(cursor.value())
-                count += 1
                 cursor.delete()  # moves to the next
                 there = bool(cursor.key())
-        return count, size
 
     def scan(
         self, table: str, start: bytes = b"", end: bytes | None = None

@@ -9,7 +9,6 @@ import numpy as np
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.format.document import Write, write_of
 from memstore.disk.format.keys import record_keys
 from memstore.disk.format.record import WriteId, decode_head, digest_of
 from memstore.disk.tables.block_table import BlockTable
@@ -82,10 +81,10 @@ class Batch:
                     return False
         return True
 
-    def by_record(self, writes: Mapping[int, Sequence[Write]]) -> list[Wanted]:
+    def by_record(self, writes: Mapping[int, WriteId]) -> list[Wanted]:
         """The records that hold the units, in the order in which they lie in the file.
 
-        writes: of every document of the units.
+        writes: by which the records of every document of the units are known.
         """
         documents, layers, blocks = self.documents, self.layers, self._blocks
         places: Sequence[Sequence[int]]
@@ -100,7 +99,7 @@ class Batch:
             documents, blocks, layers = zip(*of)
             places = list(of.values())
         keys = list(map(RecordKey, documents, blocks, layers))
-        made_by = [write_of(writes[document], block) for document, block, _ in keys]
+        made_by = map(writes.__getitem__, documents)
         return sorted(zip(record_keys(keys), keys, made_by, places), key=itemgetter(0))
 
     def heads_of(self, record: Wanted) -> list[memoryview] | None:

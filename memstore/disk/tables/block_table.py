@@ -132,11 +132,9 @@ class BlockTable:
             yield StoredRecord(read_record_key(key), view)
             next(ahead, None)
 
-    def delete(self, txn: Transaction, document: int, first: int = 0) -> int:
-        """Delete every layer's records of the blocks from `first` on; return the bytes that were
-        freed.
-        """
-        return txn.delete_range("blocks", *record_range(document, first=first))[1]
+    def delete(self, txn: Transaction, document: int) -> None:
+        """Delete all records of a document, or of a passage."""
+        txn.delete_range("blocks", *record_range(document))
 
     def delete_layers(
         self, txn: Transaction, document: int, layers: Collection[int], first: int, end: int

@@ -16,9 +16,10 @@ import msgspec
 
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.format.codec import get_codec
-from memstore.disk.format.document import Document, Write
+from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, number_key, read_number_key
+from memstore.disk.format.record import WriteId
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
@@ -44,7 +45,7 @@ from memstore.errors import (
 )
 
 FORMAT = 9
-_MOST_WRITES = 4096  # documents whose writes are remembered
+_MOST_WRITES = 4096  # that are remembered
 
 
 class Description(msgspec.Struct):
@@ -121,8 +122,7 @@ class Catalog:
                 f"{database.path} lacks the row of its selector; restore it from a copy"
             )
         self.texts = TextTable(self.signature.block_size)
-        # of each document: its row as it was read last, and the writes that it tells of
-        self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
+        self._writes: dict[int, WriteId] = {}  # of documents, by number: they never change
         database.limit = known.quota
 
     @classmethod
@@ -257,9 +257,7 @@ class Catalog:
         """One document by id. Raises DocumentNotFound."""
         row = self.row(txn, number) if number > 0 else None
         if row is None:
-            raise DocumentNotFound(
-                f"document {number} is not in {self.database.path}: it was forgotten"
-            )
+            raise self._forgotten(number)
         return row
 
     def row(self, txn: Transaction, document: int) -> Document | None:
@@ -273,79 +271,46 @@ class Catalog:
         txn.put_checked("documents", number_key(row.pop("id")), msgpack.packb(row))
         note_change(txn, document.id)
 
-    def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
-        """The writes that a document was made by; of a passage's number its digest, as one. Raises
-        DocumentNotFound, MissingBlock (a passage of which no records are stored).
-
-        Told anew only when the row is another: readers ask at every batch.
+    def write_of(self, txn: Transaction, number: int) -> WriteId:
+        """By what the records of a document, or of a passage, are known. Raises DocumentNotFound,
+        MissingBlock (a passage of which no records are stored).
         """
-        value = txn.get("documents", number_key(document)) if document > 0 else None
-        if value is None and document > 0:
-            passage = self.passages.row(txn, document)
-            if passage is not None and passage.bytes:
-                return (Write(0, passage.digest),)
-            if passage is not None:
-                raise MissingBlock(f"no keys and values of passage {document} are stored")
-        if value is None:
-            raise DocumentNotFound(
-                f"document {document} is not in {self.database.path}: it was forgotten"
-            )
-        row, writes = self._writes.get(document, (None, ()))
-        if row != value:
-            known = self.row(txn, document)
-            writes = () if known is None else known.writes
-            if len(self._writes) >= _MOST_WRITES:
-                self._writes.clear()  # documents that are gone, too
-            self._writes[document] = value, writes
-        return writes
+        if number > 0 and txn.get("documents", number_key(number)) is not None:
+            write = self._writes.get(number)
+            if write is None:  # a row is not read at every batch
+                if len(self._writes) >= _MOST_WRITES:
+                    self._writes.clear()  # of documents that are gone, too
+                write = self._writes[number] = self.document(txn, number).write
+            return write
+        passage = self.passages.row(txn, number) if number > 0 else None
+        if passage is None:
+            raise self._forgotten(number)
+        if not passage.bytes:
+            raise MissingBlock(f"no keys and values of passage {number} are stored")
+        return passage.digest
 
-    def delete_document(self, txn: Transaction, document: int) -> int:
+    def delete_document(self, txn: Transaction, document: int) -> None:
         """Delete a document's blocks, landmark keys, tokens and row, and its references to
-        passages; return the bytes of the records that it had.
+        passages.
 
         Run it by `database.write(work, beyond_limit=True)`: on a full memory even deleting needs a
         little room.
         """
-        freed = 0
         with suppress(CorruptMemory):  # references that cannot be told are counted by a repair
             row = self.row(txn, document)
             if row is not None and row.of_passages:
-                freed = self.release(txn, row, 0)
-        freed += self.blocks.delete(txn, document)
+                self._release(txn, row)
+        self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
         note_change(txn, document)
-        return freed
-
-    def truncate_document(
-        self, txn: Transaction, document: int, *, blocks: int, tokens: int
-    ) -> int:
-        """Delete records and landmark keys of the blocks from number `blocks` on and tokens from
-        `tokens` on; of a document of passages these, and its tail.
-
-        The row is the caller's to put. Return the bytes of the records that it had of these blocks.
-        """
-        row = self.row(txn, document)
-        if row is not None and row.of_passages:
-            freed = self.release(txn, row, blocks)
-        else:
-            freed = self.blocks.delete(txn, document, first=blocks)
-        self.runs.truncate(txn, document, blocks)
-        if row is not None and row.of_passages:
-            self.texts.truncate_passages(txn, document, blocks)
-        else:
-            self.texts.truncate_tokens(txn, document, tokens)
-        return freed
 
     # Passages
 
-    def digests(self, document: Document | None, passages: Iterable[Passage]) -> list[Digest]:
-        """By what passages of a document are known; None: of one that comes."""
-        signature, codec = (
-            self.signature.digest,
-            self.blocks.codec if document is None else document.codec,
-        )
-        return [digest_of(signature, codec, passage.ids) for passage in passages]
+    def digests(self, document: Document, passages: Iterable[Passage]) -> list[Digest]:
+        """By what passages of a document are known."""
+        signature = self.signature.digest
+        return [digest_of(signature, document.codec, passage.ids) for passage in passages]
 
     def refer(
         self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
@@ -423,14 +388,11 @@ class Catalog:
             return None
         return None if row is None else StoredAt(row.number, 0, row.bytes > 0, digest)
 
-    def release(self, txn: Transaction, document: Document, first: int) -> int:
-        """Give up a document's references from block `first` on; the bytes of their records."""
-        freed = 0
-        for part in list(self.texts.passage_parts(txn, document.id, first)):
-            low = max(0, first - part.first_block)
-            for digest in self.digests(document, part.passages[low:]):
-                freed += self.passages.release(txn, digest)
-        return freed
+    def _release(self, txn: Transaction, document: Document) -> None:
+        """Give up a document's references to passages."""
+        for part in list(self.texts.passage_parts(txn, document.id)):
+            for digest in self.digests(document, part.passages):
+                self.passages.release(txn, digest)
 
     def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
         """A passage was computed: nobody else has use of what is in a directory."""
@@ -453,6 +415,11 @@ class Catalog:
             raise CorruptMemory(
                 f"{self.database.path}: {what} is damaged ({error}); restore it from a copy"
             ) from error
+
+    def _forgotten(self, number: int) -> DocumentNotFound:
+        return DocumentNotFound(
+            f"document {number} is not in {self.database.path}: it was forgotten"
+        )
 
     def _document(self, number: int, value: bytes) -> Document:
         try:

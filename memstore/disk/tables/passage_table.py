@@ -137,22 +137,14 @@ class PassageTable:
             self._put(txn, rows[-1])
         return rows
 
-    def release(self, txn: Transaction, digest: Digest) -> int:
-        """Count a reference less; return the bytes of the passage's records, which go with the last
-        reference. Raises CorruptMemory.
-        """
+    def release(self, txn: Transaction, digest: Digest) -> None:
+        """Count a reference less; the passage goes with the last one. Raises CorruptMemory."""
         row = self.find(txn, digest)
         if row is None:
-            return 0
-        left = row._replace(references=max(0, row.references - 1))
-        if left.references:
-            self._put(txn, left)
-        else:
-            self.drop(txn, row)
-        return row.bytes
-
-    def drop(self, txn: Transaction, row: StoredPassage) -> None:
-        """Delete a passage, whoever refers to it."""
+            return
+        if row.references > 1:
+            self._put(txn, row._replace(references=row.references - 1))
+            return
         self._blocks.delete(txn, row.number)
         txn.delete("passages", number_key(row.number))
         txn.delete("digests", row.digest)

@@ -151,14 +151,6 @@ class RunTable(NamedTuple):
         found = self._of_kind(txn, document, "words")
         return BlockWords.joined([run.words for run in found if isinstance(run, WordRun)])
 
-    def truncate(self, txn: Transaction, document: int, blocks: int) -> None:
-        """Delete what is of the blocks from number `blocks` on."""
-        for part, run in list(self.runs(txn, document)):
-            if run.end_block > blocks:
-                self.delete_run(txn, document, part, run.first_block)
-                if run.first_block < blocks:
-                    self.put(txn, document, part, run.cut(run.first_block, blocks))
-
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
         """Delete the run of a part that begins with a block, if there is one."""
         txn.delete(_TABLE, self._key(document, part, first_block))

@@ -131,12 +131,13 @@ class FaissIndex(PackedIndex):
                 built.scopes.clear()
                 self.join(layer)
 
-    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> set[int]:
+    def trim(self, document: int, first_block: int, layer: int | None = None) -> set[int]:
+        """See PackedIndex.trim."""
         with self._changing, self._lock:
-            changed = super()._keep(document, first, end, layer)
+            changed = super().trim(document, first_block, layer)
             for number, built in self.built.items():
                 if (layer is None or number == layer) and (
-                    built.rows.keep(document, first, end) or number in changed
+                    built.rows.trim(document, first_block) or number in changed
                 ):
                     built.scopes.clear()
             return changed

@@ -5,13 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from memstore.disk.format.document import IngestSettings
 from memstore.freed_memory import return_freed_memory
-from memstore.model.document_ingest import (
-    Ingesting,
-    IngestProgress,
-    begin_document,
-    characters_before,
-    described,
-)
+from memstore.model.adapter import TextTokenizer
+from memstore.model.document_ingest import Ingesting, IngestProgress, described
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.landmark.landmark_session import ChunkSession
@@ -41,45 +36,42 @@ def ingest_by_landmarks(
     document stays unfinished; StorageFull.
     """
     text.check()
-    tokenizer = reader.tokenizer
     stored = IngestSettings(settings.chunk_blocks, settings.top_k, settings.cmt_cutoff)
-    writer = begin_document(store, text, tokenizer, stored, mode)
+    writer = store.write_document(
+        text.name, source_hash=text.digest, settings=stored, mode=mode, metadata=text.metadata
+    )
     if writer is None:
         return described(store, text)
     with writer:
         began = time.perf_counter()
         session = _DocumentSession(reader, settings, store, writer)
-        number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
-        characters = characters_before(store, tokenizer, number, resumed)
-        total = text.characters + characters_before(store, tokenizer, number, base)
-        first = characters
-
-        def read(ids: list[int]) -> IngestProgress:
-            nonlocal characters
+        tokenizer, resumed, total = reader.tokenizer, writer.tokens, text.characters
+        first = characters = _characters_before(store, tokenizer, writer.document.id, resumed)
+        tokens = tokenizer.encode_stream(text.pieces())
+        for ids in _chunks(tokens, resumed, session.chunk_tokens):
             session.chunk(ids, characters)
             if writer.tokens % _FREED_EVERY < len(ids):
                 return_freed_memory()
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
-
-        # An append reads again what stood behind the last full chunk, then the new text; a resumed
-        # ingest skips what it has.
-        again, skip = writer.replaced_tokens().ids.tolist(), max(0, resumed - base)
-        tokens = tokenizer.encode_stream(text.pieces())
-        for ids in _chunks(again, tokens, skip, session.chunk_tokens):
-            yield read(ids)
+            yield IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
         return writer.finish()
 
 
-def _chunks(
-    first: list[int], tokens: Iterable[list[int]], skip: int, size: int
-) -> Iterator[list[int]]:
-    """Chunks of so many tokens, the last of at least one: `first`, then `tokens` but for so many
-    that are skipped.
-    """
-    pending = first
+def _characters_before(
+    store: MemoryStore, tokenizer: TextTokenizer, document: int, token: int
+) -> int:
+    """Characters of a document before one of its tokens, or before its end."""
+    if token == 0:
+        return 0
+    span = store.tokens(document, token - 1, token)
+    return span.char_start + tokenizer.characters([*span.before.tolist(), *span.ids.tolist()])
+
+
+def _chunks(tokens: Iterable[list[int]], skip: int, size: int) -> Iterator[list[int]]:
+    """Chunks of so many tokens, the last of at least one, of all but the first `skip` tokens."""
+    pending: list[int] = []
     for ids in tokens:
         dropped = min(skip, len(ids))
         skip -= dropped

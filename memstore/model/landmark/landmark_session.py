@@ -48,10 +48,10 @@ class ChunkSession(AskSession):
         check_device(reader.device, store)
         every_head = settings.granularity == "per_token_per_head"
         needed = settings.top_k * (shape.num_heads if every_head else shape.num_kv_heads)
-        if needed > store.tiers.capacity:
+        if needed > store.tiers.top.capacity:
             raise BudgetExceeded(
-                f"the {store.tiers.top.name} budget holds {store.tiers.capacity} blocks, and one "
-                f"token reads up to {needed}; raise the budget"
+                f"the {store.tiers.top.name} budget holds {store.tiers.top.capacity} blocks, and "
+                f"one token reads up to {needed}; raise the budget"
             )
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep

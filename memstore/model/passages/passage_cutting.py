@@ -207,12 +207,9 @@ _REACH = 4096  # characters on each side of an anchor without a better one
 
 
 class Passages:
-    """The passages of a text that arrives in pieces, and what stands behind the last.
+    """The passages of a text that arrives in pieces.
 
-    size: tokens that a passage is filled up to; most: that none exceeds. places: of the whole
-    document. start, gap: the text follows a document of so many characters, of which gap is the
-    tail. While it is iterated, `characters` is where the last passage ended; afterwards, `tail` is
-    the text after it.
+    size: tokens that a passage is filled up to; most: that none exceeds. places: of the text.
     """
 
     def __init__(
@@ -223,14 +220,12 @@ class Passages:
         *,
         size: int,
         most: int,
-        start: int = 0,
-        gap: str = "",
     ) -> None:
-        self.characters, self.tail = start - len(gap), gap
         self._pieces, self._size, self._most = pieces, size, most
-        self._begins = start  # of the text that was not cut yet
+        self._ended = 0  # characters up to the end of the last passage
+        self._begins = 0  # of the text that was not cut yet
         self._level = Level.PARAGRAPH  # what it begins
-        self._gap = [gap]  # what stands between the last passage and that
+        self._gap: list[str] = []  # what stands between the last passage and that
         self._tokenizer, self._measure = tokenizer, Measure(tokenizer, most)
         self._headings = [place.start for place in places if place.level != PAGE and place.name]
 
@@ -247,7 +242,6 @@ class Passages:
                 at += yield from self._cut(text[at : at + _WINDOW], last=False)
             if missing > 0:
                 yield from self._cut(text[at:], last=True)
-                self.tail = "".join(self._gap)
                 return
 
     def _cut(self, text: str, last: bool) -> Generator[Passage, None, int]:
@@ -278,7 +272,7 @@ class Passages:
         end = ends[-1]
         done = units[end].start if end < len(units) else len(text)
         self._level = units[end].level if end < len(units) else Level.PARAGRAPH
-        self._gap.append(text[self.characters - begins : done])
+        self._gap.append(text[self._ended - begins : done])
         self._begins = begins + done
         return done
 
@@ -297,14 +291,14 @@ class Passages:
         begins, made = self._begins, self._measure.encoded(text, groups)
         for units, ids in made:
             own, start = text[units[0].start : units[-1].end], begins + units[0].start
-            self._gap.append(text[max(0, self.characters - begins) : units[0].start])
+            self._gap.append(text[max(0, self._ended - begins) : units[0].start])
             if not ids:  # nothing that the model could read
                 self._gap.append(own)
-                self.characters = start + len(own)
+                self._ended = start + len(own)
                 continue
             gap = "".join(self._gap)
             self._gap = []
-            self.characters = start + len(own)
+            self._ended = start + len(own)
             yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, len(own))
 
 

@@ -220,7 +220,7 @@ class PassageFetch:
 
     def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
         """The same of passages that are there. Raises CorruptBlock."""
-        at_once = max(1, self._store.tiers.capacity - self._own.pinned)
+        at_once = max(1, self._store.tiers.top.capacity - self._own.pinned)
         taken: list[_Taken] = []
         for first in range(0, len(places), at_once):
             units = [BlockKey(number, 0, block, 0) for number, block in places[first:][:at_once]]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, tee
+from itertools import islice, tee
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from memstore.disk.format.citations import Place, Places
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.document_ingest import Ingesting, IngestProgress, begin_document, described
+from memstore.model.document_ingest import Ingesting, IngestProgress, described
 from memstore.model.passages.passage_cutting import Passages
 from memstore.model.passages.passage_encoding import Encoded, encode, words_of
 from memstore.model.passages.passage_protocol import PassageModel
@@ -35,40 +35,34 @@ def ingest_passages(
     computes those that it needs. Raises InvalidInput for a text that cannot be read, StorageFull.
 
     A document already there with the same content is returned unchanged; an interrupted ingest
-    continues after the passages that are stored. An appended text begins a passage.
+    continues after the passages that are stored.
     """
     text.check()
     settings = IngestSettings(passage_tokens=reader.passage_tokens)
-    writer = begin_document(store, text, reader.tokenizer, settings, mode)
+    writer = store.write_document(
+        text.name, source_hash=text.digest, settings=settings, mode=mode, metadata=text.metadata
+    )
     if writer is None:
         return described(store, text)
     with writer:
         began, resumed = time.perf_counter(), writer.tokens
-        before, first = writer.base_characters, writer.characters
-        cutting = passages_of(
-            reader,
-            text.pieces(),
-            [place._replace(start=before + place.start) for place in text.places],
-            start=before,
-            gap=writer.replaced_tail(),
-        )
-        # an append takes the last passage away, to be stored again in front of what follows
-        passages = chain(writer.replaced_passages(), cutting)
+        first, total = writer.characters, text.characters
+        passages = passages_of(reader, text.pieces(), text.places)
         coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
         missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
         layers = reader.selector.captures.layers if keep == "text" else None
         computed = encode(reader, missing, layers=layers)
-        titles = Titles(text, before)
+        titles = Titles(text)
         batches = iter(lambda: list(islice(coming, _AT_ONCE)), [])
         for number, pairs in enumerate(batches):
             _add(writer, reader, pairs, computed, keep, titles)
             if number % _FREED_EVERY == 0:
                 return_freed_memory()
             seconds = time.perf_counter() - began
-            done, total = pairs[-1][0].end, before + text.characters
+            done = pairs[-1][0].end
             left = seconds * (total - done) / max(1, done - first)
             yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
-        return writer.finish(cutting.tail)
+        return writer.finish()
 
 
 class Titles:
@@ -76,16 +70,14 @@ class Titles:
     first line if that is short, and their headings.
     """
 
-    def __init__(self, text: Text, start: int) -> None:
-        """start: where the text begins in its document."""
+    def __init__(self, text: Text) -> None:
         line, _, _ = next(iter(text.pieces()), "").lstrip()[: _TITLE + 1].partition("\n")
         self._title = f"{text.name}\n{line}" if len(line) <= _TITLE else text.name
-        self._places, self._start = Places(text.places), start
+        self._places = Places(text.places)
 
     def above(self, passage: Passage) -> str:
-        """The titles of a passage; "" of one that stands before the text."""
-        at = passage.start - self._start
-        return "\n".join((self._title, *self._places.headings(at))) if at >= 0 else ""
+        """The titles of a passage."""
+        return "\n".join((self._title, *self._places.headings(passage.start)))
 
 
 def _add(
@@ -145,13 +137,8 @@ def _landmarks(
 
 
 def passages_of(
-    reader: PassageModel,
-    pieces: Iterable[str],
-    places: Sequence[Place] = (),
-    *,
-    start: int = 0,
-    gap: str = "",
+    reader: PassageModel, pieces: Iterable[str], places: Sequence[Place] = ()
 ) -> Passages:
     """A text as the reader's passages: see Passages."""
     size, most = reader.passage_tokens, reader.shape.block_size
-    return Passages(reader.tokenizer, pieces, places, size=size, most=most, start=start, gap=gap)
+    return Passages(reader.tokenizer, pieces, places, size=size, most=most)

@@ -27,14 +27,14 @@ class NewDocument(Strict):
 
     name: str
     text: Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
-    mode: Literal["new", "append", "replace"] = "new"
+    mode: Literal["new", "replace"] = "new"
 
 
 class NewFile(Strict):
     """The fields of a form beside its file. name: of the document; by default the file's."""
 
     name: str | None = None
-    mode: Literal["new", "append", "replace"] = "new"
+    mode: Literal["new", "replace"] = "new"
 
 
 class Search(Strict):

@@ -74,7 +74,7 @@ class Ingest(Strict):
     path: str | None = Field(
         default=None, description="Or a file on the server, where it allows that directory."
     )
-    mode: Literal["new", "append", "replace"] = Field(
+    mode: Literal["new", "replace"] = Field(
         default="new", description="What to do where the memory has a document of that name."
     )
 

@@ -225,8 +225,7 @@ def state_of(row: Document | None) -> bytes:
     """Tells a document's text from any other's that it had or will have."""
     if row is None:
         return b""
-    told = f"{row.blocks} {row.tokens} {row.source_hash} {row.writes}"
-    return xxhash.xxh3_64_digest(told.encode())
+    return xxhash.xxh3_64_digest(row.write)
 
 
 def tokens_covered(covered: Sequence[Covered], rows: Mapping[str, Document]) -> int:

@@ -305,13 +305,9 @@ class Retrieval:
     def written(self, row: Document) -> None:
         """A writer has ended: hold what it committed, and nothing that it only staged."""
         if row.state == "ready":
-            self.index.truncate(row.id, row.blocks)
             self._loaded[row.id] = row
             if self._first_stage is not None:
                 self._first_stage.follow(row.id, row)
-            if self.selected is not None:
-                self.selected.drop(row.id)
-            self.tiers.drop_document(row.id, row.blocks)
         else:
             self.drop(row.id)
 

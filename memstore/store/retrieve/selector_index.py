@@ -184,16 +184,11 @@ class SelectorIndex:
 
     def drop(self, document: int) -> None:
         """Hold nothing of a document any longer."""
-        self.truncate(document, 0)
         with self._lock:
+            self._tokens.remove(document)
+            self._words.remove(document)
             for held in self._held.values():
                 held.discard(document)
-
-    def truncate(self, document: int, blocks: int) -> None:
-        """Hold nothing of a document's blocks from number `blocks` on."""
-        with self._lock:
-            self._tokens.truncate(document, blocks)
-            self._words.truncate(document, blocks)
 
     def trim(self, document: int, first_block: int) -> None:
         """Hold nothing of a document's blocks before number `first_block`."""

@@ -46,7 +46,7 @@ class SessionDocument(Closing):
         """
         n, heads = k.shape[:2]
         first = self._ends.get(layer, 0)
-        units = self._tiers.pin(self.document, layer, first, k, v, lengths)
+        units = self._tiers.host.pin(self.document, layer, first, k, v, lengths)
         if landmarks is not None:
             self._index.add(self.document, layer, first, landmarks)
         self._units.setdefault(layer, []).extend(

@@ -87,11 +87,6 @@ class PartOrder:
             _expect(spec is None, "a selector finds passages")
             blocks_ = -(-document.tokens // self._size)
             _expect(document.blocks == blocks_, "its blocks are not counted")
-            _expect(document.appended_to <= document.tokens, "more was appended to than there is")
-        _expect(
-            all(write.first <= document.blocks for write in document.writes),
-            "it has a write behind its end",
-        )
         self._tokens = self._characters = 0
         self._first = document.first_blocks(signature)
         self._coverage: Coverage | None = None
@@ -151,7 +146,7 @@ class PartOrder:
         document = self._document
         if self._passages is not None:
             return RecordKey(document.id, 0, layer), self._digests[block]
-        return RecordKey(document.id, block, layer), document.write_of(block)
+        return RecordKey(document.id, block, layer), document.write
 
     def _add_tokens(self, part: Tokens) -> None:
         if self._passages is not None:

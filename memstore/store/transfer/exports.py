@@ -200,7 +200,7 @@ def _largest(part: Tokens, head: Head) -> int:
     if not head.document.of_passages:
         return int(decode_tokens(first, value).ids.max())
     passages = decode_part(first, value, head.signature.block_size).passages
-    return max((int(passage.ids.max()) for passage in passages), default=0)
+    return max(int(passage.ids.max()) for passage in passages)
 
 
 def _pack(number: int, kind: str, payload: Any) -> bytes:

@@ -1,11 +1,12 @@
-"""What may be written under a name: a new document, the rest of one that was interrupted, more of
-one, one in the place of another, an import.
+"""What may be written under a name: a new document, the rest of one that was interrupted, one in
+the place of another, an import.
 
-    (nothing) --new--> ingesting --finish--> ready --append--> ingesting --finish--> ready
+    (nothing) --new--> ingesting --finish--> ready
     ready --replace--> ready, and a row "replacing" of the same name --finish--> ready, the old gone
     (nothing) --import--> importing --> ready
 """
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,12 +16,13 @@ from typing import Any, Literal, get_args
 from memstore.decode import check_plain
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.record import WRITE_BYTES
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput
 
-Mode = Literal["new", "append", "replace"]
+Mode = Literal["new", "replace"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def check_name(name: str) -> None:
 def check_request(name: str, settings: IngestSettings, mode: str) -> None:
     """Raises InvalidInput for a name, a mode or settings that no document can have."""
     if mode not in get_args(Mode):
-        raise InvalidInput(f"mode {mode!r} is unknown; choose new, append or replace")
+        raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
     check_name(name)
     for setting, least in (("chunk_blocks", 1), ("top_k", 0)):
         if getattr(settings, setting) < least:
@@ -109,8 +111,6 @@ def check_metadata(metadata: dict[str, Any]) -> None:
 
 def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
     """Is the same content there already? A replacement may also want other settings."""
-    if mode != "append" and found.appended_to:
-        return False  # its hash is that of what was appended last
     same = found.state == "ready" and found.source_hash == source_hash
     return same and (mode != "replace" or found.settings == settings)
 
@@ -119,16 +119,12 @@ def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission 
     """What a writer of `wanted` (a row without content) is to write to, given the rows of its name
     that are there; None if the same content is there already.
 
-    Raises DocumentExists, DocumentNotFound (append), InvalidInput (other settings).
+    Raises DocumentExists, InvalidInput (other settings).
     """
     found = next((row for row in named if row.is_listed), None)
     hidden = next((row for row in named if row.state == "replacing"), None)
     if found is not None and is_there(found, wanted.source_hash, wanted.settings, mode):
         return None
-    if mode == "append":
-        if found is None:
-            raise no_document(wanted.name, named)
-        return Admission(_appendable(found, wanted))
     if found is None:
         return Admission(wanted, instead_of=hidden)
     if _continues(found, wanted):
@@ -151,7 +147,8 @@ def begin(catalog: Catalog, admission: Admission) -> Document:
         if admission.instead_of is not None:
             catalog.delete_document(txn, admission.instead_of.id)
         number = catalog.new_document_id(txn)
-        row = replace(admission.document, id=number, created=time.time())
+        write = os.urandom(WRITE_BYTES)
+        row = replace(admission.document, id=number, created=time.time(), write=write)
         catalog.put_document(txn, row)
         return row
 
@@ -193,37 +190,17 @@ def _continues(found: Document, wanted: Document) -> bool:
 def _refusal(found: Document, wanted: Document) -> DocumentExists | InvalidInput:
     if found.state == "ready":
         return DocumentExists(
-            f"document {found.name!r} is there with other content; choose another name, append to "
-            "it, or replace it"
+            f"document {found.name!r} is there with other content; choose another name, or "
+            "replace it"
         )
     if found.source_hash != wanted.source_hash:
         return DocumentExists(
             f"document {found.name!r} is partly read, from other content; continue with that, "
             "replace it, or forget it"
         )
+    there, here = asdict(found.settings), asdict(wanted.settings)
+    others = ", ".join(f"{k}={v}" for k, v in sorted(there.items()) if here[k] != v)
     return InvalidInput(
-        f"document {found.name!r} was begun with {_others(found.settings, wanted.settings)}; "
-        "continue with the same, replace it, or forget it"
+        f"document {found.name!r} was begun with {others}; continue with the same, replace it, or "
+        "forget it"
     )
-
-
-def _appendable(found: Document, wanted: Document) -> Document:
-    resumed = found.state == "ingesting"
-    if resumed and (not found.appended_to or found.source_hash != wanted.source_hash):
-        raise DocumentExists(
-            f"document {found.name!r} is only partly read; continue that before appending to it"
-        )
-    if found.settings != wanted.settings:
-        other = _others(found.settings, wanted.settings)
-        raise InvalidInput(f"document {found.name!r} was read with {other}; append with the same")
-    if resumed:
-        return found
-    return replace(
-        found, source_hash=wanted.source_hash, metadata=wanted.metadata, appended_to=found.tokens
-    )
-
-
-def _others(found: IngestSettings, wanted: IngestSettings) -> str:
-    """The settings of one that the other does not have, in words."""
-    there, here = asdict(found), asdict(wanted)
-    return ", ".join(f"{k}={v}" for k, v in sorted(there.items()) if here[k] != v)

@@ -80,11 +80,6 @@ class Chunk:
         """The number of the token after it."""
         return self.first_token + sum(self.lengths)
 
-    @property
-    def boundary(self) -> int:
-        """Up to where the document could be continued from, in blocks, once this is there."""
-        return self.end_block if self.whole else self.first_block
-
 
 def finite(parts: Sequence[Tensor]) -> bool:
     """Are all numbers of these tensors finite?"""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from itertools import dropwhile
+from itertools import dropwhile, product
 
 import numpy as np
 
 from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
-from memstore.disk.format.document import Document, State
+from memstore.disk.format.document import Document
 from memstore.disk.format.runs import RUN_BLOCKS, Run, joined, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -28,10 +28,9 @@ class Encoder:
     """Encodes the chunks of one document, in order."""
 
     def __init__(self, catalog: Catalog, document: Document) -> None:
-        """document: with the write that makes its next blocks."""
         self.lossless = get_codec(catalog.codec).lossless
         self._signature, self._blocks = catalog.signature, catalog.blocks
-        self._document, self._write = document.id, document.writes[-1].id
+        self._document, self._write = document.id, document.write
         self._codec = document.codec  # of passages
         self._memory_layers = document.memory_layers(catalog.signature)
         self._other_layers = document.other_layers(catalog.signature)
@@ -39,9 +38,9 @@ class Encoder:
 
     def ahead(self, chunk: Chunk) -> None:
         """Begin to encode a chunk's memory layers; its `encoding` tells when that is done."""
-        chunk.encoding = self._thread.submit(self.memory_layers, chunk)
+        chunk.encoding = self._thread.submit(self._encode, chunk)
 
-    def memory_layers(self, chunk: Chunk) -> None:
+    def _encode(self, chunk: Chunk) -> None:
         """Have the chunk hold records in the place of its memory layers' blocks, or passages."""
         for number, (k, v) in zip(chunk.given, chunk.kv):
             bits, digest = (raw_view(k), raw_view(v)), chunk.digests[number]
@@ -97,11 +96,11 @@ class LatestRuns:
     on needs.
     """
 
-    def __init__(self, catalog: Catalog, document: Document, blocks: int, keep: int) -> None:
-        """Of a document of which `blocks` blocks stay and, of layers without memory, those from
-        `keep` on. Raises CorruptMemory.
+    def __init__(self, catalog: Catalog, document: Document, keep: int) -> None:
+        """Of a document of which, of layers without memory, the blocks from `keep` on are stored.
+        Raises CorruptMemory.
         """
-        signature, table = catalog.signature, catalog.runs
+        signature, table, blocks = catalog.signature, catalog.runs, document.blocks
         self._kinds = table.parts(document.layers_of(signature))
         of_layers = table.spec is None
         self._other = set(document.other_layers(signature)) if of_layers else set[int]()
@@ -113,7 +112,7 @@ class LatestRuns:
                     oldest = min(oldest, keep)
                 firsts = range(run_of(kind, oldest), blocks, RUN_BLOCKS[kind])
                 runs = [table.run(txn, document.id, part, first) for first in firsts]
-                self._pieces[part] = [run.cut(0, blocks) for run in runs if run is not None]
+                self._pieces[part] = [run for run in runs if run is not None]
                 needed = keep if part in self._other else oldest
                 if self._count(part, needed, blocks) != blocks - needed:
                     raise CorruptMemory(
@@ -145,6 +144,8 @@ class LatestRuns:
         begin, end = chunks[0].first_block, chunks[-1].end_block
         for part, kind in self._kinds.items():
             oldest = max(begin, keep) if part in self._other else begin
+            if oldest == end:
+                continue
             for first in range(run_of(kind, oldest), end, RUN_BLOCKS[kind]):
                 run = self.latest(part, first, min(first + RUN_BLOCKS[kind], end))
                 assert run is not None
@@ -155,10 +156,6 @@ class LatestRuns:
         return 0 if run is None else run.end_block - run.first_block
 
 
-Tail = tuple[int, str]
-"""Characters of a document of passages up to the end of its last, and the text behind."""
-
-
 class Commits:
     """What of one document is stored, and what is on its way."""
 
@@ -167,29 +164,20 @@ class Commits:
         catalog: Catalog,
         document: Document,
         *,
-        blocks: int,
-        tokens: int,
         replaces: Document | None,
-        on_commit: Callable[[Sequence[Chunk], bool], None],
+        on_commit: Callable[[Sequence[Chunk]], None],
     ) -> None:
-        """document: its row as it is committed, with the write that makes its next blocks; blocks,
-        tokens: how many of its blocks stay, and of how many tokens; replaces: the document that
-        goes when this one is ready.
-
-        on_commit: told, on the committing thread, the chunks that are stored now, and whether they
-        took the place of old blocks. Raises CorruptMemory.
+        """document: its row as it is committed; replaces: the document that goes when this one is
+        ready. on_commit: told, on the committing thread, the chunks that are stored now. Raises
+        CorruptMemory.
         """
         self.row = document
-        # the blocks from `base` on are old ones, that the first commit replaces
-        self.cut, self.base, self.base_tokens = blocks < document.blocks, blocks, tokens
         self.error: BaseException | None = None  # nothing is committed after it
         self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
         self._other_layers = document.other_layers(catalog.signature)
         # first block that is stored of layers without memory
-        self._keep = self.keep_from(blocks)
-        # as an append that is committed in part is read anew to its end
-        self._unfinished: State = "ingesting" if document.state == "ready" else document.state
-        self.runs = LatestRuns(catalog, document, blocks, self._keep)
+        self._keep = self.keep_from(document.blocks)
+        self.runs = LatestRuns(catalog, document, self._keep)
         self.encoder = Encoder(catalog, document)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         # those that may not be done, and their bytes
@@ -197,19 +185,17 @@ class Commits:
         self._counting = threading.Lock()
         self.waiting_bytes = 0
 
-    def keep_from(self, boundary: int) -> int:
-        """First block that must be at hand to continue from a boundary of chunks."""
-        return max(0, boundary - self.row.settings.top_k)
+    def keep_from(self, end: int) -> int:
+        """First block that must be at hand to continue behind block `end`, a chunk's last."""
+        return max(0, end - self.row.settings.top_k)
 
-    def submit(
-        self, chunks: Sequence[Chunk], size: int, *, final: bool = False, tail: Tail | None = None
-    ) -> None:
+    def submit(self, chunks: Sequence[Chunk], size: int, *, final: bool = False) -> None:
         """Commit chunks of `size` bytes when they are encoded and what was submitted before is
-        committed; final: and the document is ready, with its tail.
+        committed; final: and the document is ready.
         """
         with self._counting:
             self.waiting_bytes += size
-            self._submitted.append((self._thread.submit(self._run, chunks, final, tail), size))
+            self._submitted.append((self._thread.submit(self._run, chunks, final), size))
 
     def wait_for_one(self) -> None:
         """Wait for the oldest; its error is in `error`. Of one thread only."""
@@ -252,61 +238,52 @@ class Commits:
         self.encoder.close()
         self._thread.shutdown(wait=True)
 
-    def _run(self, chunks: Sequence[Chunk], final: bool, tail: Tail | None) -> None:
+    def _run(self, chunks: Sequence[Chunk], final: bool) -> None:
         if self.error is not None:
             return  # nothing may follow what was not stored
         try:
-            self._commit(chunks, final, tail)
+            self._commit(chunks, final)
         except BaseException as error:
             self.error = error
             raise
 
-    def _commit(self, chunks: Sequence[Chunk], final: bool, tail: Tail | None) -> None:
-        keep = max(self._keep, self.keep_from(chunks[-1].boundary)) if chunks else self._keep
+    def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
+        end = chunks[-1].end_block if chunks else self.row.blocks
+        keep = end if final else self.keep_from(end)  # nobody reads on behind a finished document
         records = [record for chunk in chunks for record in self._records(chunk, keep)]
         records.sort(key=lambda record: record[:2])
         runs = list(self.runs.to_write(chunks, keep)) if chunks else []
-        cut = self.cut and bool(chunks)
+        first_run = end if final else run_of("landmark", keep)  # that stays of other layers
         replaces = self._replaces if final else None
 
         def work(txn: Transaction) -> Document:
             row, catalog = self.row, self._catalog
             number, size = row.id, row.bytes
-            # before the old end is cut off: a passage of both keeps its records
-            referred = sum(self._refer(txn, chunk) for chunk in chunks)
-            if cut:
-                kept = {"blocks": self.base, "tokens": self.base_tokens}
-                # of passages it may be more than they took: others store their records, too
-                size = max(0, size - catalog.truncate_document(txn, number, **kept))
+            size += sum(self._refer(txn, chunk) for chunk in chunks)
             size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
             for block, layer, record in records:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
-            size += referred
-            for layer in self._other_layers:
-                begin, end = (run_of("landmark", block) for block in (self._keep, keep))
-                for first in range(begin, end, RUN_BLOCKS["landmark"]):
-                    catalog.runs.delete_run(txn, number, layer, first)
+            gone = range(run_of("landmark", self._keep), first_run, RUN_BLOCKS["landmark"])
+            for layer, first in product(self._other_layers, gone):
+                catalog.runs.delete_run(txn, number, layer, first)
             for part, run in runs:
                 catalog.runs.put(txn, number, part, run)
             for chunk in chunks:
                 catalog.texts.put_part(txn, number, *chunk.part)
             if chunks:
-                row = replace(row, blocks=chunks[-1].end_block, tokens=chunks[-1].end_token)
-            if tail is not None:
-                catalog.texts.put_tail(txn, row, *tail)
+                row = replace(row, blocks=end, tokens=chunks[-1].end_token)
             if replaces is not None:
                 catalog.delete_document(txn, replaces.id)
             if final and row.of_passages:
                 size = catalog.record_bytes(txn, row)
-            row = replace(row, bytes=size, state="ready" if final else self._unfinished)
+            row = replace(row, bytes=size, state="ready" if final else row.state)
             catalog.put_document(txn, row)
             return row
 
         self.row = self._catalog.database.write(work, beyond_limit=replaces is not None)
         self._keep = keep
         if chunks:
-            self._on_commit(chunks, cut)
-        self.cut = False
+            self._on_commit(chunks)
 
     def _refer(self, txn: Transaction, chunk: Chunk) -> int:
         """Count the references to a chunk's passages, and store those that are not; the bytes of
@@ -326,10 +303,8 @@ class Commits:
 
     def _records(self, chunk: Chunk, keep: int) -> list[tuple[int, int, bytes]]:
         """(block, layer, record) of what is stored of a chunk, but for its passages."""
-        if chunk.encoding is not None:
-            # or its error, which is this commit's: what comes before it is stored
-            chunk.encoding.result()
-        self.encoder.memory_layers(chunk)
+        assert chunk.encoding is not None
+        chunk.encoding.result()  # or its error, which is this commit's: what came before is stored
         self.encoder.add_records(chunk, self._other_layers, keep)
         if chunk.digests:
             return []
@@ -343,21 +318,12 @@ class Commits:
 class Staged:
     """In order; from any thread."""
 
-    def __init__(self, commits: Commits, commit_bytes: int, *, held_until: int = 0) -> None:
-        """commit_bytes: of a commit. held_until: characters of the document up to which nothing is
-        committed while old blocks would be replaced: that would take away text that is not read
-        again yet, and whoever resumes has what is appended, and nothing else.
-        """
-        self._commits, self._commit_bytes, self._held_until = commits, commit_bytes, held_until
+    def __init__(self, commits: Commits, commit_bytes: int) -> None:
+        """commit_bytes: of a commit."""
+        self._commits, self._commit_bytes = commits, commit_bytes
         self._lock = threading.Lock()  # of the next two
         self._chunks: list[Chunk] = []
         self._bytes = 0
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """They, as they are now."""
-        with self._lock:
-            return [*self._chunks]
 
     def add(self, chunk: Chunk, size: int) -> None:
         """Take the next one, which makes a commit larger by so many bytes."""
@@ -375,22 +341,16 @@ class Staged:
             self._commits.wait_for_one()
         self._commits.check()
 
-    def submit(self, *, final: bool = False, tail: Tail | None = None) -> None:
+    def submit(self, *, final: bool = False) -> None:
         """Give the whole ones to a commit, or all with the document's end."""
         with self._lock:
-            if self._is_held() and not final:
-                return
             chunks = [chunk for chunk in self._chunks if chunk.whole or final]
             self._chunks = [chunk for chunk in self._chunks if not (chunk.whole or final)]
             size, self._bytes = self._bytes, 0
             if chunks or final:
-                self._commits.submit(chunks, size, final=final, tail=tail)
+                self._commits.submit(chunks, size, final=final)
 
     def clear(self) -> None:
         """Let them go."""
         with self._lock:
             self._chunks = []
-
-    def _is_held(self) -> bool:
-        last = self._chunks[-1] if self._commits.cut and self._chunks else None
-        return last is not None and last.end < self._held_until

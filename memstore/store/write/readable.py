@@ -25,7 +25,6 @@ class Readable:
         self, retrieval: Retrieval, document: Document, memory_layers: set[int], geometry: Geometry
     ) -> None:
         self._tiers, self._index = retrieval.tiers, retrieval.index
-        self._selected = retrieval.selected
         self._document, self._geometry = document.id, geometry
         self._memory_layers = memory_layers
         self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
@@ -42,10 +41,6 @@ class Readable:
                 make()
         else:
             chunk.units = self._pin(chunk)
-        self.add_to_index(chunk)
-
-    def add_to_index(self, chunk: Chunk) -> None:
-        """Make a chunk's landmarks searchable."""
         for layer, run in sorted(chunk.runs.items()):
             if isinstance(run, KeyRun) and layer in self._memory_layers:
                 keys = from_raw(run.keys, self._geometry.dtype)
@@ -89,17 +84,10 @@ class Readable:
         # an ingest reads its latest blocks only: the others make room
         self._tiers.drop([unit for unit in units if unit.block < latest])
 
-    def replaced(self, base: int) -> None:
-        """Other blocks were committed in the place of those from `base` on."""
-        self._index.truncate(self._document, base)
-        if self._selected is not None:
-            self._selected.truncate(self._document, base)
-        self._tiers.drop_document(self._document, base)
-
     def close(self) -> None:
         """Pin nothing any longer."""
         stay = self._memory_layers
-        self._tiers.unpin([unit for unit in self._pinned if unit.layer in stay])
+        self._tiers.host.unpin([unit for unit in self._pinned if unit.layer in stay])
         self._tiers.drop([unit for unit in self._pinned if unit.layer not in stay])
 
     def _pin(self, chunk: Chunk) -> list[BlockKey]:
@@ -107,7 +95,7 @@ class Readable:
         try:
             for layer, (k, v) in chunk.blocks.items():
                 first = chunk.first_block
-                units += self._tiers.pin(self._document, layer, first, k, v, chunk.lengths)
+                units += self._tiers.host.pin(self._document, layer, first, k, v, chunk.lengths)
         except BudgetExceeded:
             self._tiers.drop(units)
             raise

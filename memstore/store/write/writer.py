@@ -9,7 +9,6 @@ instant, the memory holds what the last transaction held: a prefix of whole chun
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -22,7 +21,7 @@ from memstore.disk.format.text_parts import Passage
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.retrieve.retrieval import Retrieval
-from memstore.store.stored_text import Continued, TokenSpan, read_tokens
+from memstore.store.stored_text import read_passages
 from memstore.store.write import admission
 from memstore.store.write.chunk import (
     CheckedChunks,
@@ -66,59 +65,32 @@ class DocumentWriter:
     ) -> None:
         """Write the row of a document that may be written. Raises CorruptMemory, StorageFull."""
         document = admission.begin(catalog, admitted)
-        if document.state != "ready":
-            with catalog.database.read() as txn:
-                retrieval.load(txn, document)
-        self._catalog = catalog
-        self._geometry = catalog.signature.geometry
+        last: list[Passage] = []
+        with catalog.database.read() as txn:
+            retrieval.load(txn, document)
+            if document.of_passages:
+                last = read_passages(catalog, txn, document, max(0, document.blocks - 1))
         self._memory_layers = set(document.memory_layers(catalog.signature))
-        self._chunk_blocks = document.settings.chunk_blocks
-        blocks, tokens = document.blocks, document.tokens
-        self._before: Continued | None = None
-        if document.of_passages:
-            self._before = Continued.of(catalog, document)
-            document, blocks, tokens, *_ = self._before
-        elif document.state == "ready":  # appended to: back to the last boundary of chunks
-            chunk_tokens = self._chunk_blocks * self._geometry.block_size
-            blocks = document.tokens // chunk_tokens * self._chunk_blocks
-            tokens = blocks * self._geometry.block_size
-        if document.state == "ready" or not document.writes:
-            document = document.begin_write(blocks)
         self._chunks = CheckedChunks(catalog, document)
-        self._readable = Readable(retrieval, document, self._memory_layers, self._geometry)
+        geometry = catalog.signature.geometry
+        self._readable = Readable(retrieval, document, self._memory_layers, geometry)
         self._commits = Commits(
-            catalog,
-            document,
-            blocks=blocks,
-            tokens=tokens,
-            replaces=admitted.replaces,
-            on_commit=self._committed,
+            catalog, document, replaces=admitted.replaces, on_commit=self._committed
         )
-        self._known: KnownPassages | None = None
-        if document.of_passages:
-            self._known = KnownPassages(catalog, document)
-        self._staged = Staged(
-            self._commits,
-            COMMIT_BYTES if commit_bytes is None else commit_bytes,
-            held_until=0 if self._before is None else self._before.document.appended_at,
-        )
+        # of a document of passages
+        self._known = KnownPassages(catalog, document) if document.of_passages else None
+        self._staged = Staged(self._commits, COMMIT_BYTES if commit_bytes is None else commit_bytes)
         self._in_store = in_store
-        self._blocks, self._tokens = blocks, tokens
-        self._characters = 0 if self._before is None else self._before.characters
-        self._boundary = blocks  # of chunks, from where an append would continue
+        self._blocks, self._tokens = document.blocks, document.tokens
+        self._characters = last[0].end if last else 0
         self._ended = False  # by a chunk that is not whole
         self._finished = False
         self._closed = False
 
     @property
     def document(self) -> Document:
-        """The document as committed so far; where it is appended to, before the first commit,
-        without what will be replaced.
-        """
-        row, base = self._commits.row, self._commits.base
-        if self._commits.cut:
-            return replace(row, blocks=base, tokens=self._commits.base_tokens)
-        return row
+        """The document as committed so far."""
+        return self._commits.row
 
     @property
     def blocks(self) -> int:
@@ -131,43 +103,11 @@ class DocumentWriter:
         return self._tokens
 
     @property
-    def base_tokens(self) -> int:
-        """Tokens that the document had before it was appended to; 0 otherwise."""
-        return self._commits.row.appended_to
-
-    @property
     def characters(self) -> int:
         """Of a document of passages, its characters up to the end of the last one so far, staged
         ones included: continue reading from here.
         """
         return self._characters
-
-    @property
-    def base_characters(self) -> int:
-        """Of a document of passages, its characters before it was appended to, tail and all: where
-        what is appended begins; 0 otherwise.
-        """
-        return self._commits.row.appended_at
-
-    def replaced_passages(self) -> list[Passage]:
-        """The last passage of a document that is appended to, to be read again in front of what is
-        appended, after which the writer has not committed yet; its gap begins at `characters`.
-        """
-        return [] if self._before is None or not self._commits.cut else self._before.replaced
-
-    def replaced_tail(self) -> str:
-        """The text that stood behind that passage, in front of what is appended."""
-        return "" if self._before is None else self._before.tail
-
-    def replaced_tokens(self) -> TokenSpan:
-        """Stored tokens behind `tokens`, and where their characters begin: to be read again with
-        what is appended.
-
-        There are none but in an append that has not committed yet, where the document ended within
-        a chunk; where the characters begin is told even so.
-        """
-        with self._catalog.database.read() as txn:
-            return read_tokens(self._catalog, txn, self._commits.row, self._tokens)
 
     def add_chunk(
         self,
@@ -187,36 +127,21 @@ class DocumentWriter:
         BudgetExceeded, InvalidInput.
         """
         self._commits.check()
-        if self._before is not None:
+        if self._known is not None:
             raise InvalidInput("this document is made of passages; add those (add_passages)")
-        if self._ended or self._blocks % self._chunk_blocks:
+        if self._ended:
             raise InvalidInput(
-                f"a chunk after the document's last, which ended at token {self._tokens}; append "
-                "to it instead"
+                f"a chunk after the document's last, which ended at token {self._tokens}; only the "
+                "last one is short"
             )
         ids = np.asarray(token_ids, dtype=np.int64)
         chunk = self._chunks.of_blocks(self._blocks, ids, char_start, layers, length_of_last)
-        cut = self._commits.cut
-        if not cut:
-            if not self._commits.encoder.lossless:  # it is read as it will be stored
-                self._commits.encoder.replace_by_stored(chunk)
-            # what is committed needs no pin
-            self._readable.show(chunk, [self._flush, self._in_store.make_room])
-        done = self.document.blocks
-        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
-        if chunk.whole and not cut:
-            size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
-            self._commits.encoder.ahead(chunk)
-        else:
-            size = 0
-        self._stage(chunk, size)
+        if not self._commits.encoder.lossless:  # it is read as it will be stored
+            self._commits.encoder.replace_by_stored(chunk)
+        # what is committed needs no pin
+        self._readable.show(chunk, [self._flush, self._in_store.make_room])
         self._ended = not chunk.whole
-        if chunk.whole and cut:
-            # Old blocks have the numbers of the new ones: they are answered from until the new ones
-            # are committed.
-            self._flush()
-            self._readable.add_to_index(chunk)
-        self._staged.submit_if_enough()
+        self._stage(chunk, sum(2 * layers[layer][0].nbytes for layer in self._memory_layers))
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
         """What is stored of passages that come, whatever document they are of; None of the others.
@@ -251,18 +176,13 @@ class DocumentWriter:
         InvalidInput.
         """
         self._commits.check()
-        if self._before is None:
+        if self._known is None:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
         at = Position(self._blocks, self._tokens, self._characters)
         given = range(len(passages)) if given is None else given
         chunk = self._chunks.of_passages(at, passages, kv, given, landmarks, words)
-        done = self.document.blocks
-        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
-        size = sum(k.nbytes + v.nbytes for k, v in kv)
-        self._commits.encoder.ahead(chunk)
-        self._stage(chunk, size)
         self._characters = chunk.end
-        self._staged.submit_if_enough()
+        self._stage(chunk, sum(k.nbytes + v.nbytes for k, v in kv))
 
     def recent(self, layer: int, n: int) -> RecentBlocks:
         """The latest n blocks (fewer where there are fewer), staged or stored, as they are stored:
@@ -272,7 +192,7 @@ class DocumentWriter:
         """
         first = max(0, self._blocks - n)
         if layer not in self._memory_layers:
-            first = max(first, self._commits.keep_from(self._boundary))
+            first = max(first, self._commits.keep_from(self._blocks))
         blocks = range(first, self._blocks)
         return self._readable.recent(layer, blocks, self._commits.runs)
 
@@ -283,25 +203,14 @@ class DocumentWriter:
         self._staged.submit()
         self._commits.wait()
 
-    def finish(self, tail: str = "") -> Document:
+    def finish(self) -> Document:
         """Commit what is left, make the document ready (and, if it replaces one, take its place) in
-        one transaction; return it.
-
-        tail: of a document of passages, the text behind the last. Where nothing was appended, it
-        stays as it was. Raises InvalidInput for another document's, and what committing raises.
+        one transaction; return it. Raises what committing raises.
         """
         self._commits.check()
-        as_it_was = self._commits.cut and self._blocks == self._commits.base
-        if tail and (self._before is None or as_it_was):
-            raise InvalidInput("a tail stands behind passages; add those that are replaced first")
-        behind = None if self._before is None or as_it_was else (self._characters, tail)
-        # an appended end that replaces old blocks
-        unseen = [chunk for chunk in self._staged.chunks if not chunk.units]
-        self._staged.submit(final=True, tail=behind)
+        self._staged.submit(final=True)
         self._commits.wait()
         self._commits.check()
-        for chunk in unseen:
-            self._readable.add_to_index(chunk)
         self._finished = True
         self.close()
         return self._commits.row
@@ -343,17 +252,20 @@ class DocumentWriter:
                 raise  # otherwise the block's own error is the one to see
 
     def _stage(self, chunk: Chunk, size: int) -> None:
-        self._staged.add(chunk, size)
+        """Have a chunk committed, which makes a commit larger by so many bytes; wait when storage
+        is far behind.
+        """
+        done = self.document.blocks
+        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
+        self._commits.encoder.ahead(chunk)
         self._blocks, self._tokens = chunk.end_block, chunk.end_token
-        self._boundary = chunk.boundary
+        self._staged.add(chunk, size)
+        self._staged.submit_if_enough()
 
     def _flush(self) -> None:
         self.store_staged()
         self._commits.check()
 
-    def _committed(self, chunks: Sequence[Chunk], cut: bool) -> None:
+    def _committed(self, chunks: Sequence[Chunk]) -> None:
         """On the committing thread."""
-        if cut:
-            self._readable.replaced(self._commits.base)
-        else:
-            self._readable.committed(chunks, self._commits.keep_from(chunks[-1].boundary))
+        self._readable.committed(chunks, self._commits.keep_from(chunks[-1].end_block))

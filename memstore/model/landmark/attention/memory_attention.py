@@ -316,7 +316,7 @@ class MemoryAttention:
                 rotated,
                 lease.k,
                 lease.v,
-                self.store.tiers.lengths,
+                self.store.tiers.top.lengths,
                 slots[None],
                 places[None],
                 scores[None],
