@@ -102,7 +102,7 @@ def test_any_order_of_calls_preserves_budget_and_content(
                 wanted = [key for key in dict.fromkeys(some) if not tier.holds(key)]
                 assert tier.prefetch(some) == sum(map(tier.holds, wanted))
             elif what == "K":
-                tier.drop_document(1, number)
+                tier.drop_document(1)
         except BudgetExceeded:
             assert what in "lpf"
         assert host.bytes <= slots * SHAPE.slot_bytes and tier.bytes <= tier.budget_bytes
