@@ -19,7 +19,6 @@ from memstore.model.passages.repositioned_attention import (
     RepositionedAttention,
     StepMasses,
     computed,
-    read_prefix,
 )
 from memstore.model.passages.selector import Captured, Captures, Query, confidence
 from memstore.model.passages.step_graph import StepGraph
@@ -39,7 +38,7 @@ class CapturingForward:
         """most: None for the whole text."""
         self._reader, self._most = reader, most
         adapt = reader.adapted_turns
-        self._attention = RepositionedAttention(reader, read_prefix(reader, adapt), adapt=adapt)
+        self._attention = RepositionedAttention(reader, adapt=adapt)
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Captured:
@@ -65,6 +64,7 @@ class CapturingForward:
         captures = self._reader.selector.captures
         captured, enter = capturing(ids, captures)
         given = torch.tensor([list(ids)], device=self._reader.device)
+        self._attention.begin()
         attend, adapt = self._attention.attend, self._attention.adapt
         states = self._reader.hidden(
             given, attend, layers=captures.layers, enter=enter, adapt=adapt
@@ -204,8 +204,7 @@ class PassageSession(AskSession):
 
     def _begin(self) -> None:
         """Attend to the prefix alone."""
-        prefix = read_prefix(self.reader, self.adapt)
-        self._attention = RepositionedAttention(self.reader, prefix, self._told, adapt=self.adapt)
+        self._attention = RepositionedAttention(self.reader, observe=self._told, adapt=self.adapt)
         self._graph = StepGraph(self.reader, self._attention)
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
@@ -305,6 +304,7 @@ class PassageSession(AskSession):
         """
         before, self._behind = self._behind, []
         given = torch.tensor([[*before, *ids]], device=self.reader.device)
+        self._attention.begin()
         self._attention.computed = len(before)
         try:
             return self.reader.hidden(given, self.attend, adapt=self.adapt)[0, len(before) :]

@@ -49,8 +49,9 @@ class RepositionedAttention:
     """
 
     reader: PassageModel
-    # of every layer [1, Hkv, P, D], keys at their positions; no pairs where there is none
-    prefix: Sequence[KeysValues]
+    # of every layer [1, Hkv, P, D], keys at their positions; no pairs where there is none; None for
+    # the reader's own, which `begin` computes
+    prefix: Sequence[KeysValues] | None = None
     observe: Observe | None = None  # told of the last row of every step
     # tokens of each part of what is remembered from the next `remember` on, that is observed
     parts: Sequence[int] = ()
@@ -60,6 +61,12 @@ class RepositionedAttention:
     layers: dict[int, LayerContext] = field(default_factory=dict)
     adapt: bool = False  # is the text read with the reader's adapter?
     _seen: tuple[object, Tensor] | None = None
+
+    def begin(self) -> Sequence[KeysValues]:
+        """The prefix. Call this before a forward pass, which cannot have another inside it."""
+        if self.prefix is None:
+            self.prefix = read_prefix(self.reader, self.adapt)
+        return self.prefix
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
@@ -176,14 +183,16 @@ class RepositionedAttention:
 
     @property
     def first(self) -> int:
+        if self.prefix is None:
+            return len(self.reader.prefix_ids)
         return self.prefix[0][0].shape[2] if self.prefix else 0
 
     def _layer(self, layer_idx: int) -> LayerContext:
         layer = self.layers.get(layer_idx)
         if layer is None:
             reader, shape = self.reader, self.reader.shape
-            if self.prefix:
-                k, v = self.prefix[layer_idx]
+            if prefix := self.begin():
+                k, v = prefix[layer_idx]
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
