@@ -433,6 +433,8 @@ def main() -> None:
     options.add(parser, "--ways", list(WAYS), choices=WAYS)
     options.add(parser, "--k", 4, "passages that are chosen otherwise and read as text")
     parser.add_argument("--top-k", type=int, help="passages that the memory reads at most")
+    about = "passages that it reads, in deviations below the best; 1e9: all of --top-k"
+    parser.add_argument("--score-range", type=float, help=about)
     parser.add_argument("--only-search", action="store_true", help="find passages, answer nothing")
     parser.add_argument("--word-weights", type=float, nargs="+", default=[], help="to try")
     options.add(parser, "--model", "smollm2")
@@ -441,6 +443,8 @@ def main() -> None:
     documents, asked = planned(given.set, given.questions, given.count, given.seed)
     reader = load_reader(given.model)
     assert isinstance(reader, HuggingFacePassageModel)
+    if given.score_range is not None:
+        reader.lookup = replace(reader.lookup, score_range=given.score_range)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place, memstore.open(f"{place}/m", reader) as memory:
         if documents:
