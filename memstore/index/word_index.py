@@ -318,6 +318,19 @@ class WordIndex:
         pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
         return torch.from_numpy(np.concatenate(pieces))
 
+    def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
+        """How many blocks of a scope hold each word; None where words are stored elsewhere, which
+        are too slow to look for by the hundred. Raises as `scores`.
+        """
+        with self._lock:
+            self._settle()
+            if self._stored is not None:
+                return None
+            found = self._of(scope)
+            weighted = self._weighted(dict.fromkeys(words, 1.0), found)
+            counts = dict(zip(words, (word.holding for word in weighted)))
+        return [counts[word] for word in words]
+
     def rare(self, words: Mapping[int, float], whole: Scope) -> RareBlocks:
         """The blocks of a scope that hold a rare word, and the spread of all scores, estimated from
         these and a sample of the others. Raises as `scores`.

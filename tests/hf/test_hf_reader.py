@@ -144,6 +144,16 @@ def test_layers_below_read_from_are_not_stored(tmp_path):
         assert store.verify().clean
 
 
+def test_a_misspelt_question_finds_what_the_right_one_does(reader, store):
+    with reader.session(store) as session:
+        session.ask("What number has the coppper ancohr of the orchrad?", lambda: None)
+        misspelt = session.chosen
+        session.ask("What number has the copper anchor of the orchard?", lambda: None)
+        assert [one.block for one in misspelt] == [one.block for one in session.chosen]
+    found = reader.search("coppper ancohr orchrad", store, top_k=1)
+    assert "copper anchor of the orchard" in found[0].text
+
+
 def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):
     with reader.chat(store) as chat:
         first = chat.ask(QUESTION, max_new_tokens=2)

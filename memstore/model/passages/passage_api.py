@@ -13,6 +13,7 @@ from memstore.model.answer import Found, Ranking
 from memstore.model.document_ingest import Ingesting
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
+from memstore.model.passages.passage_choice import spelled_as_held
 from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_session import PassageSession, capture
@@ -100,7 +101,7 @@ class PassageAPI(ModelAPI, PassageModel):
         """As ModelAPI.ranked, by the selector's scores; of a message, by the question in it."""
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
-        phrase = query_of(phrase)
+        phrase = spelled_as_held(self, store, runs, query_of(phrase))
         ids, words = self.turn_ids(phrase, first=True)
         captured = capture(self, ids).part(words)
         found = score_blocks(self.selector, Query(captured, phrase), store, runs)

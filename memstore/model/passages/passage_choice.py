@@ -6,7 +6,7 @@ bits: rounding depends on how many blocks one product scores, and on the machine
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memstore.index.block_rows import Scope
+from memstore.index.word_index import split_words
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import (
@@ -26,6 +27,7 @@ from memstore.model.passages.selector import (
     score_blocks,
     spread,
 )
+from memstore.model.texts.spelling import spelled
 from memstore.store.memory_store import MemoryStore
 
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
@@ -217,3 +219,23 @@ class GatedChoice:
         """The score that the gate wants among these candidates; None without a gate."""
         gate = None if self._reader.refusal is not None else self._reader.gate
         return None if gate is None else gate.threshold(best.blocks, self._settings.caution)
+
+
+def spelled_as_held(reader: PassageModel, store: MemoryStore, scope: Scope, question: str) -> str:
+    """A question with misspelt words as passages of the scope spell them: see `spelled`. A word
+    that is one token of the model is not misspelt.
+    """
+    index = store.retrieval.selected
+    if index is None or index.holding([], scope) is None:
+        return question
+
+    def is_common(word: str) -> bool:
+        return len(reader.tokenizer.encode(f" {word}")) == 1
+
+    def holding(words: Sequence[str]) -> Sequence[int]:
+        hashes = [split_words(word) for word in words]
+        counts = index.holding([one[0] for one in hashes if one], scope) or []
+        left = iter(counts)
+        return [next(left, 0) if one else 0 for one in hashes]
+
+    return spelled(question, is_common, holding)

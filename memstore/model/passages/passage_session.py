@@ -12,7 +12,7 @@ from memstore.errors import InvalidInput
 from memstore.model.adapter import Enter
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.adaptation import Evidence, Refusal
-from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice
+from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice, spelled_as_held
 from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
@@ -269,6 +269,7 @@ class PassageSession(AskSession):
         that goes on from the question before it is searched for as what it stands for.
         """
         before, query = self._asked, resolved(query_of(message), self._asked)
+        query = spelled_as_held(self.reader, self.store, self._scope, query)
         if query != message.strip():
             ids, words = self.reader.turn_ids(query, first=not self._local.tokens)
         self._asked = query

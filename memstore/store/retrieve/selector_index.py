@@ -109,6 +109,12 @@ class SelectorIndex:
         held = scope if whole is None else whole
         return self._of_words(held, lambda: self._words.scores(words, scope, whole))
 
+    def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
+        """See WordIndex.holding; None also where the selector keeps no words."""
+        if "words" not in self._held:
+            return None
+        return self._of_words(scope, lambda: self._words.holding(words, scope))
+
     def rare(self, words: Mapping[int, float], scope: Scope) -> RareBlocks:
         """See WordIndex.rare."""
         return self._of_words(scope, lambda: self._words.rare(words, scope))
