@@ -1,9 +1,8 @@
-"""What do whole records of real models' sizes cost to read, by one thread and by several, beside
-LMCache's files?
+"""What do whole records of real models' sizes cost to read, beside LMCache's files?
 
 The disk tier reads batches of 32 records that the page cache holds into slots, every checksum
-taken: with one thread, and with as many as it takes by itself. Beside it, os.preadv alone, a record
-a call at its known place, into the same slots, without checksums. With --lmcache, naming a python
+taken. Beside it, os.preadv alone, a record a call at its known place, into the same slots, without
+checksums. With --lmcache, naming a python
 that has LMCache (0.5.6 was measured), its `fs_native` backend loads batches of 32 files of the same
 size and number, by the functions of `lmcache bench l2` and for every number of --workers; it takes
 no checksums.
@@ -48,7 +47,6 @@ from benchmarks.storage.records import (
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
 from memstore.disk.read.batch import Slots
-from memstore.disk.read.work_sharing import Threads
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import Slots as TierSlots
@@ -68,7 +66,9 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     count = BATCH * shape.heads
     slab = TierSlots(count, UnitShape.of_blocks(shape.rows, shape.dim, torch.float16)).slab
 
-    def disk(tier: DiskTier, _: int) -> float:
+    tier = DiskTier(memory.catalog)
+
+    def disk(_: int) -> float:
         blocks = memory.sample(1)[0]
         units = [BlockKey(1, 0, block, head) for block in blocks for head in range(shape.heads)]
         return gigabytes(
@@ -95,11 +95,7 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
 
         return gigabytes(BATCH * shape.record, run)
 
-    tiers = {"one": DiskTier(memory.catalog, threads=1), "several": DiskTier(memory.catalog)}
-    runs: dict[str, Callable[[int], float]] = {
-        name: partial(disk, tier) for name, tier in tiers.items()
-    }
-    runs["preadv"] = plain
+    runs: dict[str, Callable[[int], float]] = {"disk": disk, "preadv": plain}
     with loads(work / "files", shape, memory.records // BATCH, options) as baselines:
         runs |= baselines
         for run in runs.values():
@@ -118,15 +114,10 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     row: dict[str, Any] = {"record": shape.name}
     for kind, of_kind in found.items():
         medians = {name: statistics.median(of_runs) for name, of_runs in of_kind.items()}
-        row[kind] = {"gb_s": medians, "to_one": paired_ratio(of_kind["several"], of_kind["one"])}
-        row[kind]["to_preadv"] = paired_ratio(of_kind["one"], of_kind["preadv"])
+        row[kind] = {"gb_s": medians, "to_preadv": paired_ratio(of_kind["disk"], of_kind["preadv"])}
         if baselines:
             best = max(baselines, key=medians.__getitem__)
-            row[kind] |= {
-                "best": best,
-                "to_best": paired_ratio(of_kind["several"], of_kind[best]),
-                "one_to_best": paired_ratio(of_kind["one"], of_kind[best]),
-            }
+            row[kind] |= {"best": best, "to_best": paired_ratio(of_kind["disk"], of_kind[best])}
     return row
 
 
@@ -191,22 +182,21 @@ def main() -> None:
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table."""
-    head = ["record", "batches", "one thread", f"{Threads().count} threads", "ratio"]
-    head += ["preadv alone", "one thread of it"]
+    head = ["record", "batches", "disk tier", "preadv alone", "of it"]
     lines = []
     for row in rows:
         for kind, name in zip(COUNTED, ("median", "fastest tenth")):
             found = row[kind]
             rates = found["gb_s"]
-            cells = [row["record"], name, number(rates["one"]), number(rates["several"])]
-            cells += [spread(found["to_one"]), number(rates["preadv"]), spread(found["to_preadv"])]
+            cells = [row["record"], name, number(rates["disk"])]
+            cells += [number(rates["preadv"]), spread(found["to_preadv"])]
             if "best" in found:
                 best = found["best"]
                 cells.append(f"{number(rates[best])}, {best.removeprefix('lmcache ')}")
-                cells += [spread(found["one_to_best"]), spread(found["to_best"])]
+                cells.append(spread(found["to_best"]))
             lines.append(cells)
     if "best" in rows[0]["median"]:
-        head += ["LMCache, workers", "one thread of it", f"{Threads().count} threads of it"]
+        head += ["LMCache, workers", "of it"]
     return table(head, lines)
 
 

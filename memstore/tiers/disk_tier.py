@@ -12,7 +12,6 @@ from memstore.block import BlockKey
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.read.placed_read import PlacedReader
-from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import MissingBlock
 from memstore.tiers.raw_bits import raw_view
@@ -23,16 +22,13 @@ from memstore.tiers.stats import TierCounter
 class DiskTier:
     """Blocks as records of a database: the truth that the tiers above cache."""
 
-    def __init__(self, catalog: Catalog, threads: int | None = None) -> None:
-        """Of the memory that `catalog` has open. threads: that read one batch at most, by default
-        one a core, up to four.
-        """
+    def __init__(self, catalog: Catalog) -> None:
+        """Of the memory that `catalog` has open."""
         self.database = catalog.database
         self.geometry = catalog.signature.geometry
         self.stats = TierCounter()
         self._catalog = catalog
-        self._threads = Threads(threads)
-        self._placed = PlacedReader(self.database, catalog.blocks, self._threads)
+        self._placed = PlacedReader(self.database.path, catalog.blocks)
         # of the latest call; nearly always those of the next
         self._slots: tuple[Tensor, Slots] | None = None
 
@@ -81,5 +77,4 @@ class DiskTier:
         return views
 
     def close(self) -> None:
-        """End its threads; it still reads, on the caller's."""
-        self._threads.close()
+        """Nothing ends: it has no threads."""

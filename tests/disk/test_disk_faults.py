@@ -4,10 +4,7 @@ answer, later.
 
 import errno
 import itertools
-import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,11 +13,8 @@ import torch
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
-from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.pages import Extent
-from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptBlock, MemoryClosed
+from memstore.errors import CorruptBlock
 from memstore.tiers.disk_tier import DiskTier
 from support.disk_records import (
     BLOCKS,
@@ -31,8 +25,6 @@ from support.disk_records import (
     make,
     mapped,
     new_slab,
-    share,
-    uncached,
 )
 
 UNITS = [
@@ -48,12 +40,6 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cat
     catalog, disk = make(tmp_path / "memory", request.param)
     yield catalog, disk
     catalog.close()
-
-
-@pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record is read as one that the page cache does not hold."""
-    uncached(monkeypatch)
 
 
 def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
@@ -82,11 +68,11 @@ def reading(monkeypatch: pytest.MonkeyPatch, change: Callable[..., int]) -> None
     monkeypatch.setattr(os, "preadv", lambda *arguments: change(true, *arguments))
 
 
-def test_io_error_names_the_record(memory, cold, monkeypatch):
+def test_io_error_names_the_record(memory, monkeypatch):
     _, disk = memory
     with monkeypatch.context() as patched:
 
-        def fail(true, file, buffers, offset, *flags):
+        def fail(true, file, buffers, offset):
             if next(calls) == 7:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return true(file, buffers, offset)
@@ -101,30 +87,62 @@ def test_io_error_names_the_record(memory, cold, monkeypatch):
     check_right(disk)
 
 
-def test_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch):
+def test_file_that_ends_within_a_record_is_an_error(memory, monkeypatch):
     _, disk = memory
-    reading(monkeypatch, lambda true, file, buffers, offset, *flags: 0)
+    reading(monkeypatch, lambda true, file, buffers, offset: 0)
     with pytest.raises(CorruptBlock, match=r"cannot be read .*the file ends before it"):
         check_right(disk)
 
 
-def test_stale_extent_still_reads_the_right_record(memory, cold, monkeypatch):
+def test_records_are_asked_for_before_the_first_is_read(memory, monkeypatch):
+    catalog, disk = memory
+    calls = []
+    true = os.posix_fadvise
+
+    def told(file, offset, size, advice):
+        assert advice == os.POSIX_FADV_WILLNEED
+        calls.append(("ask", offset, offset + size))
+        return true(file, offset, size, advice)
+
+    def noted(true, file, buffers, offset):
+        calls.append(("read", offset, offset + sum(map(len, buffers))))
+        return true(file, buffers, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fadvise", told)
+        reading(patched, noted)
+        check_right(disk)
+    asked = [call for call in calls if call[0] == "ask"]
+    read = calls[len(asked) :]
+    assert {name for name, _, _ in read} == {"read"} and len(read) == len(UNITS) // 2
+    with catalog.database.read() as txn:
+        keys = {record_key(RecordKey(unit.document, unit.block, unit.layer)) for unit in UNITS}
+        places = txn.extents_of("blocks", sorted(keys))
+    assert sorted(read) == sorted(("read", at, at + size) for at, size in places)
+    for _, start, end in read:
+        assert any(first <= start and end <= last for _, first, last in asked)
+
+
+def test_no_more_than_a_window_is_asked_for_ahead(memory, monkeypatch):
     _, disk = memory
-    true = Transaction.extents_of
+    ahead = []
 
-    def stale(txn: Transaction, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
-        return [
-            None
-            if place is None
-            else [Extent(place.offset + 4096, place.size), Extent(16, 3000)][key[-3] % 2]
-            for key, place in zip(keys, true(txn, table, keys))
-        ]
+    def told(file, pieces):
+        ahead.append(sum(piece.size for piece in pieces))
 
-    monkeypatch.setattr(Transaction, "extents_of", stale)
+    def noted(true, file, buffers, offset):
+        assert sum(ahead) < 10_000 + 6246  # a window and one record
+        ahead.append(-sum(map(len, buffers)))
+        return true(file, buffers, offset)
+
+    monkeypatch.setattr("memstore.disk.read.placed_read.ask", told)
+    monkeypatch.setattr("memstore.disk.read.placed_read._AHEAD_BYTES", 10_000)
+    reading(monkeypatch, noted)
     check_right(disk)
+    assert sum(ahead) == 0 and max(ahead) > 0
 
 
-@pytest.mark.parametrize("way", [None, share, uncached, mapped])
+@pytest.mark.parametrize("way", [None, mapped])
 def test_bad_checksum_is_refused_and_other_heads_are_read(memory, monkeypatch, way):
     catalog, disk = memory
     spoil(catalog, RecordKey(1, 4, 1))
@@ -139,76 +157,3 @@ def test_bad_checksum_is_refused_and_other_heads_are_read(memory, monkeypatch, w
         check_right(disk, [BlockKey(1, 1, 4, HEADS - 1)])
     check_right(disk, [BlockKey(1, 1, 4, 0)])
     check_right(disk, [unit for unit in UNITS if unit != BlockKey(1, 1, 4, HEADS - 1)])
-
-
-def in_child(disk: DiskTier, results: multiprocessing.Queue) -> None:
-    try:
-        check_right(disk)
-    except MemoryClosed as error:
-        results.put(str(error))
-    else:
-        results.put("read")
-
-
-def in_shared_child(tier: DiskTier, path: Path, results: "multiprocessing.Queue[str]") -> None:
-    in_child(tier, results)
-    catalog, disk = make(path)
-    check_right(disk)
-    catalog.close()
-    results.put("right")
-
-
-def test_child_forked_during_reads_has_its_own_threads(tmp_path, monkeypatch):
-    share(monkeypatch)
-    catalog, disk = make(tmp_path / "memory")
-    true, reading, forked = Batch.fill, threading.Event(), threading.Event()
-
-    def waiting(batch: Batch, record: Wanted, data: memoryview) -> None:
-        reading.set()
-        assert forked.wait(60)
-        true(batch, record, data)
-
-    monkeypatch.setattr(Batch, "fill", waiting)
-    reader = threading.Thread(target=check_right, args=(disk,))
-    reader.start()
-    assert reading.wait(60)
-    monkeypatch.setattr(Batch, "fill", true)  # as the child has it
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    child = context.Process(target=in_shared_child, args=(disk, tmp_path / "child", results))
-    child.start()
-    assert f"opened by process {os.getpid()}" in results.get(timeout=60)
-    assert results.get(timeout=60) == "right"
-    child.join()
-    forked.set()
-    reader.join()
-    check_right(disk)
-    catalog.close()
-
-
-def test_interrupt_stops_every_reading_thread(tmp_path, monkeypatch):
-    share(monkeypatch)
-    catalog, disk = make(tmp_path / "memory")
-    true, helped = Batch.fill, threading.Event()
-
-    def interrupted(batch: Batch, record: Wanted, data: memoryview) -> None:
-        if threading.current_thread() is threading.main_thread():
-            assert helped.wait(60)
-            raise KeyboardInterrupt
-        helped.set()
-        time.sleep(0.1)
-        true(batch, record, data)
-
-    monkeypatch.setattr(Batch, "fill", interrupted)
-    slab = new_slab(len(UNITS))
-    with pytest.raises(KeyboardInterrupt):
-        disk.read(UNITS, slab, [(slot,) for slot in range(len(UNITS))])
-    before = slab.clone()
-    time.sleep(0.3)
-    assert torch.equal(slab, before)
-    monkeypatch.setattr(Batch, "fill", true)
-    check_right(disk)
-    catalog.close()
-
-
-# What stands above

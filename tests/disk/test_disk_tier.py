@@ -14,7 +14,7 @@ from memstore.block import KV_DTYPES, BlockKey, RecordKey
 from memstore.disk.format.codec import CODECS
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.pages import Extent, KeyPage
+from memstore.disk.lmdb.pages import Extent
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
@@ -32,21 +32,16 @@ from support.disk_records import (
     make,
     mapped,
     new_slab,
-    share,
-    uncached,
     write,
 )
 from support.records import decode, encode
 
 
-@pytest.fixture(params=["as it is", "shared", "uncached", "mapped"])
+@pytest.fixture(params=["placed", "mapped"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Records are read as it really is (the page cache holds them), by several threads, as if it
-    held none of them, or from the mapped file.
-    """
-    for name, change in (("shared", share), ("uncached", uncached), ("mapped", mapped)):
-        if request.param == name:
-            change(monkeypatch)
+    """Records are read from their places, or from the mapped file."""
+    if request.param == "mapped":
+        mapped(monkeypatch)
     return str(request.param)
 
 
@@ -207,13 +202,10 @@ def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way
     disk.read([BlockKey(2, 0, 3, 0)], slab, [(0,)])
 
 
-def test_a_place_behind_the_end_of_the_file_is_not_believed(memory, monkeypatch):
-    """As a flipped bit of a page's number tells it."""
-    catalog, _ = memory
-    key = record_key(RecordKey(1, 4, 1))
-    with catalog.database.read() as txn:
-        assert txn.extents_of("blocks", [key]) != [None]
-    catalog.database.write(lambda txn: txn.put("meta", b"another state", b""))
-    monkeypatch.setattr(KeyPage, "extents", lambda self, key, size: {key: Extent(1 << 62, 64)})
-    with catalog.database.read() as txn:
-        assert txn.extents_of("blocks", [key]) == [None]
+@pytest.mark.parametrize("place", [Extent(1 << 62, 64), Extent(1 << 75, 64), Extent(16, 1 << 32)])
+def test_a_place_behind_the_end_of_the_file_is_damage(memory, monkeypatch, place: Extent):
+    """As a flipped bit of a page's number, or of a size, tells it."""
+    _, disk = memory
+    monkeypatch.setattr(Transaction, "extents_of", lambda txn, table, keys: [place])
+    with pytest.raises(CorruptBlock, match=r"block 4, layer 1 cannot be read .*ends before it"):
+        disk.read([BlockKey(1, 1, 4, 0)], new_slab(1), [(0,)])

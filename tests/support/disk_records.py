@@ -18,18 +18,6 @@ HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
 WRITE = b"first write, 16b"
 
 
-def share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiers made from now on read every batch with three threads, a record at a time."""
-    monkeypatch.setattr("memstore.disk.read.work_sharing.cores", lambda: 3)
-    for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED"):
-        monkeypatch.setattr(f"memstore.disk.read.placed_read.{name}", 0)
-
-
-def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record is read as one that the page cache does not hold."""
-    monkeypatch.setattr("memstore.disk.read.placed_read.NOWAIT", None)
-
-
 def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record is read as one of which it cannot be told where it lies in the file."""
     monkeypatch.setattr(Transaction, "extents_of", lambda txn, table, keys: [None] * len(keys))

@@ -45,7 +45,6 @@ from memstore.disk.files import (
 from memstore.disk.lmdb.locks import Gate, WriterLock
 from memstore.disk.lmdb.meta_pages import check_commits, check_length
 from memstore.disk.lmdb.new_file import fill
-from memstore.disk.lmdb.pages import KeyPages
 from memstore.disk.lmdb.transaction import (
     COMMIT_KEY,
     COMMIT_TABLE,
@@ -136,7 +135,6 @@ class Environment:
         self._thread = threading.local()
         self.data_file: int | None = None
         self.page_size = mmap.PAGESIZE
-        self.key_pages = KeyPages()
         self._inner: Any = None
         self.tables: dict[str, Any] = {}
         self.writable = False  # whether the directory allows it
@@ -229,7 +227,6 @@ class Environment:
                 metasync=False,
             )
             self._read_write = read_write
-            self.key_pages = KeyPages()  # numbers of transactions begin anew in a new file
             self.page_size = self._inner.stat()["psize"]
             self._inner.reader_check()
             # In an environment open for writing this begins a writing transaction, so the
@@ -327,7 +324,7 @@ class Environment:
 
     def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
         assert self.data_file is not None
-        data = DataFile(self.path, self.data_file, self.page_size, self.key_pages)
+        data = DataFile(self.path, self.data_file, self.page_size)
         return Transaction(inner, self.tables, data, writable=writable)
 
     def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:

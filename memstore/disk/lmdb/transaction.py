@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import Extent, KeyPages, ask, extent_of, extents_of
+from memstore.disk.lmdb.pages import Extent, ask, extent_of
 from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
@@ -34,7 +34,6 @@ class DataFile(NamedTuple):
     path: Path  # the environment's directory
     descriptor: int
     page_size: int  # bytes
-    key_pages: KeyPages
 
 
 class Transaction:
@@ -50,7 +49,7 @@ class Transaction:
     ) -> None:
         """Use Database.read or Database.write."""
         self.inner, self.tables, self._path = inner, tables, data.path
-        self._page_size, self._key_pages = data.page_size, data.key_pages
+        self._page_size = data.page_size
         self.file = data.descriptor  # to read an Extent from while the transaction lasts
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
@@ -85,32 +84,15 @@ class Transaction:
         return found
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
-        """Where the values of keys of one length lie in the data file, told without reading them;
-        None where that cannot be told.
-
-        That is: where there is none, where it is so small that it lies among the keys, and in a
-        writing transaction, whose pages are not in the file yet. Raises OSError.
+        """Where the values of keys lie in the data file, told without reading them; None where
+        there is none, where it is so small that it lies among the keys, and in a writing
+        transaction, whose pages are not in the file yet.
         """
-        description = None if self.writable else self.inner.get(table.encode())
-        if description is None or not keys:
+        if self.writable:
             return [None] * len(keys)
-        known = self._key_pages.of(self.inner.id(), table)
-        return extents_of(self.file, self._page_size, description, keys, known)
-
-    def extents(
-        self, table: str, start: bytes, end: bytes | None
-    ) -> Iterator[tuple[bytes, Extent | None]]:
-        """Keys and places of values from key `start` to before `end`, in order, told without
-        reading the values.
-        """
         with self.inner.cursor(db=self.tables[table]) as cursor:
-            there = cursor.set_range(start) if start else cursor.first()
-            while there and (end is None or bytes(cursor.key()) < end):
-                yield (
-                    bytes(cursor.key()),
-                    None if self.writable else extent_of(cursor.key(), self._page_size),
-                )
-                there = cursor.next()
+            find, found = cursor.set_key, cursor.key
+            return [extent_of(found(), self._page_size) if find(key) else None for key in keys]
 
     def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
         """For a walk over values: asks the disk for the megabytes that follow, first and at every
@@ -118,16 +100,22 @@ class Transaction:
 
         A walk that touches page after page of a cold file waits for each of them.
         """
+        if self.writable:
+            return
         sizes: deque[int] = deque()
         total = 0
-        for _, place in self.extents(table, start, end):
-            if place is not None:
-                ask(self.file, [place])
-            sizes.append(0 if place is None else place.size)
-            total += sizes[-1]
-            while total >= _AHEAD_BYTES:
-                yield
-                total -= sizes.popleft()
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            there = cursor.set_range(start) if start else cursor.first()
+            while there and (end is None or bytes(cursor.key()) < end):
+                place = extent_of(cursor.key(), self._page_size)
+                if place is not None:
+                    ask(self.file, [place])
+                sizes.append(0 if place is None else place.size)
+                total += sizes[-1]
+                while total >= _AHEAD_BYTES:
+                    yield
+                    total -= sizes.popleft()
+                there = cursor.next()
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value, or None."""
