@@ -85,6 +85,10 @@ class DocumentExists(MemstoreError):
     """The document's name is in use for other content."""
 
 
+# what to do where no repair can help
+RESTORE = "import an export, pull a publication or ingest the documents again, into a new directory"
+
+
 class CorruptMemory(MemstoreError):
     """A part of the memory does not read back as it was written."""
 

@@ -88,14 +88,6 @@ class Committed:
             self.follow(retrieval)
             self._retrieval = retrieval
 
-    def reopened(self, catalog: Catalog) -> None:
-        """The memory was opened anew, and may hold other rows without telling of a change."""
-        with self._following:
-            self.catalog, self._changes = catalog, None
-            if self._retrieval is not None:
-                self._retrieval.reopened(catalog)
-            self.follow()
-
     def ended(self, writer: "DocumentWriter") -> None:
         """A writer of this store has committed what it will."""
         number = writer.document.id

@@ -622,13 +622,9 @@ class MemoryStore(Closing):
             raise MemoryLocked(
                 f"{path} is being written by this process; finish that document first"
             )
-        if self._retrieval is not None:
-            self._retrieval.tiers.settle()
-        committed.catalog.close()  # a repair of damaged pages needs the memory to itself
-        try:
-            return verify_memory(path, repair=True)
-        finally:
-            committed.reopened(Catalog.open(path, read_only=self._read_only))
+        report = verify_memory(path, repair=True)
+        committed.refresh()
+        return report
 
     # What the rest begins with
 

@@ -63,13 +63,6 @@ class Cascade:
         trace = options.get("trace")
         self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.slot_bytes)
 
-    def replace_disk(self, disk: LowestTier | None) -> None:
-        """Read misses from another disk tier: the memory was reopened."""
-        before = self.disk
-        self.disk, self.host.source = disk, _source(disk)
-        if before is not None:
-            before.close()
-
     def settle(self) -> None:
         """Wait for the prefetches under way, and forget the others."""
         self.prefetcher.cancel()

@@ -20,7 +20,6 @@ import torch
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
-from support.damaged_tree import damage_tree
 from support.fork_server import (
     BUDGET,
     NAMED_ERROR,
@@ -158,22 +157,17 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
         shutil.rmtree(memory)
 
 
-@pytest.mark.parametrize("damage", ["record", "tree"])
-def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path, damage: str) -> None:
+def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path) -> None:
     chance = random.Random(SEED + 5)
     origin = new_memory(tmp_path / "origin")
     with MemoryStore.open(origin, host_budget=BUDGET) as store:
         ingest(store, "kept", 20 * CHUNK + 5, text=1)
         ingest(store, "too", 20 * CHUNK, text=3)
-        if damage == "record":
-            write = ingest(store, "damaged", 20 * CHUNK, text=2).write
-    if damage == "tree":
-        damage_tree(origin)
-    else:
-        data = bytearray((origin / "data.mdb").read_bytes())
-        for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
-            data[record.end() + 60] ^= 255
-        (origin / "data.mdb").write_bytes(data)
+        write = ingest(store, "damaged", 20 * CHUNK, text=2).write
+    data = bytearray((origin / "data.mdb").read_bytes())
+    for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
+        data[record.end() + 60] ^= 255
+    (origin / "data.mdb").write_bytes(data)
     began = time.perf_counter()
     assert children.run("repair_job", shutil.copytree(origin, tmp_path / "undisturbed")) == RIGHT
     seconds = time.perf_counter() - began

@@ -1,11 +1,11 @@
-"""What a repair rescues: everything that can be reached in a damaged file, and nothing else."""
+"""Damage of what leads to a memory's documents: it is told, ends no process that opens the memory,
+and a repair changes nothing of it.
+"""
 
 import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ import pytest
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.locks import WriterLock
-from memstore.disk.lmdb.meta_pages import Tree, read_states
-from memstore.disk.lmdb.pages import BRANCH, NO_PAGE
-from memstore.disk.salvage import is_sound, salvage
-from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
+from memstore.disk.lmdb.meta_pages import is_sound
+from memstore.errors import RESTORE, CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support import passage_documents, synthetic_documents
@@ -73,25 +71,18 @@ def memory(sound: Path, tmp_path: Path) -> Path:
     return shutil.copytree(sound, tmp_path / "memory")
 
 
-def tree_pages(path: Path) -> dict[int, set[tuple[str, int]]]:
-    """Every page of keys, with the tables and documents that it has entries of."""
-    with open(path / "data.mdb", "rb") as file:
-        states = read_states(file.fileno())
-        tree = Tree(file.fileno(), states.page_size)
-        pages: dict[int, set[tuple[str, int]]] = {states.newest: {("", 0)}}
-        for table, root in tree.tables(states.newest).items():
-            todo = [] if root == NO_PAGE else [root]
-            while todo:
-                number = todo.pop()
-                page = tree.page(number)
-                nodes = page.nodes()
-                if page.flags & BRANCH:
-                    todo += [node.page for node in nodes]
-                    pages[number] = {(table, 0)}
-                else:
-                    owners = {int.from_bytes(node.key[:8], "big") for node in nodes}
-                    pages[number] = {(table, 0 if table == "meta" else at) for at in owners}
-    return pages
+def key_pages(path: Path) -> list[int]:
+    """Every page that is one of keys, or was."""
+    data = (path / "data.mdb").read_bytes()
+    told = {at: struct.unpack_from("<Q2xH", data, at * PAGE) for at in range(2, len(data) // PAGE)}
+    return [at for at, page in told.items() if page in ((at, 1), (at, 2))]
+
+
+def newest_and_older(path: Path) -> list[int]:
+    """The root pages of the last two transactions' tables of tables."""
+    data = (path / "data.mdb").read_bytes()
+    metas = [struct.unpack_from("<QQQ", data, at * PAGE + 128) for at in (0, 1)]
+    return [root for root, _, number in sorted(metas, key=lambda meta: -meta[2])]
 
 
 def spoil(path: Path, offset: int, what: bytes) -> None:
@@ -114,38 +105,35 @@ def check_documents(path: Path) -> set[str]:
     return names
 
 
+def check_not_repaired(path: Path) -> None:
+    """Damage is told, and a repair says what to do and changes nothing."""
+    before = (path / "data.mdb").read_bytes()
+    assert not verify_memory(path).clean
+    with pytest.raises(CorruptMemory, match=f"cannot be repaired .*: {RESTORE}"):
+        verify_memory(path, repair=True)
+    assert (path / "data.mdb").read_bytes() == before
+
+
 @pytest.mark.parametrize("what", ["begin", "keys", "all"])
-def test_repair_saves_documents_outside_a_damaged_key_page(
-    sound: Path, tmp_path: Path, what: str
-) -> None:
-    with MemoryStore.open(sound) as store:
-        names = {document.id: document.name for document in store.documents()}
-    pages = tree_pages(sound)
+def test_damaged_key_page_is_told_and_not_repaired(sound: Path, tmp_path: Path, what: str) -> None:
+    pages = key_pages(sound)
     assert len(pages) > 40
-    rescued = 0
-    for number, owners in sorted(pages.items())[
-        ["begin", "keys", "all"].index(what) :: PAGES_APART
-    ]:
+    told = 0
+    for number in pages[["begin", "keys", "all"].index(what) :: PAGES_APART]:
         path = shutil.copytree(sound, tmp_path / str(number))
         offset, length = {"begin": (0, 16), "keys": (16, 48), "all": (0, PAGE)}[what]
         spoil(path, number * PAGE + offset, b"\xff" * length)
-        hit = {names[at] for _, at in owners if at in names}
-        try:
-            report = verify_memory(path, repair=True)
-        except CorruptMemory:
-            assert {table for table, _ in owners} <= {"", "meta"}, (number, owners)
-            continue
-        whole = check_documents(path)
-        if not any(at == 0 for _, at in owners):
-            assert whole >= set(names.values()) - hit, (number, owners)
-            rescued += 1
-        assert len(report.dropped) == len(names) - len(whole), (number, owners)
+        if verify_memory(path).clean:  # nothing is read from it
+            assert is_whole(path)
+        else:
+            check_not_repaired(path)
+            told += 1
         shutil.rmtree(path)
-    assert rescued > 24 // PAGES_APART - 2
+    assert told > 12 // PAGES_APART
 
 
 @pytest.mark.parametrize("lost", ["older", "newer", "both"])
-def test_repair_rebuilds_meta_pages_without_undoing_commits(memory: Path, lost: str) -> None:
+def test_lost_meta_pages_are_told_and_not_repaired(memory: Path, lost: str) -> None:
     numbers = [
         struct.unpack_from("<Q", (memory / "data.mdb").read_bytes(), at * PAGE + 144)[0]
         for at in (0, 1)
@@ -155,33 +143,45 @@ def test_repair_rebuilds_meta_pages_without_undoing_commits(memory: Path, lost: 
         spoil(memory, at * PAGE, bytes(PAGE))
     with pytest.raises(CorruptMemory, match=r"meta page|beginning"):
         MemoryStore.open(memory).close()
-    report = verify_memory(memory, repair=True)
-    assert [problem.document for problem in report.problems] == [None] and not report.dropped
-    assert check_documents(memory) == {*TEXTS}  # and not the one that was forgotten last
+    check_not_repaired(memory)
 
 
-def test_every_flipped_bit_of_the_meta_pages_is_repaired(memory: Path) -> None:
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        for name in ("one", "four"):  # less to make anew, each time
-            store.forget(name)
-        store.compact()
-        store.forget("two")
-        ingest(store, "three", 9 * CHUNK + 30, text=3, mode="replace")
+def test_flipped_bit_of_a_meta_page_undoes_no_commit(memory: Path) -> None:
     whole = (memory / "data.mdb").read_bytes()
     before = rows(memory)
     wrong = 0
     for at in [*range(8, 152), *range(PAGE + 8, PAGE + 152)]:
+        for bit in range(8):
+            spoil(memory, at, bytes([whole[at] ^ 1 << bit]))
+            try:
+                assert rows(memory) == before
+            except MemstoreError:
+                wrong += 1
+        spoil(memory, at, whole[at : at + 1])
+    assert wrong > 400 and is_whole(memory)
+
+
+def test_flipped_bit_of_the_root_page_never_ends_the_process_at_opening(memory: Path) -> None:
+    whole = (memory / "data.mdb").read_bytes()
+    before = rows(memory)
+    begin = newest_and_older(memory)[0] * PAGE
+    lower, upper = struct.unpack_from("<HH", whole, begin + 12)
+    wrong = 0
+    for at in [*range(begin, begin + lower), *range(begin + upper, begin + PAGE)]:
         for bit in (at % 8, (at + 3) % 8):
             spoil(memory, at, bytes([whole[at] ^ 1 << bit]))
             try:
                 assert rows(memory) == before
             except MemstoreError:
-                assert salvage(memory) is None
-                assert rows(memory) == before, (at, bit)
                 wrong += 1
-                (memory / "data.mdb").write_bytes(whole)
-            spoil(memory, at, whole[at : at + 1])
+        spoil(memory, at, whole[at : at + 1])
     assert wrong > 100 and is_whole(memory)
+
+
+def test_damage_of_the_transaction_before_the_last_hinders_nothing(memory: Path) -> None:
+    _, older = newest_and_older(memory)
+    spoil(memory, older * PAGE, b"\xff" * PAGE)
+    assert check_documents(memory) == {*TEXTS}
 
 
 def rows(path: Path) -> list[tuple[bytes, bytes]]:
@@ -189,34 +189,22 @@ def rows(path: Path) -> list[tuple[bytes, bytes]]:
         return list(txn.scan_checked("documents"))
 
 
-def test_unreadable_commit_is_undone_and_reported(memory: Path) -> None:
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        number = store._on_disk().catalog.database.version.transaction
-        ingest(store, "five", 10, text=5, commit_bytes=1 << 20)  # begun, and ended
-    with open(memory / "data.mdb", "rb") as file:
-        newest = read_states(file.fileno()).newest
+def test_unreadable_commit_is_told_and_not_undone(memory: Path) -> None:
+    newest, _ = newest_and_older(memory)
     spoil(memory, newest * PAGE, b"\xff" * 64)
-    report = verify_memory(memory, repair=True)
-    assert any("is undone" in problem.what for problem in report.problems)
-    with MemoryStore.open(memory) as store:
-        assert [(row.name, row.state) for row in store.documents()][-1] == ("five", "ingesting")
-        assert store._on_disk().catalog.database.version.transaction < number
+    with pytest.raises(CorruptMemory, match="cannot be read"):
+        MemoryStore.open(memory).close()
+    check_not_repaired(memory)
 
 
-def test_repair_saves_what_a_truncated_file_holds(memory: Path) -> None:
+def test_truncated_file_is_told_and_not_repaired(memory: Path) -> None:
     size = (memory / "data.mdb").stat().st_size
     os.truncate(memory / "data.mdb", size - size // 3 // PAGE * PAGE)
-    try:
-        report = verify_memory(memory, repair=True)
-    except CorruptMemory as error:
-        assert "nothing can be saved" in str(error)
-        report = None
-    # of a document whose row is gone nobody knows the name
-    assert report is None or check_documents(memory) <= {*TEXTS} - {*report.dropped}
+    check_not_repaired(memory)
 
 
-@pytest.mark.parametrize("entry", [b"commit", b"changes", b"next_document"])
-def test_repair_rebuilds_damaged_meta_rows(memory: Path, entry: bytes) -> None:
+@pytest.mark.parametrize("entry", [b"commit", b"next_document"])
+def test_damaged_meta_rows_are_told_and_not_repaired(memory: Path, entry: bytes) -> None:
     data = bytearray((memory / "data.mdb").read_bytes())
     with Database.open(memory) as database, database.read() as txn:
         value = txn.get("meta", entry)
@@ -224,49 +212,7 @@ def test_repair_rebuilds_damaged_meta_rows(memory: Path, entry: bytes) -> None:
     while (at := data.find(value)) >= 0:
         data[at] ^= 1
     (memory / "data.mdb").write_bytes(data)
-    report = verify_memory(memory, repair=True)
-    assert not report.dropped
-    assert check_documents(memory) == {*TEXTS}
-    with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        ids = [document.id for document in store.documents()]
-        assert ingest(store, "next", 10, text=5).id > max(ids)
-
-
-def test_repair_locks_out_readers_and_writers(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-
-    def try_others(*given: object) -> None:
-        for mine in (
-            "MemoryStore.open(sys.argv[1])",
-            "WriterLock(Path(sys.argv[1])).acquire(wait=False)",
-        ):
-            code = f"""
-import sys
-from pathlib import Path
-from memstore.disk.lmdb.locks import WriterLock
-from memstore.errors import MemoryLocked
-from memstore.store.memory_store import MemoryStore
-try:
-    {mine}
-except MemoryLocked:
-    print("locked")
-"""
-            said = subprocess.run(
-                [sys.executable, "-c", code, memory], capture_output=True, text=True, check=False
-            )
-            tried.append(said.stdout.strip())
-        true(*given)
-
-    module = sys.modules[salvage.__module__]
-    true = module.fill
-    monkeypatch.setattr(module, "fill", try_others)
-    salvage(memory)
-    assert tried == ["locked", "locked"]
-    assert check_documents(memory) == {*TEXTS}
-    with MemoryStore.open(memory), pytest.raises(MemoryLocked, match="another process"):
-        salvage(memory)
+    check_not_repaired(memory)
 
 
 def test_children_of_a_killed_repair_end_and_release_locks(

@@ -233,27 +233,6 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 
-def test_a_repair_does_not_close_the_file_under_a_prefetch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
-        document = ingest(store, "book", 20 * CHUNK)
-    with MemoryStore.open(tmp_path / "m") as store:
-        ahead = store.tiers.prefetcher
-
-        def repair(path: Path, repair: bool) -> str:
-            assert not ahead._busy and not ahead._waiting
-            return "repaired"
-
-        monkeypatch.setattr("memstore.store.verify.verify_memory.verify_memory", repair)
-        for _ in range(20):
-            store.retrieval.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
-            assert store.verify(repair=True) == "repaired"
-            store.tiers.drop_document(document.id)
-        check_content(store, document, text=1)
-        assert not ahead.stats.failed
-
-
 class Standing:
     """The source below, which reads when it is told to."""
 

@@ -1,1 +1,1 @@
-"""LMDB: its environment, transactions and locks in this process, and its pages read without it."""
+"""LMDB: its environment, transactions and locks in this process, and checks of its file."""

@@ -15,6 +15,7 @@ from memstore.disk.lmdb.environment import Environment, Version
 from memstore.disk.lmdb.registry import acquire, release
 from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, Commit, Transaction
 from memstore.errors import (
+    RESTORE,
     CorruptMemory,
     InvalidInput,
     MemoryClosed,
@@ -134,9 +135,7 @@ class Database(Closing):
             record = transaction.get(COMMIT_TABLE, COMMIT_KEY)
         known = None if record is None else Commit.unpack(record)
         if record is not None and known is None:
-            raise CorruptMemory(
-                f"{self.path}: the record of the last commit is damaged; run verify --repair"
-            )
+            raise CorruptMemory(f"{self.path}: the record of the last commit is damaged; {RESTORE}")
         return known
 
     @contextmanager

@@ -54,6 +54,7 @@ from memstore.disk.lmdb.transaction import (
     Transaction,
 )
 from memstore.errors import (
+    RESTORE,
     CorruptMemory,
     InvalidInput,
     MemoryExists,
@@ -106,7 +107,7 @@ class _Tables(dict[str, Any]):
     """Handles of tables, by name."""
 
     def __missing__(self, name: str) -> Any:
-        raise CorruptMemory(f"the memory lacks its table of {name}; run verify --repair")
+        raise CorruptMemory(f"the memory lacks its table of {name}; {RESTORE}")
 
 
 class Version(NamedTuple):

@@ -1,4 +1,4 @@
-"""A data file that is filled anew: what compacting, erasing and repair put in the old one's place.
+"""A data file that is filled anew: what compacting and erasing put in the old one's place.
 
 Nothing is in it but what it was filled with. LMDB's own compacting copies pages whole, with what
 was deleted from them.

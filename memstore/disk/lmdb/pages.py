@@ -1,6 +1,4 @@
-"""Pages of keys of a data file as LMDB (0.9) lays them out, read without LMDB, and where values
-lie: a damaged page, over which LMDB would end the process, is one of which nothing is found.
-"""
+"""Where LMDB (0.9) lays a value in its data file, and having the system read values ahead."""
 
 import ctypes
 import mmap
@@ -12,62 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-HEADER = 16  # bytes of a page's header
-BRANCH, LEAF, OVERFLOW_PAGE = 1, 2, 4  # flags of pages
-OVERFLOW, TABLE = 1, 2  # flags of nodes: the value lies on pages of its own; it tells of a table
-NO_PAGE = 2**64 - 1
-DEEPEST = 32  # levels of a tree
-PAGE = struct.Struct("<Q2xHHH")  # number, flags, end of the nodes' offsets, begin of the nodes
+PAGE_HEADER = 16  # bytes
 NODE = struct.Struct("<HHHH")  # low and high half of a size or page, flags or more of it, key size
-# flags, depth and root page of a table, as the table of tables has it
-TABLE_RECORD = struct.Struct("<4xHH 32x Q")
-
-
-class Node(NamedTuple):
-    """An entry of a leaf, or what a branch says of a page below."""
-
-    key: bytes
-    flags: int  # of a leaf's
-    page: int  # below; of a leaf's value that lies on pages of its own, the first of them
-    size: int  # of the value
-    value: bytes  # where it lies in the leaf itself
-
-
-class Page:
-    """One page of keys, or what stands in its place."""
-
-    def __init__(self, data: bytes) -> None:
-        """Raises struct.error for what is too short for a page."""
-        self.number, self.flags, self.lower, self.upper = PAGE.unpack_from(data)
-        self._data = data
-        count = max(0, min(self.lower, len(data)) - HEADER) // 2
-        self.offsets: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, HEADER)
-
-    def node_at(self, offset: int) -> Node | None:
-        """The node there; None for one that does not lie inside the page."""
-        page = self._data
-        if offset < HEADER or offset + NODE.size > len(page):
-            return None
-        low, high, more, key_size = NODE.unpack_from(page, offset)
-        begin = offset + NODE.size + key_size
-        key = page[offset + NODE.size : begin]
-        if self.flags & BRANCH:
-            below = low | high << 16 | more << 32
-            return Node(key, 0, below, 0, b"") if begin <= len(page) else None
-        size = low | high << 16
-        if more & OVERFLOW:
-            if begin + 8 > len(page):
-                return None
-            (first,) = struct.unpack_from("<Q", page, begin)
-            return Node(key, more, first, size, b"")
-        if begin + size > len(page):
-            return None
-        return Node(key, more, 0, size, page[begin : begin + size])
-
-    def nodes(self) -> list[Node]:
-        """Those of its nodes that lie inside it, in order of their keys."""
-        found = map(self.node_at, self.offsets)
-        return [node for node in found if node is not None]
+OVERFLOW = 1  # a flag of a node: its value lies on pages of its own
+CAN_ASK = hasattr(os, "posix_fadvise")
+_ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
 
 
 class Extent(NamedTuple):
@@ -75,10 +22,6 @@ class Extent(NamedTuple):
 
     offset: int
     size: int
-
-
-CAN_ASK = hasattr(os, "posix_fadvise")
-_ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
 
 
 def extent_of(key: memoryview, page_size: int) -> Extent | None:
@@ -92,7 +35,7 @@ def extent_of(key: memoryview, page_size: int) -> Extent | None:
     if size != len(key) or not flags & OVERFLOW:
         return None
     page = ctypes.c_uint64.from_address(address + size).value
-    return Extent(page * page_size + HEADER, low | high << 16)
+    return Extent(page * page_size + PAGE_HEADER, low | high << 16)
 
 
 def ask(file: int, pieces: Sequence[Extent]) -> None:

@@ -25,10 +25,6 @@ class Computed:
         self._catalog, self._tiers = catalog, tiers
         self._lock = threading.Lock()
 
-    def reopened(self, catalog: Catalog) -> None:
-        """The memory was opened again."""
-        self._catalog = catalog
-
     def count(self, *, damaged: int = 0, passages: int = 0, away: int = 0) -> None:
         """Count passages that were computed, and how many of them since they are damaged, or could
         not be read.

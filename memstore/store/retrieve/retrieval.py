@@ -206,15 +206,6 @@ class Retrieval:
         number = next(self._session_numbers)
         return SessionDocument(number, self.tiers, self.index, self.selected)
 
-    def reopened(self, catalog: Catalog) -> None:
-        """The memory was opened anew: read from there."""
-        self._catalog = catalog
-        self.tiers.replace_disk(_lowest(catalog))
-        self.computed.reopened(catalog)
-        if self.selected is not None:
-            self.selected.reopened(catalog)
-            self._first_stage = _first_stage(self.selected.table, catalog)
-
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
         if self._engines is not None:

@@ -181,13 +181,6 @@ class SelectorIndex:
         """Ready documents' rows, when what had changed last was that: they are not read again."""
         self._rows, self._changes = rows, changes
 
-    def reopened(self, catalog: Catalog) -> None:
-        """The memory was opened anew: read from there."""
-        with self._lock:
-            self._catalog = catalog
-            for number in set().union(*self._held.values()):
-                self.drop(number)
-
     def drop(self, document: int) -> None:
         """Hold nothing of a document any longer."""
         with self._lock:

@@ -21,6 +21,7 @@ from memstore.child import python_command
 from memstore.disk.files import DATA, occupy_standard_streams
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import (
+    RESTORE,
     CorruptMemory,
     InvalidInput,
     MemoryNotFound,
@@ -72,15 +73,14 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     and check again.
 
     The report of a repair says what was wrong before and what was dropped. Documents are dropped
-    where they lie, and other processes may read meanwhile; where pages of keys, the beginning of
-    the file or the memory's own rows are damaged, the file is made anew of all that can be reached,
-    for which the memory is needed alone.
+    where they lie, and other processes may read meanwhile. A memory of which pages of keys, the
+    beginning of the file or its own rows are damaged is not repaired.
 
     path: its directory; or the URL of a published memory, which is read whole, and is not repaired.
 
     Raises MemoryNotFound, MemoryLocked, StorageFull; MemstoreError (no child can be started);
-    CorruptMemory if a repair was asked for and nothing can be saved; of a URL also
-    StoreUnavailable, InvalidInput (repair).
+    CorruptMemory if a repair was asked for and there can be none; of a URL also StoreUnavailable,
+    InvalidInput (repair).
     """
     if is_url(path):
         if repair:
@@ -96,27 +96,18 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
         before = _walk_in_children(children, path)
         if before.clean or not repair:
             return before.report()
-        problems = before.told
-        dropped = before.damaged()
-        after = None
-        if before.is_of_documents and _drop(children, path, before.damaged_numbers):
-            after = _walk_in_children(children, path)
-        if after is None or not after.clean:
-            problems += _salvage(children, path)
-            after = _walk_in_children(children, path)
-            dropped |= after.damaged()
-            if (
-                not after.clean
-                and after.is_of_documents
-                and _drop(children, path, after.damaged_numbers)
-            ):
-                after = _walk_in_children(children, path)
+        if before.beyond_repair is not None:
+            raise _not_repaired(path, before.beyond_repair)
+        _drop(children, path, before.damaged_numbers)
+        after = _walk_in_children(children, path)
     if not after.clean:
-        raise CorruptMemory(
-            f"{path} is still damaged after repair ({after.told[0].what}); restore it from a copy"
-        )
-    gone = [name for number, name in sorted(dropped.items()) if number not in after.whole]
-    return replace(after.report(), problems=problems, dropped=gone)
+        raise _not_repaired(path, after.told[0].what)
+    gone = [name for number, name in sorted(before.damaged().items()) if number not in after.whole]
+    return replace(after.report(), problems=before.told, dropped=gone)
+
+
+def _not_repaired(path: Path, what: str) -> CorruptMemory:
+    return CorruptMemory(f"{path} cannot be repaired ({what.partition(';')[0]}): {RESTORE}")
 
 
 @dataclass
@@ -129,7 +120,6 @@ class _Forward:
     problems: list[Problem] = field(default_factory=list)
     passages: dict[int, Problem] = field(default_factory=dict)  # whose records are damaged
     counts: list[Problem] = field(default_factory=list)  # of passages, that are not right
-    died: bool = False  # a child did
 
     @property
     def clean(self) -> bool:
@@ -140,9 +130,10 @@ class _Forward:
         return [*self.problems, *self.passages.values(), *self.counts]
 
     @property
-    def is_of_documents(self) -> bool:
-        """Is nothing wrong but with documents, and was everything read?"""
-        return not self.died and all(problem.document is not None for problem in self.problems)
+    def beyond_repair(self) -> str | None:
+        """What is wrong with the memory itself, which dropping documents does not put right."""
+        own = (problem.what for problem in self.problems if problem.document is None)
+        return next(own, None)
 
     def damaged(self) -> dict[int, str]:
         """The damaged documents, and their names as far as they can be read."""
@@ -161,20 +152,16 @@ class _Forward:
         return Report(len(self.whole), self.records, self.bytes, self.told)
 
 
-def _drop(children: "_Children", path: Path, numbers: Iterable[int]) -> bool:
-    """Drop documents, and records of passages, where they lie; False if damaged pages keep from
-    that.
+def _drop(children: "_Children", path: Path, numbers: Iterable[int]) -> None:
+    """Drop documents, and records of passages, where they lie. Raises CorruptMemory if damaged
+    pages keep from that.
     """
-    return _command(children, "drop", path, sorted(numbers)) is not None
-
-
-def _salvage(children: "_Children", path: Path) -> list[Problem]:
-    """Make the file anew of what can be reached; what had to be undone for that."""
-    for event in _command(children, "salvage", path, []) or []:
-        if event["event"] == "undone" and event["commit"] is not None:
-            what = f"its last commit, number {event['commit']}, cannot be read and is undone"
-            return [Problem(None, "", what)]
-    return []
+    try:
+        ended = [event["event"] for event in children.run("drop", path, sorted(numbers))]
+    except CorruptMemory as error:
+        raise _not_repaired(path, str(error)) from error
+    if "end" not in ended:
+        raise _not_repaired(path, "dropping what is damaged ended the process")
 
 
 def _walk_in_children(children: "_Children", path: Path) -> _Forward:
@@ -204,38 +191,12 @@ def _walk_in_children(children: "_Children", path: Path) -> _Forward:
                 reading = None
         if ended:
             return walk
-        walk.died = True
         if reading is None:
             walk.problems.append(Problem(None, "", "reading the memory's tables ended the process"))
             return walk
         number, name = reading["document"], reading["name"]
         walk.problems.append(Problem(number, name, "reading it ended the process"))
         skip.append(number)
-
-
-def _command(
-    children: "_Children", what: str, path: Path, documents: list[int]
-) -> list[dict[str, Any]] | None:
-    """Have a child change the memory; its events, or None if damaged pages kept it from that.
-    Raises what else the child met.
-    """
-    events = list(children.run(what, path, documents))
-    for event in events:
-        if event["event"] == "error":
-            kind = next(
-                (k for k in MemstoreError.__subclasses__() if k.__name__ == event["kind"]),
-                CorruptMemory,
-            )
-            if kind is CorruptMemory and what == "drop":
-                return None
-            raise kind(event["what"])
-    if events and events[-1]["event"] == "end":
-        return events
-    if what == "drop":
-        return None
-    raise MemstoreError(
-        f"{path} could not be repaired: the process that does it was ended; try again"
-    )
 
 
 class _Children:
@@ -272,8 +233,8 @@ class _Children:
         self._server.communicate()
 
     def run(self, what: str, path: Path, documents: list[int]) -> Iterator[dict[str, Any]]:
-        """Do walk, drop or salvage in a new child, and give its events until it ends in whatever
-        way.
+        """Walk or drop in a new child, and give its events until it ends in whatever way. Raises
+        what the child met, but what is damaged where it walks.
 
         documents: those to pass over (walk) or to drop.
         """
@@ -285,6 +246,9 @@ class _Children:
                 event = json.loads(line)
                 if event["event"] == "gone":
                     break
+                if event["event"] == "error":
+                    kinds = {kind.__name__: kind for kind in MemstoreError.__subclasses__()}
+                    raise kinds.get(event["kind"], CorruptMemory)(event["what"])
                 yield event
 
 

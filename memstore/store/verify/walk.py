@@ -1,5 +1,5 @@
-"""What the children of a verification do: walk over a memory, drop documents and records of
-passages, or salvage what can be reached; and the server that forks them.
+"""What the children of a verification do: walk over a memory, or drop documents and records of
+passages; and the server that forks them.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from memstore.disk.format.keys import (
     tokens_key,
 )
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.salvage import is_sound, salvage
+from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest, StoredPassage
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
@@ -193,12 +193,10 @@ def _do(what: str, path: Path, documents: set[int]) -> None:
         if what == "walk":
             for event in walk(path, documents):
                 _say(event)
-        elif what == "drop":
-            _drop(path, documents)
         else:
-            _say({"event": "undone", "commit": salvage(path)})
+            _drop(path, documents)
     except MemstoreError as error:
-        if what == "walk":
+        if what == "walk" and isinstance(error, CorruptMemory):
             _say({"event": "problem", "document": None, "name": "", "what": str(error)})
         else:
             _say({"event": "error", "kind": type(error).__name__, "what": str(error)})
@@ -337,7 +335,7 @@ def _drop(path: Path, numbers: set[int]) -> None:
     try:
         with catalog.database.writer():
             if not is_sound(path):
-                raise CorruptMemory(f"{path}: pages of keys are damaged")
+                raise CorruptMemory("pages of keys are damaged")
             for number in sorted(numbers):
                 drop = partial(_drop_one, catalog=catalog, number=number)
                 catalog.database.write(drop, beyond_limit=True)
