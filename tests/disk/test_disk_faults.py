@@ -13,6 +13,7 @@ import torch
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
+from memstore.disk.read import placed_read
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock
 from memstore.tiers.disk_tier import DiskTier
@@ -63,7 +64,10 @@ def spoil(catalog: Catalog, key: RecordKey) -> None:
 
 
 def reading(monkeypatch: pytest.MonkeyPatch, change: Callable[..., int]) -> None:
-    """Have `change` called in place of os.preadv, with the true one before its arguments."""
+    """Have `change` called in place of os.preadv, with the true one before its arguments, and
+    every record read as one that the page cache does not hold.
+    """
+    monkeypatch.setattr(placed_read, "_NOWAIT", None)
     true = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *arguments: change(true, *arguments))
 
@@ -123,6 +127,19 @@ def test_records_are_asked_for_before_the_first_is_read(memory, monkeypatch):
         assert any(first <= start and end <= last for _, first, last in asked)
 
 
+def test_what_the_page_cache_holds_is_not_asked_for(memory, monkeypatch):
+    catalog, disk = memory
+    check_right(disk)
+    with catalog.database.read() as txn:
+        place = txn.extents_of("blocks", [record_key(RecordKey(1, 4, 1))])[0]
+        if not placed_read._is_cached(txn.file, place):
+            pytest.skip("this file system does not tell")
+    asked = []
+    monkeypatch.setattr(placed_read, "ask", lambda file, pieces: asked.extend(pieces))
+    check_right(disk)
+    assert not asked
+
+
 def test_no_more_than_a_window_is_asked_for_ahead(memory, monkeypatch):
     _, disk = memory
     ahead = []
@@ -135,8 +152,8 @@ def test_no_more_than_a_window_is_asked_for_ahead(memory, monkeypatch):
         ahead.append(-sum(map(len, buffers)))
         return true(file, buffers, offset)
 
-    monkeypatch.setattr("memstore.disk.read.placed_read.ask", told)
-    monkeypatch.setattr("memstore.disk.read.placed_read._AHEAD_BYTES", 10_000)
+    monkeypatch.setattr(placed_read, "ask", told)
+    monkeypatch.setattr(placed_read, "_AHEAD_BYTES", 10_000)
     reading(monkeypatch, noted)
     check_right(disk)
     assert sum(ahead) == 0 and max(ahead) > 0

@@ -3,12 +3,14 @@ the system into its slots, anything else into an image that is decoded.
 
 Read, and not mapped: a page of a mapped file is asked for when it is touched first, one at a time,
 and a disk's failure is an error here, not the end of the process. The system is asked for megabytes
-of records ahead of the one that is read.
+of records ahead of the one that is read, but for those that it has: to ask takes it as long as a
+fifth of reading them.
 """
 
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from memstore.disk.lmdb.database import Transaction
@@ -17,6 +19,7 @@ from memstore.disk.read.batch import Batch, Wanted, joined_digests
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock
 
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux; not every file system knows it
 _AHEAD_BYTES = 8 << 20  # that are asked for ahead of what is read
 
 
@@ -36,6 +39,14 @@ def read_into(file: int, buffers: Sequence[memoryview | bytearray], place: Exten
             left[0] = left[0][read:]
             read = os.preadv(file, left, place.offset + done)
             done += read
+
+
+def _is_cached(file: int, place: Extent) -> bool:
+    """Does the page cache hold the end of what lies at a place? False where that is not told."""
+    if _NOWAIT is not None:
+        with suppress(OSError):
+            return os.preadv(file, [bytearray(1)], place.offset + place.size - 1, _NOWAIT) == 1
+    return False
 
 
 class PlacedReader:
@@ -66,7 +77,8 @@ class PlacedReader:
         for place, record in placed:
             asked: list[Extent] = []
             while ahead < _AHEAD_BYTES and (following := next(coming, None)) is not None:
-                asked.append(following[0])
+                if not _is_cached(txn.file, following[0]):
+                    asked.append(following[0])
                 ahead += following[0].size
             ask(txn.file, asked)
             try:
