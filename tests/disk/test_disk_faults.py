@@ -5,6 +5,7 @@ answer, later.
 import errno
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import torch
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
 from memstore.disk.read import placed_read
+from memstore.disk.read.placed_read import PlacedReader
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptBlock
+from memstore.errors import CorruptBlock, CorruptMemory
 from memstore.tiers.disk_tier import DiskTier
 from support.disk_records import (
     BLOCKS,
@@ -89,6 +91,43 @@ def test_io_error_names_the_record(memory, monkeypatch):
         ):
             check_right(disk)
     check_right(disk)
+
+
+def test_io_error_of_a_page_of_keys_is_an_error(memory, monkeypatch):
+    _, disk = memory
+
+    def fail(file, size, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", fail)
+        with pytest.raises(CorruptMemory, match=r"keys of .* cannot be read"):
+            check_right(disk)
+    check_right(disk)
+
+
+@pytest.mark.parametrize("given", [8, 0])
+def test_threads_share_a_batch(memory, monkeypatch, given):
+    """given: threads that the system gives."""
+    _, disk = memory
+    monkeypatch.setattr(placed_read, "_SHARE_BYTES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    threads = set()
+    true = PlacedReader._read_share
+
+    def share(reader, *some):
+        threads.add(threading.get_ident())
+        true(reader, *some)
+
+    monkeypatch.setattr(PlacedReader, "_read_share", share)
+    if not given:
+
+        def none(thread):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", none)
+    check_right(disk)
+    assert len(threads) > 1 if given else threads == {threading.get_ident()}
 
 
 def test_file_that_ends_within_a_record_is_an_error(memory, monkeypatch):

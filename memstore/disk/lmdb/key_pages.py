@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from memstore.disk.lmdb.pages import NODE, OVERFLOW, PAGE_HEADER, Extent
+from memstore.disk.lmdb.pages import BRANCH, NODE, OVERFLOW, PAGE, PAGE_HEADER, TABLE_RECORD, Extent
 
 NO_PAGE = 2**64 - 1  # the root of an empty tree
 TABLE = 2  # a flag of an entry: its value tells of a table
-_BRANCH, _LEAF, _VALUE = 1, 2, 4  # flags of pages
-_PAGE = struct.Struct("<Q2xHHH")  # number, flags, end of the nodes' offsets, begin of the nodes
+_LEAF, _VALUE = 2, 4  # flags of pages
 _VALUE_PAGE = struct.Struct("<Q2xHI")  # number, flags, pages that the value takes
-_TABLE_RECORD = struct.Struct("<40xQ")  # root page
 
 
 class Entry(NamedTuple):
@@ -66,15 +64,15 @@ def _page(data: bytes, number: int) -> _Page:
     damaged = ValueError(f"page {number} is damaged")
     page = _Page([], [], [])
     try:
-        own, kind, lower, upper = _PAGE.unpack_from(data)
-        if own != number or kind not in (_BRANCH, _LEAF) or not PAGE_HEADER < lower <= upper:
+        own, kind, lower, upper = PAGE.unpack_from(data)
+        if own != number or kind not in (BRANCH, _LEAF) or not PAGE_HEADER < lower <= upper:
             raise damaged
         for (offset,) in struct.iter_unpack("<H", data[PAGE_HEADER:lower]):
             low, high, flags, key_size = NODE.unpack_from(data, offset)
             begin = end = offset + NODE.size + key_size
             key, size = data[begin - key_size : begin], low | high << 16
             page.keys.append(key)
-            if kind == _BRANCH:
+            if kind == BRANCH:
                 page.below.append(size | flags << 32)
             else:
                 place = number * len(data) + begin
@@ -109,7 +107,7 @@ def value_of(file: int, entry: Entry) -> bytes:
 def table_of(file: int, entry: Entry) -> int:
     """The root page of the table that an entry tells of. Raises ValueError, OSError."""
     value = value_of(file, entry)
-    if entry.flags != TABLE or len(value) != _TABLE_RECORD.size:
+    if entry.flags != TABLE or len(value) != TABLE_RECORD.size:
         raise ValueError(f"the entry {entry.key!r} is not a table's")
-    root: int = _TABLE_RECORD.unpack(value)[0]
+    root: int = TABLE_RECORD.unpack(value)[0]
     return root

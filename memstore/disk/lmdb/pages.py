@@ -5,7 +5,9 @@ import mmap
 import os
 import struct
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +15,11 @@ import numpy as np
 PAGE_HEADER = 16  # bytes
 NODE = struct.Struct("<HHHH")  # low and high half of a size or page, flags or more of it, key size
 OVERFLOW = 1  # a flag of a node: its value lies on pages of its own
+BRANCH = 1  # a flag of a page
+TABLE_RECORD = struct.Struct("<40xQ")  # of a table: its root page
+PAGE = struct.Struct("<Q2xHHH")  # number, flags, end of the nodes' offsets, begin of the nodes
 CAN_ASK = hasattr(os, "posix_fadvise")
+_DEEPEST = 32  # levels of a tree
 _ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
 
 
@@ -36,6 +42,62 @@ def extent_of(key: memoryview, page_size: int) -> Extent | None:
         return None
     page = ctypes.c_uint64.from_address(address + size).value
     return Extent(page * page_size + PAGE_HEADER, low | high << 16)
+
+
+def places_of(file: int, page_size: int, root: int, keys: Sequence[bytes]) -> list[Extent | None]:
+    """Where the values of keys of one length lie under a root page; None for a key that there is
+    not, and for a value that lies beside its key.
+
+    LMDB's own search touches the first page of every value that it finds, one after the other, and
+    where the disk fails that ends the process. Here only pages of keys are read, level by level.
+    What leads through a page that is not as it must be is not found. Raises OSError.
+    """
+    found: dict[bytes, Extent] = {}
+    level, pages = {root: list(keys)}, os.fstat(file).st_size // page_size
+    for _ in range(_DEEPEST if keys else 0):
+        level = {number: inside for number, inside in level.items() if number < pages}
+        ask(file, [Extent(number * page_size, page_size) for number in level])
+        below: dict[int, list[bytes]] = {}
+        for number, inside in level.items():
+            page = os.pread(file, page_size, number * page_size)
+            with suppress(struct.error, IndexError):  # damaged: the rest of its keys is not found
+                _look_up(page, number, inside, below, found)
+        if not (level := below):
+            break
+    return list(map(found.get, keys))
+
+
+def _look_up(
+    page: bytes,
+    number: int,
+    keys: Sequence[bytes],
+    below: dict[int, list[bytes]],
+    found: dict[bytes, Extent],
+) -> None:
+    """Look keys up in one page: into `below` go the pages that a branch leads to, into `found` the
+    places in a leaf. Raises struct.error, IndexError.
+    """
+    own, flags, lower, _ = PAGE.unpack_from(page)
+    if own != number:
+        return
+    offsets = struct.unpack_from(f"<{(lower - PAGE_HEADER) // 2}H", page, PAGE_HEADER)
+    size = len(keys[0])
+
+    def key_at(offset: int) -> bytes:
+        return page[offset + NODE.size : offset + NODE.size + size]
+
+    for key in keys:
+        if flags & BRANCH:  # the first node stands for all keys before the second one's
+            at = bisect_right(offsets, key, 1, key=key_at) - 1
+            low, high, more, _ = NODE.unpack_from(page, offsets[at])
+            below.setdefault(low | high << 16 | more << 32, []).append(key)
+            continue
+        at = bisect_left(offsets, key, key=key_at)
+        if at < len(offsets) and key_at(offsets[at]) == key:
+            low, high, more, key_size = NODE.unpack_from(page, offsets[at])
+            if more & OVERFLOW and key_size == size:
+                (first,) = struct.unpack_from("<Q", page, offsets[at] + NODE.size + size)
+                found[key] = Extent(first * len(page) + PAGE_HEADER, low | high << 16)
 
 
 def ask(file: int, pieces: Sequence[Extent]) -> None:

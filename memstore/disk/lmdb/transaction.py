@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import Extent, ask, extent_of
+from memstore.disk.lmdb.pages import TABLE_RECORD, Extent, ask, extent_of, places_of
 from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
@@ -84,15 +84,15 @@ class Transaction:
         return found
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
-        """Where the values of keys lie in the data file, told without reading them; None where
-        there is none, where it is so small that it lies among the keys, and in a writing
-        transaction, whose pages are not in the file yet.
+        """Where the values of keys of one length lie in the data file, told without reading them;
+        None where there is none, where it is so small that it lies among the keys, and in a writing
+        transaction, whose pages are not in the file yet. Raises OSError.
         """
-        if self.writable:
+        description = None if self.writable else self.inner.get(table.encode())
+        if description is None:
             return [None] * len(keys)
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            find, found = cursor.set_key, cursor.key
-            return [extent_of(found(), self._page_size) if find(key) else None for key in keys]
+        (root,) = TABLE_RECORD.unpack(description)
+        return places_of(self.file, self._page_size, root, keys)
 
     def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
         """For a walk over values: asks the disk for the megabytes that follow, first and at every
