@@ -27,7 +27,7 @@ from memstore.model.passages.selector import (
     score_blocks,
     spread,
 )
-from memstore.model.texts.spelling import spelled
+from memstore.model.texts.questions import spelled
 from memstore.store.memory_store import MemoryStore
 
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover

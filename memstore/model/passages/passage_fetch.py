@@ -4,7 +4,7 @@ those of what has left a session's dialogue buffer, pinned in main memory until 
 
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.closing import Closing
 from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
@@ -76,16 +75,16 @@ class _Taken(NamedTuple):
     tier: str
 
 
-class Fetched(Closing):
-    """Passages that a session reads, in slots that stay leased until `close`.
+class Fetched:
+    """Passages that a session reads, in leased slots.
 
     lengths: tokens of each; tiers: where each was.
     """
 
-    def __init__(self, reader: PassageModel, taken: Sequence[_Taken], leases: ExitStack) -> None:
+    def __init__(self, reader: PassageModel, taken: Sequence[_Taken]) -> None:
         self.lengths = [len(one.keys) for one in taken]
         self.tiers = [one.tier for one in taken]
-        self._shape, self._device, self._leases = reader.shape, reader.device, leases
+        self._shape, self._device = reader.shape, reader.device
         self._parts = [
             (rows, torch.cat([one.keys for one in some]), torch.cat([one.values for one in some]))
             for rows, some in _runs(taken)
@@ -107,10 +106,6 @@ class Fetched(Closing):
         none = torch.zeros(heads[0], 0, heads[1], dtype=shape.kv_dtype, device=self._device)
         k, v = (half[0] if len(half) == 1 else torch.cat([none, *half], 1) for half in halves)
         return k, v
-
-    def close(self) -> None:
-        """Give the slots back; idempotent."""
-        self._leases.close()
 
     def append_computed(self, tokens: int) -> None:
         """After them comes a passage of so many tokens, computed with what is read next."""
@@ -139,14 +134,16 @@ class PassageFetch:
         self._reader, self._store, self._own = reader, store, own
         self._leases = ExitStack()  # of the passages that are being fetched
 
-    def fetch(self, passages: Sequence[Chosen], *, compute: bool) -> Fetched:
-        """Keys and values of passages. A passage that the memory does not hold, or only damaged, is
-        computed as it would be stored; without `compute`, only the passages before it are returned.
-        Raises BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.
+    @contextmanager
+    def fetch(self, passages: Sequence[Chosen], *, compute: bool) -> Iterator[Fetched]:
+        """Context with keys and values of passages, leased until it ends. A passage that the memory
+        does not hold, or only damaged, is computed as it would be stored; without `compute`, only
+        the passages before it are returned. Raises BlocksUnavailable, BudgetExceeded,
+        DocumentNotFound, CorruptBlock.
         """
         with ExitStack() as self._leases:
-            found = [one for one in self._take(passages, compute) if one is not None]
-            return Fetched(self._reader, found, self._leases.pop_all())
+            found = self._take(passages, compute)
+            yield Fetched(self._reader, [one for one in found if one is not None])
 
     def _take(self, passages: Sequence[Chosen], compute: bool) -> list[_Taken | None]:
         """As `fetch`."""
