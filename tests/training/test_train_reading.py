@@ -177,12 +177,12 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path):
             sum(float(one.loss(pool)) for pool in pools) for one in (reading, fresh)
         )
     assert trained < 0.9 * untrained
-    run(4_500, tmp_path / "parts")
+    run(1_000, tmp_path / "parts")
     before = torch.load(tmp_path / "parts" / "reading.pt")
-    again = run(7_000, tmp_path / "parts")
+    again = run(2_000, tmp_path / "parts")
     after = torch.load(tmp_path / "parts" / "reading.pt")
     assert (before["skip"], after["skip"]) == (0, 1) and before["step"] < after["step"]
-    assert again.adapter.tokens >= 7_000
+    assert again.adapter.tokens >= 2_000
     other = model_of()
     with pytest.raises(InvalidInput, match="another adapter"):
         train_reading(
