@@ -138,9 +138,8 @@ def read_options() -> argparse.Namespace:
 def model_of(options: argparse.Namespace) -> HuggingFacePassageModel:
     """The model under test, without a gate: the document does not answer the question."""
     if options.model is not None:
-        reader = passage_model(options.model, options.dtype)
-        if options.device is not None:
-            reader.model.to(options.device)
+        device = options.device or "cpu"
+        reader = passage_model(options.model, options.dtype, device=device)
     else:
         tokens = 4096 + _EACH * max(options.passages)
         place = torch.device(options.device or "cpu")

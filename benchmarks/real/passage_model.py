@@ -14,13 +14,17 @@ from memstore.model.lookup_settings import CAUTION
 
 
 def passage_model(
-    directory: Path | str, dtype: str = "float32", caution: float = CAUTION, weights: str = "auto"
+    directory: Path | str,
+    dtype: str = "float32",
+    caution: float = CAUTION,
+    weights: str = "auto",
+    device: str = "cpu",
 ) -> HuggingFacePassageModel:
     """The model, its weights in this dtype; ends the command for one that is trained with
     landmarks. caution: of its lookups. weights: that tokens are generated with. Raises as
     `load_reader` does.
     """
-    reader = load_reader(directory, dtype=DTYPES[dtype], weights=weights)
+    reader = load_reader(directory, device=device, dtype=DTYPES[dtype], weights=weights)
     if not isinstance(reader, HuggingFacePassageModel):
         raise SystemExit(f"{directory} is trained with landmarks: it chooses no passages")
     reader.lookup = replace(reader.lookup, caution=caution)

@@ -111,6 +111,7 @@ def test_threads_share_a_batch(memory, monkeypatch, given):
     """given: threads that the system gives."""
     _, disk = memory
     monkeypatch.setattr(placed_read, "_SHARE_BYTES", 1)
+    monkeypatch.setattr(placed_read, "_LARGE", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     threads = set()
     true = PlacedReader._read_share

@@ -20,6 +20,7 @@ from memstore.disk.format.citations import Place
 from memstore.documents import Converted
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
+from memstore.model.passages.passage_choice import spelled_as_held
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selector import Gate
 from memstore.model.texts.document_text import block_texts
@@ -152,6 +153,15 @@ def test_a_misspelt_question_finds_what_the_right_one_does(reader, store):
         assert [one.block for one in misspelt] == [one.block for one in session.chosen]
     found = reader.search("coppper ancohr orchrad", store, top_k=1)
     assert "copper anchor of the orchard" in found[0].text
+
+
+def test_words_of_a_large_scope_are_not_read_to_correct_a_question(reader, store, monkeypatch):
+    question = "What number has the coppper ancohr?"
+    scope = ((store.document("inventory").id, 0, store.document("inventory").blocks),)
+    assert "copper anchor" in spelled_as_held(reader, store, scope, question)
+    monkeypatch.setattr("memstore.model.passages.passage_choice._MOST_SPELLED", 1)
+    monkeypatch.setattr(store.retrieval, "selected", object())  # has no words to look up
+    assert spelled_as_held(reader, store, scope, question) == question
 
 
 def test_a_later_turn_chooses_again_and_depends_on_earlier_turns(reader, store):

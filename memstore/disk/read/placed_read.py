@@ -24,6 +24,7 @@ from memstore.errors import CorruptBlock, CorruptMemory
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux; not every file system knows it
 _AHEAD_BYTES = 8 << 20  # that are asked for ahead of what is read
 _SHARE_BYTES, _MOST_THREADS = 2 << 20, 4  # of a thread, at least; of a batch, at most
+_LARGE = 512 << 10  # bytes of a record; with smaller ones threads wait for the interpreter
 
 Placed = tuple[Extent, Wanted]
 
@@ -59,6 +60,8 @@ def _shares(placed: Sequence[Placed]) -> list[Sequence[Placed]]:
     size = sum(place.size for place, _ in placed)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = min(_MOST_THREADS, cores or 1, size // _SHARE_BYTES)
+    if size < _LARGE * len(placed):
+        threads = 1
     each = -(-len(placed) // max(1, threads))
     return [placed[at : at + each] for at in range(0, len(placed), each)] if each else []
 

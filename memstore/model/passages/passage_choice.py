@@ -221,21 +221,25 @@ class GatedChoice:
         return None if gate is None else gate.threshold(best.blocks, self._settings.caution)
 
 
+# Passages of a scope whose words are looked up by the hundred. Larger scopes are searched by lists,
+# so that their words need not be read.
+_MOST_SPELLED = 1 << 14
+
+
 def spelled_as_held(reader: PassageModel, store: MemoryStore, scope: Scope, question: str) -> str:
     """A question with misspelt words as passages of the scope spell them: see `spelled`. A word
-    that is one token of the model is not misspelt.
+    that is one token of the model is not misspelt. Unchanged for large scopes, and for selectors
+    without words.
     """
     index = store.retrieval.selected
-    if index is None or index.holding([], scope) is None:
+    if index is None or sum(end - first for _, first, end in scope) > _MOST_SPELLED:
         return question
 
     def is_common(word: str) -> bool:
         return len(reader.tokenizer.encode(f" {word}")) == 1
 
     def holding(words: Sequence[str]) -> Sequence[int]:
-        hashes = [split_words(word) for word in words]
-        counts = index.holding([one[0] for one in hashes if one], scope) or []
-        left = iter(counts)
-        return [next(left, 0) if one else 0 for one in hashes]
+        counts = index.holding([split_words(word)[0] for word in words], scope)
+        return [1] * len(words) if counts is None else counts  # not known: nothing is changed
 
     return spelled(question, is_common, holding)
