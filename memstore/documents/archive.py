@@ -1,66 +1,121 @@
-"""The archive (zip) that a document is: its members are read one by one, never beyond bounds."""
+"""Documents that are zips: what is unpacked is bounded before any library sees it."""
 
 import io
+import posixpath
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
 
-from memstore.documents.converted import Limits
+from memstore.documents.converted import Block, Kind, Limits
+from memstore.documents.html import Walk, html_tree, xml_tree
 from memstore.errors import UnreadableDocument
 
-_STEP = 1 << 20
-_LONGEST = 1000  # characters of a member's name
+# A member that only this kind has, and the kind
+_KINDS: dict[str, Kind] = {
+    "META-INF/container.xml": "epub",
+    "word/document.xml": "docx",
+    "ppt/presentation.xml": "pptx",
+    "xl/workbook.xml": "xlsx",
+    "content.xml": "odf",
+}
+_FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # no DRM
 
 
-class Archive:
-    """The members of a zip by name. What its directory says of sizes is not believed."""
+def unzipped(data: bytes, limits: Limits) -> dict[str, bytes]:
+    """Members by name. Raises UnreadableDocument for what is broken, encrypted or too large; no
+    member can be larger than the directory says, which is added up first.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            if len(infos) > limits.members:
+                raise UnreadableDocument(f"has more than {limits.members:,} members")
+            if any(info.flag_bits & 1 for info in infos):
+                raise UnreadableDocument("is encrypted; save it without a password")
+            if any(info.compress_type not in (0, zipfile.ZIP_DEFLATED) for info in infos):
+                raise UnreadableDocument("is compressed as documents are not; save it again")
+            sizes = [info.file_size for info in infos]
+            if max(sizes, default=0) > limits.member_bytes or sum(sizes) > limits.all_bytes:
+                raise UnreadableDocument("is too large unpacked for a file of its size; split it")
+            members = {info.filename: archive.read(info) for info in infos}
+    except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError) as error:
+        raise UnreadableDocument(f"is broken: {error}") from None
+    for name, member in members.items():
+        if name.endswith((".xml", ".rels")) and b"<!ENTITY" in member.replace(b"\0", b""):
+            raise UnreadableDocument("declares entities, which are not read for safety")
+    return members
 
-    def __init__(self, data: bytes, limits: Limits) -> None:
-        """Raises UnreadableDocument for what is no whole zip, and for too many members."""
-        self._limits, self._read = limits, 0
-        try:
-            self._zip = zipfile.ZipFile(io.BytesIO(data))
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
-            raise UnreadableDocument(f"is broken: {error}") from None
-        if len(self._zip.infolist()) > limits.members:
-            raise UnreadableDocument(f"has more than {limits.members:,} members")
-        self.names = frozenset(self._zip.namelist())
-        if any(len(name) > _LONGEST for name in self.names):  # links are followed from each
-            raise UnreadableDocument(f"has members with names longer than {_LONGEST:,} characters")
 
-    def member(self, name: str) -> bytes:
-        """A member's bytes. Raises UnreadableDocument where it is missing, encrypted, damaged or
-        larger than it may be.
-        """
-        limits = self._limits
-        if name not in self.names:
-            raise UnreadableDocument(f"is broken: it has no {name}")
-        info = self._zip.getinfo(name)
-        if info.flag_bits & 1:
-            raise UnreadableDocument("is encrypted; save it without a password")
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise UnreadableDocument(  # others make of few bytes any number at a time
-                "is compressed in a way that documents are not; save it anew"
-            )
-        parts, size = [], 0
-        try:
-            with self._zip.open(name) as member:
-                while part := member.read(_STEP):
-                    size += len(part)
-                    self._read += len(part)
-                    if size > limits.member_bytes or self._read > limits.all_bytes:
-                        raise UnreadableDocument(
-                            f"holds more than {limits.member_bytes >> 20} MB in a member, or "
-                            f"{limits.all_bytes >> 20} MB in all, when it is not compressed any "
-                            "more, which is too much for a file of its size; split it"
-                        )
-                    parts.append(part)
-        except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError) as error:
-            raise UnreadableDocument(f"is broken: {name}: {error}") from None
-        except RuntimeError:  # what zipfile says of a password
-            raise UnreadableDocument("is encrypted; save it without a password") from None
-        return b"".join(parts)
+def kind_of(members: dict[str, bytes]) -> Kind:
+    """The kind that a zip is. Raises UnreadableDocument for any other zip."""
+    for member, kind in _KINDS.items():
+        if member in members:
+            return kind
+    raise UnreadableDocument("is a zip and no document; unpack it, and ingest what is in it")
 
-    def has_any(self, names: Iterable[str]) -> bool:
-        """Is there a member of one of these names?"""
-        return not self.names.isdisjoint(names)
+
+def zipped(members: dict[str, bytes]) -> io.BytesIO:
+    """Members as a zip that is not compressed."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    return out
+
+
+def read_epub(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """Chapters in the order of reading; one without headings has its title of the table of
+    contents. Raises UnreadableDocument.
+    """
+    protected = members.get("META-INF/encryption.xml", b"<none/>")
+    if set(xml_tree(protected).xpath("//EncryptionMethod/@Algorithm")) - {*_FONTS}:
+        raise UnreadableDocument("is protected (DRM): only its shop's own reader can open it")
+    paths = xml_tree(members["META-INF/container.xml"]).xpath("//rootfile/@full-path")
+    if not paths or paths[0] not in members:
+        raise UnreadableDocument("is broken: its container names no book")
+    book = xml_tree(members[paths[0]])
+    items = {item.get("id"): item for item in book.iter("item")}
+    chapters = [items.get(ref.get("idref")) for ref in book.iter("itemref")]
+    names = [
+        _inside(paths[0], item.get("href", "").partition("#")[0])
+        for item in chapters
+        if item is not None
+    ]
+    titles = _titles(members, paths[0], book)
+    for name in dict.fromkeys(names):
+        if name not in members:
+            notes.append(f"the chapter {name} is missing")
+            continue
+        walk = Walk(limits)
+        blocks = list(walk.blocks(xml_tree(members[name], html=True)))
+        if walk.pictures and not blocks:
+            notes.append(f"the chapter {name} is a picture without text")
+        level, title = titles.get(name, (1, ""))
+        if blocks and title and not any(block.level for block in blocks):
+            yield Block("", level, title)
+        yield from blocks
+
+
+def _titles(members: dict[str, bytes], package: str, book: Any) -> dict[str, tuple[int, str]]:
+    """Levels and titles of files by the table of contents, of version 3 or else 2."""
+    found = dict[str, tuple[int, str]]()
+    tables = "//item[contains(@properties, 'nav')]|//item[contains(@media-type, 'ncx')]"
+    for item in book.xpath(tables):
+        name = _inside(package, item.get("href", ""))
+        tree = xml_tree(members[name], html=True) if name in members else html_tree("")
+        for entry in tree.xpath("//navPoint|(//nav)[1]//a"):
+            href = entry.xpath("string(content/@src|@href)").partition("#")[0]
+            title = " ".join(entry.xpath("string(navLabel|self::a)").split())
+            level = len(entry.xpath("ancestor::ol|ancestor-or-self::navPoint"))
+            if title:
+                found.setdefault(_inside(name, href), (max(level, 1), title))
+        if found:
+            break
+    return found
+
+
+def _inside(base: str, href: str) -> str:
+    """The member that a link of another member leads to; it leads nowhere else."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(href)))

@@ -1,40 +1,36 @@
-"""A file turned into text: what it is, who reads it, and what is said where nobody can.
+"""A file turned into text: what it is, who reads it, and the reason where it cannot be read.
 
-What needs a library is read by a child process with bounds on memory and processor time, so that
+What needs a library is read by a child process with limits of memory and processor time, so that
 no file can take more of this one than its bytes and its text.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
 from memstore.child import run_tied
 from memstore.decode import unpack
-from memstore.disk.format.citations import Place
-from memstore.documents.archive import Archive
-from memstore.documents.converted import LIMITS, Converted, Kind, Limits
+from memstore.documents.converted import LIMITS, TOO_LONG, Block, Converted, Kind, Limits, compose
 from memstore.documents.detect import Form, form_of
-from memstore.documents.plain import read_text
 from memstore.errors import MemstoreError, UnreadableDocument, install_extra
 
-LIBRARIES = ("lxml", "pypdf", "markdown_it")
-TOO_MUCH = 77  # how a child ends that has no memory left
-
-
-class Told(msgspec.Struct):
-    """What a child says: a document, or why there is none."""
-
-    text: str = ""
-    kind: Kind = "text"
-    places: list[Place] = []
-    refused: str = ""
+LIBRARIES = (
+    "lxml", "pypdfium2", "mammoth", "pptx", "openpyxl", "markdown_it", "webencodings",
+    "charset_normalizer",
+)  # fmt: skip
+TOO_MUCH = 77  # exit status of a child that has no memory left
+_NOTES, _NOTE = 100, 200  # notes of a document, and characters of one, that are reported
+_TOO_MUCH = "needs too much memory or time to be read; split it, or save it again"
+_MODULES = {"epub": "archive", "pptx": "office", "xlsx": "office", "csv": "office", "odf": "office"}
+_MODULES |= {"notebook": "mail", "text": "markdown"}
 
 
 def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
-    """The text of a file and its places; name: what it is called, which decides only between kinds
-    of text. From any thread.
+    """The text of a file, its places, and notes of what is not in it; name: what it is called,
+    which decides only between kinds of text. From any thread.
 
     Raises UnreadableDocument: one line with the name and why. MemstoreError where no child can be
     started.
@@ -44,8 +40,13 @@ def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
         if len(content) > limits.file_bytes:
             raise UnreadableDocument(f"is larger than {limits.file_bytes >> 20} MB; split it")
         form = form_of(content, name)
-        if form == "text":
-            return read_text(content, limits)
+        if not content.strip():
+            raise UnreadableDocument("is empty; there is nothing to read")
+        if form == "text" and b"\0" not in content and len(content) <= limits.characters:
+            try:
+                return Converted(content.decode("utf-8-sig"), (), "text")
+            except UnicodeDecodeError:
+                pass  # another encoding, which a library guesses
         return _read_apart(content, form, limits)
     except UnreadableDocument as error:
         raise UnreadableDocument(f"{name} {error}") from None
@@ -63,11 +64,27 @@ def _content(path: Path, limits: Limits) -> bytes:
 
 
 def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
-    """The same, of a file that needs a library, in this process. Raises UnreadableDocument without
-    a name.
-    """
+    """The same in this process. Raises UnreadableDocument without a name."""
+    limits, notes = limits.of_size(len(content)), list[str]()
+    sys.setrecursionlimit(10_000)
     try:
-        return _reader(form)(content, limits.of_size(len(content)))
+        given: bytes | dict[str, bytes] = content
+        kind: Kind
+        if form == "zip":
+            from memstore.documents.archive import kind_of, unzipped
+
+            given = unzipped(content, limits)
+            kind = kind_of(given)
+        else:
+            kind = form
+        module = import_module(f"memstore.documents.{_MODULES.get(kind, kind)}")
+        result: Converted | Iterable[Block] = getattr(module, f"read_{kind}")(given, limits, notes)
+        if not isinstance(result, Converted):
+            result = compose(result, kind, limits, notes)
+        if len(result.text) > limits.characters:
+            raise UnreadableDocument(TOO_LONG.format(limits.characters))
+        told = tuple(note[:_NOTE] for note in result.notes[:_NOTES])
+        return replace(result, notes=told)
     except UnreadableDocument:
         raise
     except ImportError as error:
@@ -81,55 +98,12 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
         raise UnreadableDocument(f"is broken: {type(error).__name__} {why}".rstrip()) from None
 
 
-_TOO_MUCH = "needs too much memory or time to be read; split it, or save it anew"
-
-
-def _reader(form: Form) -> Callable[[bytes, Limits], Converted]:
-    if form == "pdf":
-        from memstore.documents.pdf import read_pdf
-
-        return read_pdf
-    if form == "html":
-        from memstore.documents.hypertext import read_html
-
-        return read_html
-    if form == "markdown":
-        from memstore.documents.markdown import read_markdown
-
-        return read_markdown
-    if form == "zip":
-        return _read_zip
-    return read_text
-
-
-def _read_zip(content: bytes, limits: Limits) -> Converted:
-    """An archive is what is in it."""
-    from memstore.documents.docx import DOCUMENT, read_docx
-    from memstore.documents.epub import CONTAINER, read_epub
-
-    archive = Archive(content, limits)
-    if archive.has_any([CONTAINER]):
-        return read_epub(archive, limits)
-    if archive.has_any([DOCUMENT]):
-        return read_docx(archive, limits)
-    for member, what in (
-        ("xl/workbook.xml", "is a spreadsheet, which is not read; save it as text"),
-        ("ppt/presentation.xml", "is a presentation, which is not read; save it as PDF"),
-        ("content.xml", "is an OpenDocument file, which is not read; save it as DOCX"),
-        ("word/document2.xml", "is a DOCX of a form that is not read; save it anew"),
-    ):
-        if member in archive.names:
-            raise UnreadableDocument(what)
-    raise UnreadableDocument("is a zip and no DOCX or EPUB; unpack it, and ingest what is in it")
-
-
 def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
-    limits = limits.of_size(len(content))
-    told_limits = msgspec.json.encode(limits).decode()
+    import msgspec
+
+    told = msgspec.json.encode(limits.of_size(len(content))).decode()
     try:
-        done = run_tied(
-            "memstore.documents.child", form, told_limits, *_directories(), given=content
-        )
+        done = run_tied("memstore.documents.child", form, told, *_directories(), given=content)
     except OSError as error:
         raise MemstoreError(f"no process to read documents in did start: {error}") from error
     if done.returncode < 0 or done.returncode == TOO_MUCH:
@@ -138,23 +112,18 @@ def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise MemstoreError(f"the process to read documents in did not start: {last}")
     try:
-        told = unpack(done.stdout, Told)
+        result: Converted | str = unpack(done.stdout, Converted | str)  # type: ignore[arg-type]
     except ValueError as error:
         raise UnreadableDocument(f"is broken: {error}") from None
-    if told.refused:
-        raise UnreadableDocument(told.refused)
-    return Converted(told.text, tuple(told.places), told.kind)
+    if isinstance(result, str):
+        raise UnreadableDocument(result)
+    return result
 
 
 def _directories() -> list[str]:
     """Where this process has the libraries: the child, which looks only where Python's own are,
     takes them from there, too; but nothing from the working directory.
     """
-    found, here = list[str](), str(Path.cwd())
-    for name in LIBRARIES:
-        spec = find_spec(name)
-        if spec is not None and spec.origin:
-            directory = str(Path(spec.origin).resolve().parents[1])
-            if directory not in (*found, here):
-                found.append(directory)
-    return found
+    specs = [find_spec(name) for name in LIBRARIES]
+    found = [str(Path(spec.origin).resolve().parents[1]) for spec in specs if spec and spec.origin]
+    return [one for one in dict.fromkeys(found) if one != str(Path.cwd())]

@@ -1,51 +1,92 @@
-"""What a file turns into: its text, and where the parts of it stand."""
+"""What a file turns into: its text, where the parts of it are, and what could not be read."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from memstore.disk.format.citations import Place
+from memstore.disk.format.citations import LEVELS, Place, plain_name
+from memstore.errors import UnreadableDocument
 
-Kind = Literal["text", "markdown", "html", "docx", "epub", "pdf"]
+Kind = Literal[
+    "text", "markdown", "html", "pdf", "docx", "pptx", "xlsx", "odf", "epub", "csv", "mail",
+    "notebook",
+]  # fmt: skip
+TOO_LONG = "has more than {:,} characters, too many for a file of its size; split it"
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A document's text. places: pages and headings, in order of where they begin."""
+    """A document's text. places: pages and headings, in order of where they begin; notes: what of
+    the file is not in the text.
+    """
 
     text: str
     places: tuple[Place, ...]
     kind: Kind
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may ask of its reader; whatever asks for more is refused."""
+    """What a file may ask of its reader; a file that asks for more is refused."""
 
     file_bytes: int = 256 << 20  # of a file that is converted (plain text is not)
     members: int = 10_000  # of an archive
-    member_bytes: int = 64 << 20  # of one of them, when it is not compressed any more
-    all_bytes: int = 256 << 20  # of all that are read
-    depth: int = 10_000  # of elements within elements
-    elements: int = 10_000_000  # of all parts
+    member_bytes: int = 64 << 20  # of one of them, unpacked
+    all_bytes: int = 256 << 20  # of all of them, unpacked
     pages: int = 20_000
-    drawn_bytes: int = 1 << 30  # of what draws pages, counted each time that it is drawn
     characters: int = 64 << 20  # of the text
     seconds: int = 300  # of the processor
     memory: int = 3 << 30  # bytes of address space
 
     def of_size(self, size: int) -> "Limits":
-        """What a file of so many bytes may ask for: some that every one may, and several times what
-        files of its size hold that nobody made in order to be large.
-        """
+        """The limits of a file of so many bytes: several times what honest files hold."""
         return replace(
             self,
             all_bytes=min(self.all_bytes, (16 << 20) + 100 * size),
-            elements=min(self.elements, 200_000 + 4 * size),
             pages=min(self.pages, 100 + size // 100),
-            drawn_bytes=min(self.drawn_bytes, (4 << 20) + 20 * size),
             characters=min(self.characters, (1 << 20) + 100 * size),
             seconds=min(self.seconds, 60 + size // 16_384),
         )
 
 
 LIMITS = Limits()
+
+
+class Block(NamedTuple):
+    """A paragraph, table or item of a list. level: of a heading (1, 2, ...) or page (0) that begins
+    with it, or with the next block if it has no text; name: the place's, if not the text.
+    """
+
+    text: str
+    level: int | None = None
+    name: str = ""
+    item: bool = False
+
+
+def compose(blocks: Iterable[Block], kind: Kind, limits: Limits, notes: list[str]) -> Converted:
+    """Blocks as one text with an empty line between them. Raises UnreadableDocument where there is
+    none, or too much.
+    """
+    parts, places, length, after_item = list[str](), list[Place](), 0, False
+    waiting = list[tuple[int, str]]()  # places of the next text
+    for block in blocks:
+        if block.level is not None:
+            level = min(block.level, LEVELS - 1)
+            # a page or chapter without text has no place
+            waiting = [one for one in waiting if (one[0] < level if level else one[0])]
+            waiting.append((level, plain_name(block.name or block.text)))
+        if not block.text.strip():
+            continue
+        if parts:
+            parts.append("\n" if block.item and after_item else "\n\n")
+            length += len(parts[-1])
+        places += [Place(length, level, name) for level, name in waiting]
+        waiting, after_item = [], block.item
+        parts.append(block.text)
+        length += len(block.text)
+        if length > limits.characters:
+            raise UnreadableDocument(TOO_LONG.format(limits.characters))
+    if not parts:
+        raise UnreadableDocument("has no text" + "".join(f"; {note}" for note in notes[:1]))
+    return Converted("".join((*parts, "\n")), tuple(places), kind, tuple(notes))

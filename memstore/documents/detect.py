@@ -8,87 +8,68 @@ from typing import Literal
 
 from memstore.errors import UnreadableDocument
 
-HEAD = 4096  # bytes that are looked at
-Form = Literal["text", "markdown", "html", "pdf", "zip"]
-
-_OLE, _ZIP, _PDF = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04", b"%PDF-"
-_MARKDOWN = {".md", ".markdown", ".mdown", ".mkd"}
-_HTML = {".html", ".htm", ".xhtml"}
-# What a name promises that no text can be
-_PROMISED = {".pdf": "PDF", ".docx": "DOCX", ".epub": "EPUB"}
-_PICTURE = "is a picture ({}); only text can be read, so run a text recognition on it first"
-_PACKED = "is a packed file ({}); unpack it, and ingest what is in it"
-_SOUND = "is sound or film ({}); only text can be read"
-_OTHERS: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", _PICTURE.format("PNG")),
-    (b"\xff\xd8\xff", _PICTURE.format("JPEG")),
-    (b"GIF87a", _PICTURE.format("GIF")),
-    (b"GIF89a", _PICTURE.format("GIF")),
-    (b"II*\0", _PICTURE.format("TIFF")),
-    (b"MM\0*", _PICTURE.format("TIFF")),
-    (b"8BPS", _PICTURE.format("PSD")),
-    (b"AT&TFORM", "is DjVu, which is not read; save it as PDF"),
-    (b"\x1f\x8b", _PACKED.format("gzip")),
-    (b"BZh", _PACKED.format("bzip2")),
-    (b"\xfd7zXZ\0", _PACKED.format("xz")),
-    (b"7z\xbc\xaf\x27\x1c", _PACKED.format("7z")),
-    (b"Rar!\x1a\x07", _PACKED.format("RAR")),
-    (b"\x28\xb5\x2f\xfd", _PACKED.format("zstd")),
-    (b"PK\x05\x06", "is an empty zip; there is nothing to read"),
-    (b"ID3", _SOUND.format("MP3")),
-    (b"OggS", _SOUND.format("Ogg")),
-    (b"fLaC", _SOUND.format("FLAC")),
-    (b"\x1aE\xdf\xa3", _SOUND.format("Matroska")),
-    (b"{\\rtf", "is RTF, which is not read; save it as DOCX"),
-)
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# Atomic, so that it takes as long as the beginning is: a comment ends where it first may.
-_BEGINS_HTML = re.compile(
-    r"\ufeff?\s*+(?:<\?xml[^>]*+>\s*+)?+(?:(?><!--.*?-->)\s*+)*+(?:<!doctype\s+html|<html[\s>])",
+Form = Literal["text", "markdown", "html", "pdf", "zip", "csv", "mail", "notebook"]
+_NAMED: dict[str, Form] = {
+    **dict.fromkeys((".md", ".markdown", ".mdown", ".mkd"), "markdown"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), "mail"),
+    ".ipynb": "notebook",
+}
+_PROMISED = (".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".ods", ".odp", ".epub")  # none is text
+_PICTURE, _PACKED = "picture", "packed file"
+_MAGIC: dict[bytes, str] = {
+    b"\x89PNG\r\n\x1a\n": "picture (PNG)",
+    b"\xff\xd8\xff": "picture (JPEG)",
+    b"GIF8": "picture (GIF)",
+    **dict.fromkeys((b"II*\0", b"MM\0*"), "picture (TIFF)"),
+    b"8BPS": "picture (PSD)",
+    b"\x1f\x8b": "packed file (gzip)",
+    b"BZh": "packed file (bzip2)",
+    b"\xfd7zXZ\0": "packed file (xz)",
+    b"7z\xbc\xaf\x27\x1c": "packed file (7z)",
+    b"Rar!\x1a\x07": "packed file (RAR)",
+    b"\x28\xb5\x2f\xfd": "packed file (zstd)",
+    **dict.fromkeys((b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE\xdf\xa3"), "recording"),
+    b"AT&TFORM": "DjVu book; save it as PDF",
+    b"{\\rtf": "RTF document; save it as DOCX",
+    b"PK\x05\x06": "empty zip",
+}
+_ADVICE = {"picture": "; run text recognition (OCR) on it first", "packed": "; unpack it first"}
+_PRINTED = bytes((0, *range(9, 14), 27, *range(32, 127), *range(128, 256)))  # and NUL of UTF-16
+# Atomic, so that it takes time in proportion to the beginning: a comment ends where it first may.
+_HTML = re.compile(
+    r"\s*+(?:<\?xml[^>]*+>\s*+)?+(?:(?><!--.*?-->)\s*+)*+(?:<!doctype\s+html|<html[\s>])",
     re.IGNORECASE | re.DOTALL,
 )
+_MAIL = re.compile(r"(?:[A-Za-z-]+:.*+\r?\n(?:[ \t].*+\r?\n)*+)*?MIME-Version:", re.IGNORECASE)
 
 
 def form_of(data: bytes, name: str) -> Form:
-    """What to read a file as; data: its first HEAD bytes, or more. Raises UnreadableDocument for
+    """What to read a file as; data: its first 4,096 bytes, or more. Raises UnreadableDocument for
     what is known and not read.
     """
-    head = data[:HEAD]
-    suffix = PurePath(name).suffix.lower()
-    if _PDF in head[:1024]:
+    head, suffix = data[:4096], PurePath(name).suffix.lower()
+    if b"%PDF-" in head[:1024]:
         return "pdf"
-    if head.startswith(_ZIP):
+    if head.startswith(b"PK\x03\x04"):
         return "zip"
-    if head.startswith(_OLE):
-        raise UnreadableDocument(_office(data))
-    for magic, why in _OTHERS:
-        if head.startswith(magic):
-            raise UnreadableDocument(why)
-    if head.startswith(b"BM") and len(head) > 26 and not any(head[6:10]):
-        raise UnreadableDocument(_PICTURE.format("BMP"))
-    if head.startswith(b"RIFF"):
-        webp = head[8:12] == b"WEBP"
-        raise UnreadableDocument((_PICTURE if webp else _SOUND).format("WebP" if webp else "RIFF"))
+    if head.startswith(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"):
+        if "EncryptedPackage".encode("utf-16-le") in data:
+            raise UnreadableDocument("is an encrypted Office file; save it without a password")
+        raise UnreadableDocument("is an old Office file (such as .doc); save it as DOCX or XLSX")
+    what = next((what for magic, what in _MAGIC.items() if head.startswith(magic)), "")
     if head[4:8] == b"ftyp":
-        picture = head[8:12] in (b"heic", b"heix", b"mif1", b"avif")
-        raise UnreadableDocument((_PICTURE if picture else _SOUND).format(_ascii(head[8:12])))
+        what = "picture (HEIC)" if head[8:11] in (b"hei", b"mif", b"avi") else "recording"
     if head[60:68] == b"BOOKMOBI":
-        raise UnreadableDocument("is a Kindle book, which is not read; save it as EPUB")
+        what = "Kindle book; save it as EPUB"
+    if what:
+        raise UnreadableDocument(f"is a {what}{_ADVICE.get(what.split(' ')[0], '')}")
     if suffix in _PROMISED and head.strip():
-        raise UnreadableDocument(f"is no {_PROMISED[suffix]}, or its beginning is lost")
-    text = head.decode("utf-16" if head[:2] in _UTF16 else "utf-8", "replace")
-    if _BEGINS_HTML.match(text) or suffix in _HTML:
+        raise UnreadableDocument(f"is no {suffix[1:].upper()}, or its beginning is lost")
+    text = head.replace(b"\0", b"").decode("utf-8-sig", "replace").lstrip("\ufffd")  # or UTF-16
+    if _HTML.match(text):
         return "html"
-    if head[:2] in _UTF16:
-        raise UnreadableDocument("is UTF-16 text; save it as UTF-8")
-    return "markdown" if suffix in _MARKDOWN else "text"
-
-
-def _office(data: bytes) -> str:
-    if "EncryptedPackage".encode("utf-16-le") in data:
-        return "is an encrypted Office file; save it without a password"
-    return "is an old Office file (such as .doc), which is not read; save it as DOCX"
-
-
-def _ascii(data: bytes) -> str:
-    return data.decode("ascii", "replace").strip()
+    if 20 * len(head.translate(None, _PRINTED)) > len(head) + 20:
+        raise UnreadableDocument("is binary; only text can be read")
+    return "mail" if _MAIL.match(text) else _NAMED.get(suffix, "text")

@@ -1,221 +1,181 @@
-"""DOCX: paragraphs, headings, lists, tables and notes of a document, by events of lxml's parser.
-
-python-docx is not used: it holds every part of the file in memory, pictures too, and leaves out
-what stands in content controls and tracked insertions. Nor is mammoth: it builds the tree of a part
-whole, whatever is in it, knows headings by the names of styles alone, and ends at a note without
-an id.
+"""DOCX: mammoth makes HTML of it, once everything that mammoth leaves out is written into it as
+text: numbers of lists and clauses, headings by outline level, formulas.
 """
 
-from abc import ABC, abstractmethod
+import re
+from collections.abc import Iterator
+from typing import Any
 
-from memstore.documents.archive import Archive
-from memstore.documents.compose import Composer
-from memstore.documents.converted import Converted, Limits
-from memstore.documents.elements import Elements
-from memstore.documents.markup import parse_xml, without_entities
-from memstore.errors import UnreadableDocument
+from lxml import etree
 
-DOCUMENT, STYLES = "word/document.xml", "word/styles.xml"
-_NOTES = ("word/footnotes.xml", "word/endnotes.xml")
-_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_STRICT = "{http://purl.oclc.org/ooxml/wordprocessingml/main}"
-_SPACE = "{http://www.w3.org/XML/1998/namespace}space"
-# What was deleted, what a program is told, what stands there for older programs
-_HIDDEN = frozenset(("del", "moveFrom", "instrText", "delText", "Fallback"))
-# How it was formatted before a change that is tracked
-_FORMER = frozenset((
-    "rPrChange", "pPrChange", "sectPrChange", "numberingChange", "tblPrChange", "tblPrExChange",
-    "tblGridChange", "trPrChange", "tcPrChange",
-))  # fmt: skip
+from memstore.documents.archive import zipped
+from memstore.documents.converted import Block, Limits
+from memstore.documents.html import ITEM, Walk, html_tree
+
+_M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_STYLES = "\n".join(f"p.Memstore{depth} => p.{ITEM}{depth}:fresh" for depth in range(9))
+_ROMAN = {
+    1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x",
+    9: "ix", 5: "v", 4: "iv", 1: "i",
+}  # fmt: skip
 
 
-def read_docx(archive: Archive, limits: Limits) -> Converted:
-    """The text of a DOCX, with its headings; notes stand at the end. Raises UnreadableDocument."""
-    composer, elements = Composer(limits), Elements(limits)
-    styles = _Styles(elements)
-    if STYLES in archive.names:
-        _parse(archive, STYLES, styles)
-    levels = styles.levels()
-    _parse(archive, DOCUMENT, _Body(composer, elements, levels))
-    for part in _NOTES:
-        if part in archive.names:
-            _parse(archive, part, _Body(composer, elements, {}))
-    return composer.done("docx")
+def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """The text with its headings; notes and comments follow. Raises UnreadableDocument."""
+    import mammoth
+
+    parts = {name: part for name, part in members.items() if name.endswith((".xml", ".rels"))}
+    numbering = parts.pop("word/numbering.xml", b"<none/>")
+    parts["word/document.xml"] = _Document(parts, numbering).written_out()
+    no_picture = mammoth.images.img_element(lambda image: {"src": ""})
+    style_map = f"comment-reference => sup\n{_STYLES}"
+    html = mammoth.convert_to_html(
+        zipped(parts), style_map=style_map, convert_image=no_picture
+    ).value.replace("↑</a>", "</a>")
+    walk = Walk(limits)
+    yield from walk.blocks(html_tree(html))
+    if walk.pictures:
+        notes.append(f"pictures are not read ({walk.pictures:,})")
 
 
-def _parse(archive: Archive, part: str, target: "_Events") -> None:
-    data = archive.member(part)
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError:
-        raise UnreadableDocument(f"is broken: {part} is not {encoding.upper()}") from None
-    if parse_xml(without_entities(text), lambda: target) is None:
-        raise UnreadableDocument(f"is broken: {part} is no XML")
+class _Document:
+    """A document with its styles and numbers. w: its namespace, transitional or strict."""
+
+    def __init__(self, parts: dict[str, bytes], numbering: bytes) -> None:
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True)
+        self._root = etree.fromstring(parts["word/document.xml"], parser)
+        self._w = w = self._root.tag.rpartition("}")[0] + "}"
+        styles = etree.fromstring(parts.get("word/styles.xml", b"<none/>"), parser)
+        self._styles = {style.get(f"{w}styleId"): style for style in styles}
+        numbers = etree.fromstring(numbering, parser)
+        abstract = {one.get(f"{w}abstractNumId"): one for one in numbers}
+        self._lists = {
+            one.get(f"{w}numId"): (one, abstract[self._value(one, "abstractNumId")])
+            for one in numbers.iter(f"{w}num")
+            if self._value(one, "abstractNumId") in abstract
+        }
+        self._titled = 0
+        self._counts: dict[Any, dict[int, int]] = {}  # of the levels of a list
+
+    def written_out(self) -> bytes:
+        """The document with numbers, headings and formulas as text, and without hidden text."""
+        w = self._w
+        for node in [*self._root.iter(f"{w}moveFrom", f"{_MC}Choice", f"{w}vanish")]:
+            node = node.getparent().getparent() if node.tag == f"{w}vanish" else node
+            if node.tag in (f"{w}moveFrom", f"{w}r") or node.getnext() is not None:
+                node.getparent().remove(node)
+        for tag, text_of in (
+            ("oMath", _formula),
+            ("oMathPara", lambda one: "".join(one.itertext())),
+        ):
+            for node in [*self._root.iter(_M + tag)]:
+                node.getparent().replace(node, self._run(text_of(node)))
+        for paragraph in self._root.iter(f"{w}p"):
+            if (form := paragraph.find(f"{w}pPr")) is not None:
+                self._number(paragraph, form)
+        return etree.tostring(self._root)
+
+    def _number(self, paragraph: Any, form: Any) -> None:
+        """Write the number of a paragraph before it, and give it the style of a heading or item."""
+        style = self._value(form, "pStyle")
+        own = self._value(form, "outlineLvl")
+        outline = own or self._of_style(style, "pPr/outlineLvl")
+        named = re.fullmatch(
+            "heading ([1-9])|title", self._of_style(style, "name", "heading|title")
+        )
+        level = int(named[1] or 0) + self._titled if named else 0
+        if outline in tuple("012345678"):
+            level = int(outline) + 1 + self._titled
+        elif named and not named[1]:
+            level = self._titled = 1  # what follows is below the title
+        number, depth_ = (
+            self._value(form, f"numPr/{one}") or self._of_style(style, f"pPr/numPr/{one}")
+            for one in ("numId", "ilvl")
+        )
+        depth = min(int(depth_ or 0), 8)
+        listed = form.find(f"{self._w}numPr") is not None or number
+        label = self._label(number, depth) if listed and number != "0" else ""
+        if label:
+            paragraph.insert(paragraph.index(form) + 1, self._run(f"{label} "))
+        if label or level:
+            for old in form.findall(f"{self._w}pStyle"):
+                form.remove(old)
+            style = f"Heading{min(level, 6)}" if level else f"Memstore{depth}"
+            form.insert(0, etree.Element(f"{self._w}pStyle", {f"{self._w}val": style}))
+
+    def _label(self, number: str, depth: int) -> str:
+        """The next number of a list at a depth: "3.", "2.1", "(a)", or "-" for a bullet."""
+        if number not in self._lists:
+            return "-"
+        instance, abstract = self._lists[number]
+        levels = {
+            int(level.get(f"{self._w}ilvl")): level
+            for one in (abstract, instance)
+            for level in one.iter(f"{self._w}lvl")
+        }
+        counts = self._counts.setdefault(abstract, {})
+        if number not in self._counts:  # a list of its own may begin again
+            self._counts[number] = {}
+            for one in instance.iter(f"{self._w}lvlOverride"):
+                if start := self._value(one, "startOverride"):
+                    counts[int(one.get(f"{self._w}ilvl"))] = int(start) - 1
+        for level in range(depth + 1):
+            if level not in counts:
+                start = self._value(levels.get(level), "start") or "1"
+                counts[level] = int(start) - (level == depth)
+        counts[depth] += 1
+        for level in [level for level in counts if level > depth]:
+            del counts[level]
+        text, form = (self._value(levels.get(depth), one) for one in ("lvlText", "numFmt"))
+        if form == "bullet":
+            return "-"
+
+        def shown(found: re.Match[str]) -> str:
+            level = int(found[1]) - 1
+            return _shown(counts.get(level, 1), self._value(levels.get(level), "numFmt"))
+
+        return re.sub(r"%([1-9])", shown, text)
+
+    def _of_style(self, style: str, path: str, pattern: str = "") -> str:
+        """What a style says, or the nearest of those that it is based on, in small letters."""
+        for _ in range(20):
+            value = self._value(self._styles.get(style), path).lower()
+            if value and re.match(pattern, value):
+                return value
+            style = self._value(self._styles.get(style), "basedOn")
+        return ""
+
+    def _value(self, node: Any, path: str) -> str:
+        path = "/".join(self._w + name for name in path.split("/"))
+        found = None if node is None else node.find(path)
+        return "" if found is None else found.get(f"{self._w}val", "")
+
+    def _run(self, text: str) -> Any:
+        run = etree.Element(f"{self._w}r")
+        etree.SubElement(run, f"{self._w}t").text = text
+        return run
 
 
-class _Events(ABC):
-    """Elements of WordprocessingML by their names alone."""
-
-    def __init__(self, elements: Elements) -> None:
-        self._elements = elements
-        elements.begin_part()
-        self._former = 0  # the depth at which what held before a change began
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self._elements.begin()
-        name = tag.rpartition("}")[2]
-        if self._former or name in _FORMER:
-            self._former = self._former or self._elements.depth
-        else:
-            self.begin(name, attributes)
-
-    def end(self, tag: str) -> None:
-        if not self._former:
-            self.finish(tag.rpartition("}")[2])
-        elif self._elements.depth == self._former:
-            self._former = 0
-        self._elements.depth -= 1
-
-    @abstractmethod
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        """An element begins; attributes by their names with namespaces."""
-
-    @abstractmethod
-    def finish(self, name: str) -> None:
-        """An element ends."""
-
-    @abstractmethod
-    def data(self, text: str) -> None:
-        """Text between elements."""
-
-    def close(self) -> object:
-        return self
+def _shown(number: int, form: str) -> str:
+    if form.endswith("Letter"):
+        shown = chr(97 + (number - 1) % 26) * min((number + 25) // 26, 9)
+    elif form.endswith("Roman"):
+        shown = ""
+        for value, letters in _ROMAN.items():
+            shown += letters * min(number // value, 9)
+            number %= value
+    else:
+        return str(number)
+    return shown.upper() if form.startswith("upper") else shown
 
 
-def _value(attributes: dict[str, str], name: str = "val") -> str:
-    return attributes.get(_W + name) or attributes.get(_STRICT + name) or ""
-
-
-class _Styles(_Events):
-    """Which styles are headings: by their outline level, their own or that of what they follow."""
-
-    def __init__(self, elements: Elements) -> None:
-        super().__init__(elements)
-        self._own: dict[str, int] = {}
-        self._based: dict[str, str] = {}
-        self._style = ""
-
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "style":
-            self._style = _value(attributes, "styleId")
-        elif name == "basedOn":
-            self._based[self._style] = _value(attributes)
-        elif name == "outlineLvl":
-            self._own[self._style] = _level(_value(attributes))
-        elif name == "name":
-            called = _value(attributes).lower()
-            if called == "title":
-                self._own.setdefault(self._style, 1)
-            elif called.startswith("heading ") and called[8:].isdecimal():
-                self._own.setdefault(self._style, min(int(called[8:10]), 9))
-
-    def finish(self, name: str) -> None:
-        if name == "style":
-            self._style = ""
-
-    def data(self, text: str) -> None:
-        """There is none that counts."""
-
-    def levels(self) -> dict[str, int]:
-        """Style -> level of heading."""
-        levels = dict(self._own)
-        for style in self._based:
-            chain = dict[str, None]()  # what follows itself is no heading
-            while style not in levels and style in self._based and style not in chain:
-                chain[style] = None
-                style = self._based[style]
-            levels |= dict.fromkeys(chain, levels.get(style, 0))
-        return levels
-
-
-def _level(outline: str) -> int:
-    """Level of a heading of an outline level, "0" to "8"; "9" is text."""
-    return int(outline) + 1 if outline in tuple("012345678") else 0
-
-
-class _Body(_Events):
-    """Paragraphs as they follow each other, rows of tables as lines."""
-
-    def __init__(self, composer: Composer, elements: Elements, levels: dict[str, int]) -> None:
-        super().__init__(elements)
-        self._composer, self._levels = composer, levels
-        self._heading = 0
-        self._hidden = 0  # the depth at which what is not shown began
-        self._text = self._verbatim = False
-        self._cells: list[bool] = []  # of each open table: has the row a cell before this one?
-        self._in_cell = 0
-        self._begins_cell = False
-
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        composer = self._composer
-        separator = _value(attributes, "type") in ("separator", "continuationSeparator")
-        if self._hidden or name in _HIDDEN or (name in ("footnote", "endnote") and separator):
-            self._hidden = self._hidden or self._elements.depth
-        elif name == "p":
-            if not self._in_cell:
-                composer.end_paragraph()
-            elif composer.open and not self._begins_cell:
-                composer.break_line()
-            self._begins_cell = False
-            self._heading = 0
-        elif name == "pStyle":
-            self._heading = self._levels.get(_value(attributes), 0)
-        elif name == "outlineLvl":
-            self._heading = _level(_value(attributes)) or self._heading
-        elif name == "numPr" and not self._in_cell and not self._heading:
-            composer.item("- ")
-        elif name == "t":
-            self._text, self._verbatim = True, attributes.get(_SPACE) == "preserve"
-        elif name in ("tab", "ptab") and composer.open:
-            composer.add(" ")
-        elif name in ("br", "cr"):
-            composer.break_line()
-        elif name == "noBreakHyphen":
-            composer.add("-")
-        elif name == "tbl":
-            if not self._in_cell:
-                composer.end_paragraph()
-            self._cells.append(False)
-        elif name == "tr" and self._cells:
-            composer.break_line()
-            self._cells[-1] = False
-        elif name == "tc" and self._cells:
-            if self._cells[-1]:
-                composer.add(" | ")
-            self._cells[-1] = self._begins_cell = True
-            self._in_cell += 1
-
-    def finish(self, name: str) -> None:
-        composer = self._composer
-        if self._hidden:
-            self._hidden = 0 if self._elements.depth == self._hidden else self._hidden
-        elif name == "t":
-            self._text = False
-        elif name == "p" and not self._in_cell:
-            composer.end_paragraph(self._heading)
-            self._heading = 0
-        elif name == "tc" and self._in_cell:
-            self._in_cell -= 1
-        elif name == "tbl" and self._cells:
-            self._cells.pop()
-            if not self._in_cell:
-                composer.end_paragraph()
-
-    def data(self, text: str) -> None:
-        if self._text and not self._hidden:
-            self._composer.add(text, verbatim=self._verbatim)
-
-    def close(self) -> object:
-        self._composer.end_paragraph()
-        return self
+def _formula(node: Any) -> str:
+    name, inner = etree.QName(node).localname, [_formula(one) for one in node]
+    if name == "t":
+        return node.text or ""
+    if name in ("sup", "sub", "num", "den", "rad"):
+        text = "".join(inner)
+        bare = len(text) < 2 or text.isdecimal()
+        return f"√({text})" if name == "rad" else text if bare else f"({text})"
+    return {"sSup": "^", "sSub": "_", "f": "/"}.get(name, "").join(one for one in inner if one)

@@ -126,8 +126,8 @@ def find(
     standard input.
 
     name: of the document of one file; of a folder's documents the first part. Otherwise a file
-    that is named by itself is called by its name without its ending, and one of a folder by its
-    path in it. without: a folder that is not looked into. Raises nothing: see Files.refused.
+    that is named by itself is called by its name, and one of a folder by its path in it. without:
+    a folder that is not looked into. Raises nothing: see Files.refused.
     """
     found = Files()
     named: dict[str, Path] = {}
@@ -168,7 +168,12 @@ def _of_path(
         found.folders.append(folder)
         avoided = None if without is None else without.resolve()
         # behind a slash only folders are meant
-        matches = () if given.endswith(os.sep) else sorted(_matching(folder.path, path, found))
+        parts = path.parts[len(folder.path.parts) :]
+        parts = tuple(
+            part for part, after in zip(parts, (*parts[1:], "")) if part != after or part != "**"
+        )
+        meant = folder.path.is_dir() and not given.endswith(os.sep)
+        matches = sorted(set(_matching(folder.path, parts, found))) if meant else []
         files = [
             match
             for match in matches
@@ -182,7 +187,7 @@ def _of_path(
     elif not path.is_file():
         found.refused.append(UnreadableDocument(f"{path} is no regular file; save its text in one"))
     else:
-        yield File(path, name or printable(path.stem))
+        yield File(path, name or printable(path.name))
 
 
 def _of_folder(folder: Folder, files: Iterable[Path], name: str | None) -> Iterator[File]:
@@ -208,43 +213,33 @@ def _walk(path: str, found: Files, without: Path | None) -> Iterator[str]:
                 yield inside
 
 
-def _matching(folder: Path, pattern: Path, found: Files) -> set[Path]:
-    """The files that a pattern matches, which begins with this folder. What `glob` would match, but
-    through no link, of which a tree may have loops; and what cannot be looked into is told.
+def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Path]:
+    """The files below a folder that a pattern matches, as `glob` finds them, some more than once;
+    but through no link, of which a tree may have loops.
     """
-    files = set[Path]()
-    seen = set[tuple[str, tuple[str, ...]]]()
-    todo = [(str(folder), pattern.parts[len(folder.parts) :])] if folder.is_dir() else []
-    while todo:
-        where, parts = todo.pop()
-        if (where, parts) in seen:  # "**/*/**" comes to a folder in more ways than one
-            continue
-        seen.add((where, parts))
-        part, rest = parts[0], parts[1:]
-        if not glob.has_magic(part):  # it need not be possible to list what is there
-            inside = os.path.join(where, part)
-            if rest and os.path.isdir(inside) and not os.path.islink(inside):
-                todo.append((inside, rest))
-            elif not rest and os.path.isfile(inside) and not os.path.islink(inside):
-                files.add(Path(inside))
-            continue
-        if part == "**":
-            todo.append((where, rest or ("*",)))
+    part, rest = parts[0], parts[1:]
+    inside = [where / part]  # if nothing is to be matched it need not be possible to list them
+    if part == "**":
+        yield from _matching(where, rest or ("*",), found)
+    if glob.has_magic(part):
         try:
-            entries = list(os.scandir(where))
+            inside = [*where.iterdir()]
         except OSError as error:
             if part != "**":  # which looks into it once more
                 found.refused.append(_unreadable(error))
+            return
+    for path in inside:
+        hidden = path.name.startswith(".") and not part.startswith(".")
+        if (
+            hidden
+            or path.is_symlink()
+            or not (part in ("**", path.name) or fnmatch(path.name, part))
+        ):
             continue
-        for entry in entries:
-            hidden = entry.name.startswith(".") and not part.startswith(".")
-            if hidden or not (part == "**" or fnmatch(entry.name, part)):
-                continue
-            if entry.is_dir(follow_symlinks=False) and (part == "**" or rest):
-                todo.append((entry.path, parts if part == "**" else rest))
-            elif not rest and part != "**" and entry.is_file(follow_symlinks=False):
-                files.add(Path(entry.path))
-    return files
+        if path.is_dir() and (part == "**" or rest):
+            yield from _matching(path, parts if part == "**" else rest, found)
+        elif not rest and part != "**" and path.is_file():
+            yield path
 
 
 def _unreadable(error: OSError) -> InvalidInput:

@@ -1,103 +1,220 @@
-"""Extract the text of a PDF page by page, within a budget of drawing instructions."""
+"""PDF: pdfium reads pages, forms and annotations; sizes and places of characters tell headings,
+exponents and columns of tables.
+"""
 
-import io
-import logging
-from typing import Any
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from memstore.documents.compose import Composer
-from memstore.documents.converted import Converted, Limits
+import pypdfium2 as pdfium
+import pypdfium2.raw as raw
+
+from memstore.disk.format.citations import PAGE
+from memstore.documents.converted import TOO_LONG, Block, Limits
+from memstore.documents.decoding import clean, raised
 from memstore.errors import UnreadableDocument
 
-# Cost of loading a font, as the number of content-stream bytes that take as long to parse
-_FONT_COST, _COMPOSITE_FONT_COST, _CMAP_BYTES_PER_COST = 500, 4000, 4
+_HYPHEN = "\ufffe"  # pdfium's mark of a word that is broken at a line's end
+_COLUMN, _LARGE, _SMALL = 1.5, 1.12, 0.85  # of a gap, a heading, an exponent: in sizes of the text
+_HEADING = re.compile(r"(?s)[\W\d]{0,12}[^\W_].*[^\W\d_]{2}.{0,200}[^.,;:]$")
+_LEADERS = re.compile(r"(?:\. ?){4}")  # of a table of contents
+_BOXES = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
+_TEXTS = (raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
+_UNREAD = (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET)
+_PASSWORD = 1 << 13  # a flag of a field
 
 
-def read_pdf(data: bytes, limits: Limits) -> Converted:
-    """Extract the text; pages count from 1. Raises UnreadableDocument, and pypdf's errors."""
-    from pypdf import PdfReader
-    from pypdf.errors import DependencyError, FileNotDecryptedError
+class _Line(NamedTuple):
+    text: str
+    size: float  # height of most of its characters, in points
+    left: float
+    base: float
 
-    logging.getLogger("pypdf").disabled = True  # it warns about every defect it repairs
-    composer, budget = Composer(limits), _DrawingBudget(limits)
+
+class _Character(NamedTuple):
+    text: str
+    size: float
+    left: float
+    right: float
+    base: float
+
+
+def read_pdf(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """The text page by page; pages count from 1. Raises UnreadableDocument."""
     try:
-        reader = PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise FileNotDecryptedError
-        pages = len(reader.pages)
-        if pages > limits.pages:
-            raise UnreadableDocument(
-                f"has more than {limits.pages:,} pages, too many for a file of its size; split it, "
-                "or save it again"
-            )
-        for number, page in enumerate(reader.pages, 1):
-            composer.page(number, budget.text(page))
-    except (DependencyError, FileNotDecryptedError):
-        raise UnreadableDocument("is encrypted; save it without a password") from None
-    if not pages:
-        raise UnreadableDocument("is broken: it has no pages")
-    if not composer.begun:
-        raise UnreadableDocument(
-            f"has no text: its {pages:,} pages are pictures; run text recognition (OCR) on it first"
+        document = pdfium.PdfDocument(data)
+        document.init_forms()
+    except pdfium.PdfiumError as error:
+        if re.search("password|security", str(error), re.IGNORECASE):
+            raise UnreadableDocument("is encrypted; save it without a password") from None
+        raise UnreadableDocument(f"is broken: {error}") from None
+    count, left = len(document), limits.characters
+    if count > limits.pages:
+        raise UnreadableDocument(f"has more than {limits.pages:,} pages; split it")
+    pages = list[tuple[list[_Line], list[str]]]()
+    unread: dict[str, list[int]] = {"pictures without text": [], "without text": []}
+    for number in range(count):
+        try:
+            page = document[number]
+            lines, remarks = [*_lines(page)], [*_annotations(document, page)]
+        except pdfium.PdfiumError:
+            page, lines, remarks = None, [], []
+        for field in remarks:
+            if isinstance(field, _Line):
+                _fill_in(lines, field)
+        pages.append((lines, [one for one in remarks if isinstance(one, str)]))
+        left -= sum(len(line.text) for line in lines)
+        if left < 0:
+            raise UnreadableDocument(TOO_LONG.format(limits.characters))
+        if not lines and (page is None or raw.FPDFPage_CountObjects(page)):
+            images = page and [*page.get_objects([raw.FPDF_PAGEOBJ_IMAGE], max_depth=3)]
+            unread["pictures without text" if images else "without text"].append(number + 1)
+    notes += [
+        f"{count:,} pages; {_named(numbers, what)}" for what, numbers in unread.items() if numbers
+    ]
+    if not any(lines or remarks for lines, remarks in pages):
+        what = f"its {count:,} pages are pictures; run text recognition (OCR) on it first"
+        raise UnreadableDocument(f"has no text: {what}")
+    yield from _blocks(pages)
+
+
+def _blocks(pages: list[tuple[list[_Line], list[str]]]) -> Iterator[Block]:
+    """Paragraphs and headings: larger lines, of which the largest have level 1."""
+    sizes = Counter[float]()
+    for line in (line for lines, _ in pages for line in lines):
+        sizes[line.size] += len(line.text)
+    body = max(sizes, key=lambda size: sizes[size], default=0.0)
+    large = sorted((size for size in sizes if size > _LARGE * body), reverse=True)
+    levels = {size: min(level, 6) for level, size in enumerate(large, 1)}
+    all_text = "\n".join(line.text for lines, _ in pages for line in lines)
+    words = set(re.findall(r"\w+-\w+", all_text))
+    for number, (lines, remarks) in enumerate(pages, 1):
+        yield Block("", PAGE, str(number))
+        for level, group in groupby(lines, lambda line: levels.get(line.size)):
+            text = _joined("\n".join(line.text for line in group), words)
+            heading = level and len(text) < 200 and _HEADING.match(text)
+            yield Block(text, level if heading and not _LEADERS.search(text) else None)
+        yield from map(Block, remarks)
+
+
+def _lines(page: Any) -> Iterator[_Line]:
+    """Lines of a page, in the order in which they are drawn."""
+    text, box = page.get_textpage(), raw.FS_RECTF()
+    x, y = ctypes.c_double(), ctypes.c_double()
+    line, ended = list[_Character](), False
+    for index in range(raw.FPDFText_CountChars(text)):
+        code = raw.FPDFText_GetUnicode(text, index)
+        if code in (10, 13):
+            ended = True
+            continue
+        raw.FPDFText_GetLooseCharBox(text, index, box)
+        raw.FPDFText_GetCharOrigin(text, index, x, y)
+        size = round(2 * abs(box.top - box.bottom)) / 2
+        # what goes on at the same height is the same line, such as a row of a table
+        same = (
+            line
+            and line[-1].right <= box.left + size
+            and any(abs(one.base - y.value) < 0.1 * size for one in line[-9:])
         )
-    return composer.done("pdf")
+        if ended and not same:
+            yield from _line(line)
+            line = []
+        elif ended:
+            line.append(line[-1]._replace(text=" "))
+        ended = False
+        line.append(_Character(chr(code or 0xFFFD), size, box.left, box.right, y.value))
+    yield from _line(line)
 
 
-class _DrawingBudget:
-    """Limits the work of one file. Before pypdf parses a page or a form, its content stream and its
-    fonts are charged to the budget, again every time it is drawn.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._left = self._limit = limits.drawn_bytes
-
-    def text(self, page: Any) -> str:
-        """Extract a page's text. Raises UnreadableDocument over budget, and pypdf's errors."""
-        extract_form = page.extract_xform_text
-
-        def form_text(form: Any, *arguments: Any, **named: Any) -> str:
-            text: str = extract_form(form, *arguments, **named) if self._charge(form, form) else ""
-            return text
-
-        page.extract_xform_text = form_text
-        text: str = page.extract_text() if self._charge(page, page.get("/Contents")) else ""
-        del page.extract_xform_text
-        if self._left < 0:  # not raised in form_text: pypdf would swallow it
-            raise UnreadableDocument(
-                f"draws more than {self._limit >> 20} MB on its pages, too much for a file of its "
-                "size; save it again"
-            )
-        return text
-
-    def _charge(self, owner: Any, content: Any) -> bool:
-        """Charge a page or form with its fonts; False if it has no text or is over budget."""
-        if "/Resources" not in owner:
-            return False  # no fonts; pypdf would search every parent for some
-        content = _resolved(content)
-        for part in content if isinstance(content, list) else (content,):
-            self._left -= 1 + _size(part)
-            if self._left < 0:
-                return False
-        for font in _dictionary(_dictionary(owner["/Resources"]).get("/Font")).values():
-            font = _dictionary(font)
-            self._left -= _COMPOSITE_FONT_COST if "/DescendantFonts" in font else _FONT_COST
-            self._left -= _size(font.get("/ToUnicode")) // _CMAP_BYTES_PER_COST
-            if self._left < 0:
-                return False
-        return True
+def _line(line: list[_Character]) -> Iterator[_Line]:
+    solid = [one for one in line if not one.text.isspace()]
+    if not solid:
+        return
+    (size, base), _ = Counter((one.size, round(one.base, 1)) for one in solid).most_common(1)[0]
+    text, small, end = "", "", solid[0].left
+    for one in line:
+        blank = one.text.isspace()
+        if not blank and one.size < _SMALL * size and one.base > base + 0.12 * size:
+            small, end = small + one.text, one.right
+            continue
+        text, small = text + _raised(text, small), ""
+        if not blank and one.left - end > _COLUMN * size > 0 and text.strip():
+            text = f"{text.rstrip()} | "
+        text, end = text + one.text, end if blank else one.right
+    text = re.sub("  +", " ", clean(text + _raised(text, small))).strip(" |")
+    if text:
+        yield _Line(text, size, solid[0].left, base)
 
 
-def _size(item: Any) -> int:
-    """Uncompressed bytes of a stream; 0 for any other object."""
-    stream = _resolved(item)
-    return len(stream.get_data()) if hasattr(stream, "get_data") else 0
+def _raised(before: str, text: str) -> str:
+    return raised(before[-20:], text) if re.search(r"\d", text) else text
 
 
-def _dictionary(item: Any) -> dict[Any, Any]:
-    """The object if it is a dictionary, else an empty one."""
-    resolved = _resolved(item)
-    return resolved if isinstance(resolved, dict) else {}
+def _joined(text: str, words: set[str]) -> str:
+    """Words that were broken at a line's end are whole; a hyphen that is elsewhere, too, stays."""
+
+    def join(found: re.Match[str]) -> str:
+        hyphened = "-".join(found.groups())
+        return hyphened if hyphened in words else "".join(found.groups())
+
+    text = re.sub(rf"(\w+){_HYPHEN}\s*(\w+)", join, text).replace(_HYPHEN, "-")
+    return re.sub(r"([^\W\d]+)[-‐]\n([^\W\d]+)", join, text)
 
 
-def _resolved(item: Any) -> Any:
-    """The object that a reference points to; any other object unchanged."""
-    return item.get_object() if hasattr(item, "get_object") else item
+def _annotations(document: Any, page: Any) -> Iterator[_Line | str]:
+    """Values of a form, as lines where they are, and the texts of notes."""
+    form, box = document.formenv, raw.FS_RECTF()
+    for index in range(raw.FPDFPage_GetAnnotCount(page)):
+        one, value = raw.FPDFPage_GetAnnot(page, index), ""
+        kind = raw.FPDFAnnot_GetSubtype(one)
+        if kind == raw.FPDF_ANNOT_WIDGET and form is not None:
+            field = raw.FPDFAnnot_GetFormFieldType(form, one)
+            if field in _BOXES:
+                value = "[x]" if raw.FPDFAnnot_IsChecked(form, one) else "[ ]"
+            elif field in _TEXTS and not raw.FPDFAnnot_GetFormFieldFlags(form, one) & _PASSWORD:
+                value = _string(raw.FPDFAnnot_GetFormFieldValue, form, one)
+            raw.FPDFAnnot_GetRect(one, box)
+            if value:
+                yield _Line(value, 0.0, box.left, (box.top + box.bottom) / 2)
+        elif kind not in _UNREAD and (
+            value := _string(raw.FPDFAnnot_GetStringValue, one, b"Contents")
+        ):
+            yield value if value.startswith("Note:") else f"Note: {value}"
+        raw.FPDFPage_CloseAnnot(one)
+
+
+def _string(function: Any, *arguments: Any) -> str:
+    size = function(*arguments, None, 0)
+    buffer = (raw.FPDF_WCHAR * (size // 2 + 1))()
+    function(*arguments, buffer, size)
+    return clean(bytes(buffer).decode("utf-16-le", "replace").rstrip("\0")).strip()
+
+
+def _fill_in(lines: list[_Line], field: _Line) -> None:
+    """Put a form's value after the text on its left, or between the lines above and below."""
+    same = [
+        at
+        for at, line in enumerate(lines)
+        if -line.size < field.base - line.base < 1.5 * line.size and line.left <= field.left
+    ]
+    if same:
+        line = lines[same[-1]]
+        lines[same[-1]] = line._replace(text=f"{line.text} {field.text}")
+    else:
+        above = [at for at, line in enumerate(lines, 1) if line.base > field.base]
+        size = lines[0].size if lines else 0.0
+        lines.insert(above[-1] if above else 0, field._replace(size=size))
+
+
+def _named(numbers: list[int], what: str) -> str:
+    """ "page 2 is a picture without text", "pages 2, 4-6 are pictures without text"."""
+    if len(numbers) == 1:
+        return f"page {numbers[0]} is {what.replace('pictures', 'a picture')}"
+    runs = list[str]()
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        runs.append(f"{found[0]}" + (f"-{found[-1]}" if len(found) > 1 else ""))
+    return f"pages {', '.join(runs)} are {what}"

@@ -55,7 +55,7 @@ def test_importing_memstore_imports_nothing_heavy() -> None:
 
 
 def test_documents_are_converted_by_another_process() -> None:
-    converters = ("lxml", "pypdf", "markdown_it")
+    converters = ("lxml", "pypdfium2", "mammoth", "markdown_it")
     assert imported("import memstore.documents", (*HEAVY, *converters, "numpy", "lmdb")) == []
     code = "from memstore.documents import read\n"
     code += "assert read(b'# A', 'a.md').places and read(b'<html><p>x', 'a').text == 'x\\n'"

@@ -23,7 +23,7 @@ from support.made_documents import Section
 from support.tiny_model import tiny_model
 
 pytest.importorskip("lxml")
-pytest.importorskip("pypdf")
+pytest.importorskip("pypdfium2")
 
 BOOK = [
     Section(1, "The Mill", ["The mill stands at the river.", "Nobody has worked there for years."]),
@@ -86,6 +86,8 @@ def test_a_file_is_known_by_what_is_in_it() -> None:
         (b"\xef\xbb\xbf\n <!-- a page --><!DOCTYPE HTML><p>x", "page", "html"),
         (b"# Not a heading here", "notes.txt", "text"),
         (b"a < b and <b>bold</b>", "notes.txt", "text"),
+        (b"MIME-Version: 1.0\n\nHello.", "letter", "mail"),
+        ("<html><p>x".encode("utf-16-le"), "page", "html"),
     ):
         assert converted(data, name).kind == kind
 
@@ -105,7 +107,7 @@ def test_html_is_read_as_it_is_seen() -> None:
       more</pre><p hidden>no</p>After &bogus; &eacute; &#x1F600;<svg><text>no</text></svg>"""
     assert text_of(page.encode(), "a.html") == (
         "One two\nthree\n\nPara one\nline two\n\n- a\n- b\n  3. c\n  4. d\n\n"
-        "1 | 2\n3 | 4\n\n5\n\n  code\n      more\n\nAfter &bogus; é 😀"
+        "1 | 2\n3 | 4 5\n\n  code\n      more\n\nAfter &bogus; é 😀"
     )
     assert [place.name for place in converted(page.encode(), "a.html").places] == ["One two three"]
 
@@ -142,17 +144,17 @@ def test_docx_has_lists_tables_notes_and_what_stands_in_controls_and_insertions(
         f"<w:p><w:pPr><w:numPr/></w:pPr>{run('item')}</w:p>"
         f"<w:tbl><w:tr>{cell(run('a'))}{cell(run('b'))}</w:tr>"
         f"<w:tr>{cell('')}{cell(run('d'))}</w:tr></w:tbl>"
-        f"<w:p><w:r><w:t xml:space='preserve'>  code </w:t></w:r></w:p>"
-        "<w:p><w:r><w:instrText>PAGE</w:instrText></w:r></w:p>"
+        f"<w:p>{run('code')}<w:r><w:instrText>PAGE</w:instrText></w:r>"
+        "<w:r><w:footnoteReference w:id='2'/></w:r></w:p>"
     )
     notes = (
         f'<w:footnotes xmlns:w="{made.W}"><w:footnote w:type="separator"><w:p>{run("-")}</w:p>'
-        f"</w:footnote><w:footnote><w:p>{run('A note.')}</w:p></w:footnote></w:footnotes>"
+        f"</w:footnote><w:footnote w:id='2'><w:p>{run('A note.')}</w:p></w:footnote></w:footnotes>"
     )
     data = made.docx_of(body, **{"word/footnotes.xml": notes})
     assert text_of(data, "a.docx") == (
-        "Own level\n\nIn a control\n\nInserted tab\nline-x\n\n- item\n\n"
-        "a | b\n| d\n\n  code\n\nA note."
+        "Own level\n\nIn a control\n\nInserted tab\nline‑x\n\n- item\n\na | b\n| d\n\n"
+        "code[1]\n\n1. A note."
     )
     assert converted(data, "a.docx").places == (Place(0, 1, "Own level"),)
 
@@ -189,6 +191,139 @@ def test_code_and_what_describes_the_text_are_no_headings() -> None:
     for place, line in zip(document.places, ("# One", "Set", "> ##")):
         assert text[place.start :].startswith(line)
         assert place.start == 0 or text[place.start - 1] == "\n"
+
+
+# What a reader sees
+
+
+SEEN: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
+    "ordinals.html": (made.FRANC.encode(), "Le 1er mai, 3 m^2 et x^(-n), selon eux[2].", ()),
+    "ruby.html": ("<p><ruby>言葉<rt>ことば</rt></ruby>".encode(), "言葉(ことば)", ()),
+    "letters.html": ("<p>o\ufb03ce ＡＢ\u00adC m² 2½".encode(), "office ABC m^2 2½", ()),
+    "arabic.html": ("<p>\ufedf\ufe8e".encode(), "\u0644\u0627", ()),
+    "spans.html": (
+        b"<table><tr><td colspan=2>a<td>b<tr><td rowspan=2>c<td>d<td>e<tr><td>f<td>g</table>",
+        "a |  | b\nc | d | e\nc | f | g",
+        (),
+    ),
+    "form.html": (
+        b"<p>Name <input value=Ada><input type=checkbox checked>yes <select><option>a"
+        b"<option selected>b</select><input type=password value=no>",
+        "Name Ada[x] yes b",
+        (),
+    ),
+    "hidden.html": (b"<nav>Home</nav><p style='display: none'>no</p><p>yes", "yes", ()),
+    "one_bad.html": (
+        b"<meta charset=utf-8><p>bad \xff byte",
+        "bad \ufffd byte",
+        ("bytes that are no utf-8 text are marked with \ufffd (1)",),
+    ),
+    "stray.html": (
+        b"<meta charset=latin1><p>\x93yes\x94 \x9d",
+        "“yes” \ufffd",
+        ("bytes that are no cp1252 text are marked with \ufffd (1)",),
+    ),
+    "wide.html": (b"<meta charset=shift_jis><p>\x87\x40", "①", ()),
+    "unmarked.html": ("<html><p>Tide gate".encode("utf-16-be"), "Tide gate", ()),
+    "mühle.txt": (
+        "Die Mühle".encode("latin-1"),
+        "Die Mühle",
+        ("it says no encoding and was read as cp1252",),
+    ),
+    "marked.txt": ("Die Mühle".encode("utf-16"), "Die Mühle", ()),
+    "mark.md": ("\ufeff# Terms".encode(), "# Terms", ()),
+    "form.pdf": (made.FORM, "Name of the keeper: Ada Brook [x]", ()),
+    "noted.pdf": (made.NOTED, "Name of the keeper:\n\nNote: Ask the mason.", ()),
+    "sizes.pdf": (
+        made.pdf([], made.SIZES),
+        "The Weir\n\nIt holds 10^6 litres in the harbour.\nFee | 4 crowns",
+        (),
+    ),
+    "part.pdf": (
+        made.pdf([], [b"0 0 9 9 re f", b"BT /F1 9 Tf 9 9 Td (Two.) Tj ET", b"0 0 9 9 re f"]),
+        "Two.",
+        ("3 pages; pages 1, 3 are without text",),
+    ),
+    "clauses.docx": (made.CLAUSES, "I. Terms\n  I.1 Rent\n    (a) late rent\n  I.2 Repairs", ()),
+    "symbols.docx": (made.SYMBOLS, "20±1 or 10^4", ()),
+    "a.odt": (
+        made.zipped({"content.xml": made.ODT}),
+        "The Weir\n\nTwo gates.\n\nNorth | Delby\nNorth | Lukton",
+        (),
+    ),
+    "a.ods": (made.zipped({"content.xml": made.ODS}), "Fees\n\nCity | Fee\nCity: 7 | Fee: 7", ()),
+    "fees.csv": (
+        b"City;Fee\nDelby;4\nLukton;",
+        "City | Fee\nCity: Delby | Fee: 4\nCity: Lukton",
+        (),
+    ),
+    "plain.csv": (b"1,2\n3,4\n", "1 | 2\n3 | 4", ()),
+    "a.eml": (
+        made.MAIL.encode(),
+        "The mühle\n\nFrom: Ada <ada@example.org>\n\nThe key hangs there.",
+        ("the attachment map.png is not read",),
+    ),
+    "a.mht": (made.SAVED.encode(), "① The price of the mare is 310.", ()),
+    "a.ipynb": (
+        made.NOTEBOOK.encode(),
+        "# The Weir\nFlow.\n\n```\nprint(6)\n```\n\n6\n\n\n<Figure>",
+        ("a picture of cell 2 is not read",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_document_is_read_as_a_reader_sees_it(name: str) -> None:
+    data, text, notes = SEEN[name]
+    document = converted(data, name)
+    assert (document.text.strip(), document.notes) == (text, notes)
+
+
+def test_large_lines_of_a_pdf_are_headings() -> None:
+    assert converted(made.pdf([], made.SIZES), "a.pdf").places == (
+        Place(0, PAGE, "1"),
+        Place(0, 1, "The Weir"),
+    )
+
+
+def test_rows_of_a_workbook_have_the_names_of_their_columns() -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Fees"
+    for row in (["Region", "City", "Share"], ["North", "Delby", 0.15], [None, "Lukton", 0.5]):
+        sheet.append(row)
+    sheet.merge_cells("A2:A3")
+    sheet["C2"].number_format = sheet["C3"].number_format = "0%"
+    sheet["D9"] = "=C2"
+    out = io.BytesIO()
+    book.save(out)
+    document = converted(out.getvalue(), "a.xlsx")
+    assert document.text == (
+        "Fees\n\nRegion | City | Share\nRegion: North | City: Delby | Share: 15%\n"
+        "Region: North | City: Lukton | Share: 50%\n"
+    )
+    assert document.places == (Place(0, 1, "Fees"),)
+    assert document.notes == ("formulas without a stored value are not read (1)",)
+
+
+def test_slides_are_pages_with_tables_and_notes() -> None:
+    presentation = pytest.importorskip("pptx").Presentation()
+    for title in ("Plan", "Fees"):
+        slide = presentation.slides.add_slide(presentation.slide_layouts[5])
+        slide.shapes.title.text = title
+    table = slide.shapes.add_table(2, 2, 0, 0, 99, 99).table
+    table.cell(0, 0).merge(table.cell(1, 0))
+    table.cell(0, 0).text, table.cell(0, 1).text, table.cell(1, 1).text = "North", "Delby", "Lukton"
+    slide.notes_slide.notes_text_frame.text = "Ask for the map."
+    out = io.BytesIO()
+    presentation.save(out)
+    document = converted(out.getvalue(), "a.pptx")
+    assert document.text.strip() == (
+        "Plan\n\nFees\n\nNorth | Delby\nNorth | Lukton\n\nAsk for the map."
+    )
+    places = Places(document.places)
+    assert [places.at(at, at + 1) for at in (0, 7)] == ["page 1, Plan", "page 2, Fees"]
 
 
 # Places
@@ -355,17 +490,3 @@ def test_places_go_with_the_text_that_is_replaced(model, tmp_path: Path) -> None
         assert document.places.at(0, 5) == "page 1"
         replaced = model.ingest(Text("Plain words.\n", "a"), store, mode="replace")
         assert replaced.metadata == {}
-
-
-def test_word_processors_own_files_are_read() -> None:
-    docx = pytest.importorskip("docx")
-    document = docx.Document()
-    document.add_heading("Title", 0)
-    document.add_heading("The Mill", 1)
-    document.add_paragraph("At the river.")
-    document.add_table(1, 2).rows[0].cells[1].text = "cell"
-    out = io.BytesIO()
-    document.save(out)
-    read_back = converted(out.getvalue(), "a.docx")
-    assert read_back.text == "Title\n\nThe Mill\n\nAt the river.\n\n| cell\n"
-    assert [place.name for place in read_back.places] == ["Title", "The Mill"]

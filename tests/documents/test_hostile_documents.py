@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from support.made_documents import Section
 from support.processes import TELLS_CHILDREN, children_of, processor_seconds, runs
 
 pytest.importorskip("lxml")
-pytest.importorskip("pypdf")
+pytest.importorskip("pypdfium2")
+pytest.importorskip("pypdf")  # which encrypts
 
 SECTIONS = [Section(1, "The Mill", ["The mill stands at the river."])]
 SMALL = replace(LIMITS, member_bytes=1 << 20, all_bytes=2 << 20, characters=1 << 20)
@@ -38,6 +40,9 @@ GOOD = {
     "a.epub": made.epub(SECTIONS),
     "a.html": made.html(SECTIONS),
     "a.md": made.markdown(SECTIONS),
+    "a.odt": made.zipped({"content.xml": "<o><body><text><p>words</p></text></body></o>"}),
+    "a.eml": b"MIME-Version: 1.0\nSubject: The mill\nContent-Type: text/html\n\n<p>At the river.",
+    "a.csv": b"City,Fee\nDelby,4\n",
 }
 BOMB = (
     "<!DOCTYPE x [<!ENTITY a 'aaaaaaaaaa'>"
@@ -72,7 +77,7 @@ def test_archive_bomb_is_not_unpacked(limits: Limits) -> None:
         (made.epub(SECTIONS, **{"OEBPS/book.opf": much}), "a.epub"),
     ):
         assert len(data) < 20_000
-        refused(data, name, "not compressed any more", limits=limits)
+        refused(data, name, "too large unpacked", limits=limits)
 
 
 @pytest.mark.parametrize("declared", [BOMB, OUTSIDE])
@@ -81,6 +86,8 @@ def test_xml_entities_are_refused(declared: str) -> None:
     for encoding in ("utf-8", "utf-16"):
         data = made.docx_of("", **{"word/document.xml": document.encode(encoding)})
         refused(data, "a.docx", "entities")
+    for name, member in (("a.xlsx", "xl/workbook.xml"), ("a.odt", "content.xml")):
+        refused(made.zipped({member: f"{declared}<a>&i;</a>"}), name, "entities")
     for name in ("OEBPS/text/c 0.xhtml", "OEBPS/book.opf", "META-INF/container.xml"):
         broken = made.epub(SECTIONS, **{name: f"{declared}<html><p a='&i;'>&i;</p></html>"})
         refused(broken, "a.epub", "entities")
@@ -106,6 +113,12 @@ def test_external_references_are_not_read(tmp_path: Path) -> None:
         "</spine></package>"
     }
     refused(made.epub(SECTIONS, **spine), "a.epub", "missing")
+    linked = (
+        "<w:p><w:hyperlink r:id='r1' xmlns:r='x'><w:r><w:t>words</w:t></w:r></w:hyperlink></w:p>"
+    )
+    target = f"<R><Relationship Id='r1' TargetMode='External' Target='{url}'/></R>"
+    data = made.docx_of(linked, **{"word/_rels/document.xml.rels": target, "../outside.xml": "no"})
+    assert here(data, "a.docx").text == "words\n"
 
 
 def test_too_long_texts_are_refused() -> None:
@@ -124,11 +137,34 @@ def test_too_long_texts_are_refused() -> None:
         read(b"<html>" + b"x" * (1 << 20), "a.html", replace(LIMITS, file_bytes=1 << 20))
 
 
+def test_deep_and_wide_documents_are_read_or_refused() -> None:
+    table = "<table>" + "<tr><td rowspan=65000 colspan=65000>a" * 2000
+    for page in ("<div>" * 100_000 + "x", "<sup>" * 9000 + "1", table, "<li>" * 9000):
+        with suppress(UnreadableDocument):
+            assert len(here(page.encode(), "a.html").text) < 10_000_000
+    for body in ("<w:p>" * 3000 + "</w:p>" * 3000, "<w:tbl><w:tr><w:tc>" * 900):
+        with suppress(UnreadableDocument):
+            here(made.docx_of(body), "a.docx")
+    cell = "<table-cell number-columns-repeated='99'><p>a</p></table-cell>"
+    rows = f"<table-row number-rows-repeated='99'>{cell}</table-row>" * 99
+    sheets = f"<o><body><spreadsheet><table name='a'>{rows}</table></spreadsheet></body></o>"
+    with suppress(UnreadableDocument):
+        read(made.zipped({"content.xml": sheets}), "a.ods")
+
+
+def test_a_far_cell_costs_no_more_than_a_near_one() -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book, out = openpyxl.Workbook(), io.BytesIO()
+    book.active["XFD1048576"] = "far"
+    book.save(out)
+    assert here(out.getvalue(), "a.xlsx").text.strip().endswith("far")
+
+
 # What does not end, or takes all memory: a child is ended
 
 
 def test_slow_document_is_refused() -> None:
-    drawing = b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000 + b"ET"
+    drawing = b"BT /F1 1 Tf 1 TL " + b"(word) Tj T* " * 400_000 + b"ET"
     data = made.pdf([], [drawing])
     with pytest.raises(UnreadableDocument, match=r"^slow\.pdf needs too much memory or time"):
         read(data, "slow.pdf", replace(LIMITS, seconds=1))
@@ -150,7 +186,7 @@ def test_document_beyond_the_memory_limit_is_refused() -> None:
 
 
 def test_child_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
-    for module in ("lxml", "pypdf", "markdown_it", "msgspec", "json", "cryptography", "brotli"):
+    for module in ("lxml", "pypdfium2", "markdown_it", "msgspec", "json", "cryptography", "brotli"):
         trap = f"open({str(tmp_path / 'ran')!r}, 'a').write({module!r})\n"
         (tmp_path / f"{module}.py").write_text(trap + "raise SystemExit(1)\n")
     code = (
@@ -202,7 +238,10 @@ UNREADABLE = {
     "a.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "old Office"),
     "scan.pdf": (made.pdf([[], []]), "its 2 pages are pictures"),
     "locked.pdf": (made.encrypted(GOOD["a.pdf"], "secret"), "encrypted"),
-    "latin.md": ("# Mühle".encode("latin-1"), "UTF-8"),
+    "noise.txt": (bytes(range(1, 32)) * 9, "binary"),
+    "a.xls": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504), "save it as DOCX or XLSX"),
+    "a.pptx": (b"no presentation", "is no PPTX"),
+    "a.ipynb": (b"{}", "no notebook"),
     "a.zip": (made.zipped({"a.txt": "x"}), "unpack"),
 }
 
@@ -234,6 +273,3 @@ def test_damaged_document_is_a_text_or_refused(name: str, draw: st.DataObject) -
     starts = [place.start for place in document.places]
     assert starts == sorted(starts) and all(0 <= at < len(document.text) for at in starts)
     pack_places(document.places)
-
-
-# What a row says of places

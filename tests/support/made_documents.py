@@ -206,3 +206,111 @@ def encrypted(document: bytes, password: str) -> bytes:
     out = io.BytesIO()
     writer.write(out)
     return out.getvalue()
+
+
+# What was read wrongly once
+
+
+def pdf_page(objects: Sequence[bytes], page: bytes = b"", catalogue: bytes = b"") -> bytes:
+    """A PDF with one line of text, other objects from 6 on, and more entries of its page."""
+    drawn = b"BT /F1 12 Tf 72 700 Td (Name of the keeper:) Tj ET"
+    return pdf_of(
+        [
+            b"<< /Type /Catalog /Pages 2 0 R %s >>" % catalogue,
+            b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
+            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> %s >>" % page,
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawn), drawn),
+            *objects,
+        ]
+    )
+
+
+FIELD = b"<< /Type /Annot /Subtype /Widget /Rect [%d 695 %d 715] /T (%s) /FT %s >>"
+FORM = pdf_page(
+    [
+        FIELD % (200, 400, b"keeper", b"/Tx /V (Ada Brook)"),
+        FIELD % (410, 430, b"lamp", b"/Btn /V /On /AS /On /AP << /N << /On 5 0 R >> >>"),
+        FIELD % (440, 480, b"word", b"/Tx /Ff 8192 /V (secret)"),
+    ],
+    b"/Annots [6 0 R 7 0 R 8 0 R]",
+    b"/AcroForm << /Fields [6 0 R 7 0 R 8 0 R] >>",
+)
+NOTED = pdf_page(
+    [b"<< /Type /Annot /Subtype /Text /Rect [9 9 20 20] /Contents (Ask the mason.) >>"],
+    b"/Annots [6 0 R]",
+)
+SIZES = [
+    b"BT /F1 20 Tf 72 720 Td (The Weir) Tj /F1 11 Tf 0 -30 Td (It holds 10) Tj /F1 7 Tf 5 Ts (6) "
+    b"Tj 0 Ts /F1 11 Tf ( litres in the har-) Tj 0 -14 Td (bour.) Tj 0 -14 Td (Fee) Tj "
+    b"150 0 Td (4 crowns) Tj ET"
+]
+
+
+def numbered_paragraph(text: str, depth: int = 0) -> str:
+    where = f"<w:numPr><w:ilvl w:val='{depth}'/><w:numId w:val='1'/></w:numPr>"
+    return f"<w:p><w:pPr>{where}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def level(depth: int, form: str, text: str) -> str:
+    form = f"<w:numFmt w:val='{form}'/><w:lvlText w:val='{text}'/>"
+    return f"<w:lvl w:ilvl='{depth}'><w:start w:val='1'/>{form}</w:lvl>"
+
+
+CLAUSES = docx_of(
+    "".join(
+        numbered_paragraph(text, depth)
+        for depth, text in enumerate(["Terms", "Rent", "late rent", "Repairs"])
+    ).replace("<w:ilvl w:val='3'/>", "<w:ilvl w:val='1'/>"),
+    **{
+        "word/numbering.xml": f'<w:numbering xmlns:w="{W}"><w:abstractNum w:abstractNumId="0">'
+        + level(0, "upperRoman", "%1.")
+        + level(1, "decimal", "%1.%2")
+        + level(2, "lowerLetter", "(%3)")
+        + '</w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num></w:numbering>'
+    },
+)
+SYMBOLS = docx_of(
+    "<w:p><w:r><w:t>20</w:t></w:r><w:r><w:sym w:font='Symbol' w:char='F0B1'/></w:r>"
+    "<w:r><w:t>1 or 10</w:t></w:r><w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr>"
+    "<w:t>4</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>hidden</w:t></w:r></w:p>"
+)
+ODF = (
+    '<o xmlns:text="t" xmlns:table="b" xmlns:office="f" xmlns:style="s"><office:body>{}'
+    "</office:body></o>"
+)
+ODT = ODF.format(
+    "<office:text><text:h text:outline-level='2'>The Weir</text:h><text:p>Two<text:s text:c='1'/>"
+    "gates.</text:p><table:table><table:table-row><table:table-cell table:number-rows-spanned='2'>"
+    "<text:p>North</text:p></table:table-cell><table:table-cell><text:p>Delby</text:p>"
+    "</table:table-cell></table:table-row><table:table-row><table:covered-table-cell/>"
+    "<table:table-cell><text:p>Lukton</text:p></table:table-cell></table:table-row></table:table>"
+    "</office:text>"
+)
+ODS = ODF.format(
+    "<office:spreadsheet><table:table table:name='Fees'>"
+    "<table:table-row><table:table-cell><text:p>City</text:p></table:table-cell><table:table-cell>"
+    "<text:p>Fee</text:p></table:table-cell></table:table-row><table:table-row><table:table-cell "
+    "table:number-columns-repeated='2'><text:p>7</text:p></table:table-cell></table:table-row>"
+    "</table:table></office:spreadsheet>"
+)
+MAIL = (
+    "From: Ada <ada@example.org>\nSubject: =?utf-8?q?The_m=C3=BChle?=\nMIME-Version: 1.0\n"
+    'Content-Type: multipart/mixed; boundary="b"\n\n--b\nContent-Type: text/plain; charset=utf-8\n'
+    "Content-Transfer-Encoding: base64\n\nVGhlIGtleSBoYW5ncyB0aGVyZS4=\n--b\n"
+    'Content-Type: image/png; name="map.png"\nContent-Disposition: attachment\n\nx\n--b--\n'
+)
+SAVED = (
+    'From: <Saved>\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary="b"\n\n--b\n'
+    "Content-Type: text/html; charset=shift_jis\nContent-Transfer-Encoding: quoted-printable\n\n"
+    "<html><p>=87=40 The price=20of the mare =\nis 310.</html>\n--b--\n"
+)
+NOTEBOOK = (
+    '{"nbformat": 4, "cells": [{"cell_type": "markdown", "source": ["# The Weir\\n", "Flow."]}, '
+    '{"cell_type": "code", "source": "print(6)", "outputs": [{"text": ["6\\n"]}, '
+    '{"data": {"image/png": "", "text/plain": "<Figure>"}}]}]}'
+)
+FRANC = (
+    "<p lang=fr>Le 1<sup>er</sup> mai, 3 m<sup>2</sup> et x<sup>-n</sup>, selon eux<sup>2</sup>."
+)

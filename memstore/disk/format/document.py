@@ -18,6 +18,7 @@ State = Literal["ingesting", "ready", "importing", "replacing"]
 LABELS = "labels"  # under which a row's metadata holds what its user said of it
 SOURCE = "source"
 """Where in a document's metadata stands which file of a folder it was read from."""
+NOTES = "notes"  # what of its file could not be read
 _LATEST = 253_402_214_400  # the end of the year 9999, in seconds
 
 
@@ -74,6 +75,12 @@ class Document:
     def labels(self) -> dict[str, Any]:
         """What its user said of it, by name."""
         return dict(self.metadata.get(LABELS) or {})
+
+    @property
+    def notes(self) -> list[str]:
+        """What of its file could not be read, as "3 pages; page 2 is a picture without text"."""
+        notes = self.metadata.get(NOTES)
+        return [str(note) for note in notes] if isinstance(notes, list) else []
 
     def __repr__(self) -> str:
         size = f"{self.tokens} tokens, {self.blocks} blocks"

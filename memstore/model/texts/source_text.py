@@ -3,11 +3,12 @@
 import codecs
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from memstore.disk.format.citations import Place, pack_places
-from memstore.disk.format.document import SOURCE
+from memstore.disk.format.document import NOTES, SOURCE
 from memstore.documents import Converted, read
 from memstore.documents.detect import Form, form_of
 from memstore.errors import InvalidInput, UnreadableDocument
@@ -20,10 +21,10 @@ _KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to it
 class Text:
     """A text from a file, a string, or a document that was converted.
 
-    A file is read by `check`, which has to know the whole text before any of it is stored. A PDF,
-    HTML, DOCX, Markdown or EPUB file is converted then, and its text kept. What is small is kept,
-    too; a larger file of plain text is read once more by `pieces`, and refused if it is another one
-    by then.
+    A file is read by `check`, which has to know the whole text before any of it is stored. A file
+    that is no plain UTF-8 text is converted then, and its text kept. What is small is kept, too; a
+    larger file of plain text is read once more by `pieces`, and refused if it is another one by
+    then.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class Text:
         """source: which file of a folder it is (memstore.documents.folder). Raises InvalidInput for
         a path that is no file to read, and for a string without a name.
         """
-        self.kind, self.places = "text", tuple[Place, ...]()
+        self.kind, self.places, self.notes = "text", tuple[Place, ...](), tuple[str, ...]()
         if isinstance(content, Converted):
-            self.kind, self.places, content = content.kind, content.places, content.text
+            content = self._take(content)
         if isinstance(content, str):
             if not name:
                 raise InvalidInput("a text given as a string needs a name")
@@ -50,7 +51,7 @@ class Text:
                 raise InvalidInput(f"{content} is a directory; name the files in it")
         self.content = content
         self.source = source
-        self.name = name or Path(content).stem
+        self.name = name or Path(content).name
         self.digest = ""  # BLAKE2 of the whole text, once it is checked
         self.characters = 0  # of the whole text, once it is checked
         self._kept: list[str] | None = None
@@ -58,26 +59,29 @@ class Text:
     @property
     def metadata(self) -> dict[str, Any]:
         """What the row of a document of it says, once it is checked: its kind, unless it is plain
-        text, its places and its source.
+        text, its places, what could not be read, and its source.
         """
         kind = {} if self.kind == "text" else {"kind": self.kind}
+        notes = {NOTES: list(self.notes)} if self.notes else {}
         source = {} if self.source is None else {SOURCE: self.source}
-        return kind | pack_places(self.places) | source
+        return kind | pack_places(self.places) | notes | source
+
+    def _take(self, converted: Converted) -> str:
+        self.kind, self.places, self.notes = converted.kind, converted.places, converted.notes
+        return converted.text
 
     def check(self) -> None:
         """Read it through, and keep what is small in memory; again it does nothing.
 
-        Raises InvalidInput for bytes that are not UTF-8, NUL bytes, and if there is nothing in it;
-        UnreadableDocument for what is known to be no text and cannot be converted.
+        Raises InvalidInput if there is nothing in it; UnreadableDocument for what is no text and
+        cannot be converted.
         """
         if self.digest:
             return
         try:
             self._check()
         except _ToBeConverted:
-            converted = read(Path(self.content), str(self.content))
-            self.kind, self.places = converted.kind, converted.places
-            self.content = converted.text
+            self.content = self._take(read(Path(self.content), str(self.content)))
             self._check()
 
     def _check(self) -> None:
@@ -104,9 +108,10 @@ class Text:
             yield from self._kept or self._read()
             return
         digest = _hash()
-        for piece in self._read():
-            digest.update(_encoded(piece))
-            yield piece
+        with suppress(_ToBeConverted):  # it is no text any more
+            for piece in self._read():
+                digest.update(_encoded(piece))
+                yield piece
         if digest.hexdigest() != self.digest:
             raise InvalidInput(f"{self.content} was changed while it was read; read it again")
 
@@ -121,25 +126,18 @@ class Text:
             for start in range(0, len(self.content), _PIECE):
                 yield self.content[start : start + _PIECE]
             return
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        offset = 0
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        begun = False
         try:
             with self.content.open("rb") as file:
                 while raw := file.read(_PIECE):
-                    if not offset and self._form(raw, self.content) != "text":
+                    if b"\0" in raw or not (begun or self._form(raw, self.content) == "text"):
                         raise _ToBeConverted
-                    if b"\0" in raw:
-                        raise InvalidInput(
-                            f"{self.content} is binary (a NUL byte at {offset + raw.index(0)}); "
-                            "only text can be read"
-                        )
                     yield decoder.decode(raw)
-                    offset += len(raw)
+                    begun = True
                 decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            raise InvalidInput(
-                f"{self.content} is not UTF-8 text (near byte {offset + error.start})"
-            ) from None
+        except UnicodeDecodeError:
+            raise _ToBeConverted from None
         except OSError as error:
             raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
 
@@ -152,7 +150,7 @@ class Text:
 
 
 class _ToBeConverted(Exception):
-    """It is no plain text."""
+    """It is no plain UTF-8 text."""
 
 
 def _hash() -> "hashlib.blake2b":

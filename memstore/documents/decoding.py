@@ -1,0 +1,106 @@
+"""Bytes as text, as browsers decode them, and text as it is searched: without ligatures and
+invisible characters, with exponents.
+"""
+
+import re
+import unicodedata
+
+from memstore.errors import UnreadableDocument
+
+_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_DECLARED = re.compile(
+    rb"<meta[^>]{0,512}?charset\s*=\s*[\"']?\s*([\w:.\-]{2,40})"
+    rb"|^\s*<\?xml[^>]{0,512}?encoding\s*=\s*[\"']([\w:.\-]{2,40})",
+    re.IGNORECASE,
+)
+# The code pages of the web are wider than Python's encodings of these names.
+_WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "euc-kr": "cp949", "big5": "big5hkscs"}
+_GUESSED = ["cp1252", "cp1251", "cp1250", "koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949"]
+_GONE: dict[int, str | None] = {
+    **dict.fromkeys((*range(9), *range(11, 32), *range(127, 160))),
+    **dict.fromkeys((0xAD, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, *range(0x202A, 0x202F))),
+    **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),
+    0xA0: " ",
+}
+_COMPATIBLE = ("<compat>", "<wide>", "<narrow>", "<font>", "<init", "<medi", "<fina", "<isol")
+_RAISED = re.compile("(?<=[\\w)])[⁺⁻]?[⁰¹²³⁴-⁹]+")
+_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+
+
+def decode(data: bytes, notes: list[str], declared: str = "", *, html: bool = False) -> str:
+    """Text in the encoding of its mark, as declared, or as guessed; bytes that are none become
+    U+FFFD, and a note. Raises UnreadableDocument for what is no text.
+    """
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "")
+    if not encoding and b"\0" in data:
+        even, odd = data[:4096:2].count(0), data[1:4096:2].count(0)
+        few, most = sorted((even, odd))
+        if most < 4 or 5 * most < len(data[:4096]) or 20 * few > len(data[:4096]):
+            at = data.index(0)
+            raise UnreadableDocument(f"is binary (a NUL byte at {at}); only text can be read")
+        encoding = "utf-16-le" if odd > even else "utf-16-be"
+    if not encoding and html and (found := _DECLARED.search(data[:4096])):
+        declared = declared or (found[1] or found[2]).decode("ascii", "replace")
+    if not encoding and declared:
+        from webencodings import lookup
+
+        known = lookup(declared)
+        name = known.name if known else ""
+        encoding = "utf-8" if name.startswith("utf-16") else _WIDER.get(name, name)
+        encoding = known.codec_info.name if known and encoding == name else encoding
+    encoding = encoding or _guessed(data, notes)
+    text = data.decode(encoding, "replace")
+    if bad := text.count("\ufffd") - data.count(b"\xef\xbf\xbd"):
+        notes.append(f"bytes that are no {encoding} text are marked with \ufffd ({bad:,})")
+    if 20 * max(0, bad) > len(text) + 20:
+        raise UnreadableDocument("is binary; only text can be read")
+    return text
+
+
+def _guessed(data: bytes, notes: list[str]) -> str:
+    """UTF-8, unless there is more that is none; else the likeliest code page."""
+    text = data.decode("utf-8", "replace")
+    bad = text.count("\ufffd")
+    if bad == 0 or bad <= sum(one > "\x7f" for one in text) - bad:
+        return "utf-8"
+    from charset_normalizer import from_bytes
+
+    best = from_bytes(data[: 1 << 16], cp_isolation=_GUESSED).best() if len(data) > 200 else None
+    encoding = best.encoding if best else "cp1252"
+    notes.append(f"it says no encoding and was read as {encoding}")
+    return encoding
+
+
+def clean(text: str) -> str:
+    """A text without control and invisible characters and halves of surrogate pairs; ligatures and
+    other compatibility letters as letters, raised digits as exponents.
+    """
+    text = text.translate(_GONE)
+    if text.isascii():
+        return text
+    text = _RAISED.sub(
+        lambda found: raised(text[: found.start()][-9:], found[0].translate(_DIGITS)), text
+    )
+    folded = {
+        ord(one): unicodedata.normalize("NFKC", one)
+        for one in set(text)
+        if one > "\x7f" and unicodedata.category(one)[0] in "LN"
+        and unicodedata.decomposition(one).startswith(_COMPATIBLE)
+    }  # fmt: skip
+    return text.translate(folded) if folded else text
+
+
+def raised(before: str, text: str, *, note: bool = False) -> str:
+    """Raised text as it follows other text: "^6" is an exponent, "[3]" the mark of a note; ordinals
+    and the like are as they are.
+    """
+    text = text.strip()
+    letters, digits = re.findall(r"([^\W\d_]*)(\d*)$", before)[0]
+    if re.fullmatch(r"[-+−]?\d+(?:[.,/]\d+)?", text):
+        year = len(digits) == 4 and digits[0] in "12" and before[-5:-4] not in (".", ",")
+        based = before.endswith(")") or digits or 0 < len(letters) < 3
+        return f"[{text}]" if text.isdecimal() and (note or year or not based) else f"^{text}"
+    if re.search(r"[-+−\d]", text) and (letters or digits) and text[0] not in "[(":
+        return f"^({text})"
+    variable = len(text) == 1 and text.isalpha() and (len(letters) == 1 or digits)
+    return f"^{text}" if variable and text not in "aeo" else text

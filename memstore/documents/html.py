@@ -1,0 +1,231 @@
+"""HTML as blocks of text: what a reader of the page sees, and forms as they are filled in. Other
+kinds become HTML first.
+"""
+
+import re
+from collections.abc import Iterator
+from html.entities import html5
+from typing import Any
+
+from lxml import etree
+
+from memstore.documents.converted import TOO_LONG, Block, Limits
+from memstore.documents.decoding import clean, decode, raised
+from memstore.errors import UnreadableDocument
+
+_HIDDEN = frozenset((
+    "script", "style", "template", "head", "noscript", "nav", "iframe", "object", "svg",
+    "canvas", "audio", "video", "datalist", "button", "rp", "annotation", "annotation-xml",
+))  # fmt: skip
+_BLOCKS = frozenset((
+    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details",
+    "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1",
+    "h2", "h3", "h4", "h5", "h6", "header", "hgroup", "hr", "html", "legend", "li", "main",
+    "menu", "ol", "p", "pre", "section", "summary", "table", "tr", "ul",
+))  # fmt: skip
+_LAYOUT = "boolean(.//table|.//h1|.//h2|.//h3|.//h4|.//pre)"  # is a page arranged by the table?
+_UNSEEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+_FORMULA = {"msup": "^", "msub": "_", "mfrac": "/"}
+ITEM = "memstore-item-"  # a class: a paragraph that is an item, with its number in the text
+# Breaks and blanks that stay are control characters in a line, which no text has any more.
+_BREAK, _KEPT = "\x00", str.maketrans("\n \t", "\x00\x01\x02")
+_SHOWN = str.maketrans("\x00\x01\x02", "\n \t")
+_DEEPEST = 2000  # lxml leaves out what is deeper than 2,048
+_WIDEST = 1000  # columns of a table, rows of a cell
+_NO_VALUE = ("hidden", "password", "submit", "button", "reset", "image", "file")
+
+
+def read_html(data: bytes, limits: Limits, notes: list[str], declared: str = "") -> list[Block]:
+    """Blocks of a page; its title is its heading if it has no other. Raises UnreadableDocument."""
+    root = html_tree(decode(data, notes, declared, html=True))
+    blocks = list(Walk(limits).blocks(root))
+    title = " ".join(root.xpath("string(.//title)").split())
+    titled = any(one.level for one in blocks) or not title
+    return blocks if titled else [Block("", 1, title), *blocks]
+
+
+def html_tree(text: str) -> Any:
+    """The tree of HTML."""
+    parser = etree.HTMLParser(huge_tree=True, remove_pis=True, remove_comments=True)
+    text = text.replace("\0", "\ufffd")
+    parser.feed(re.sub(r"^\s*<\?xml[^>]*>", "", text) or " ")
+    root = parser.close()
+    return etree.Element("html") if root is None else root
+
+
+def xml_tree(data: bytes, *, html: bool = False) -> Any:
+    """The tree of XML, without namespaces. Raises UnreadableDocument for entities of its
+    own, which could name other files or fill the memory; html: read what is no XML as HTML.
+    """
+    text = decode(data, [], html=True)
+    if re.search("<!ENTITY", text, re.IGNORECASE):
+        raise UnreadableDocument("declares entities, which are not read for safety")
+    named = re.sub(r"&(\w+);", _character, re.sub(r"^\s*<\?xml[^>]*>", "", text))
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True,
+        remove_pis=True, remove_comments=True,
+    )  # fmt: skip
+    try:
+        root = etree.fromstring(named, parser)
+    except etree.XMLSyntaxError as error:
+        if not html:
+            raise UnreadableDocument(f"is broken: {error}") from None
+        return html_tree(text)
+    for node in root.iter(etree.Element):
+        node.tag = etree.QName(node).localname
+        for name in [name for name in node.attrib if name[0] == "{"]:
+            node.set(etree.QName(name).localname, node.attrib.pop(name))
+    return root
+
+
+def _character(found: re.Match[str]) -> str:
+    known = html5.get(f"{found[1]};")
+    return found[0] if known is None or found[1] in ("amp", "lt", "gt", "quot", "apos") else known
+
+
+class Walk:
+    """Reads trees of one document. pictures: how many there were."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.pictures = self._verbatim = 0
+        self._left = self._most = limits.characters
+        self._line: list[str] = []
+        self._marks: list[int] = []  # where raised text begins in the line
+        self._item, self._prefix = False, ""
+        self._lists: list[int] = []  # of each open list, the number of its next item; 0: bullets
+        self._tables: list[list[list[tuple[str, int, int]]] | None] = []  # open ones: rows of cells
+        self._in_cell = False  # of a table that is read row by row
+
+    def blocks(self, root: Any) -> Iterator[Block]:
+        """Blocks of a tree. Raises UnreadableDocument for too much text, or too deep."""
+        context, depth = etree.iterwalk(root, events=("start", "end")), 0
+        for event, node in context:
+            tag = node.tag if isinstance(node.tag, str) else "object"
+            depth += 1 if event == "start" else -1
+            if depth > _DEEPEST:
+                raise UnreadableDocument("is nested too deep")
+            if event == "end":
+                yield from self._end(tag, node)
+                self._add(node.tail if node is not root else "")
+            elif (
+                tag in _HIDDEN
+                or "hidden" in node.attrib
+                or (tag == "option" and "selected" not in node.attrib)
+                or _UNSEEN.search(node.get("style", ""))
+            ):
+                context.skip_subtree()
+            else:
+                yield from self._start(tag, node)
+                self._add(node.text)
+        yield from self._flush()
+
+    def _count(self, text: str) -> None:
+        self._left -= len(text)
+        if self._left < 0:
+            raise UnreadableDocument(TOO_LONG.format(self._most))
+
+    def _add(self, text: str | None) -> None:
+        if text:
+            self._count(text)
+            text = clean(text)
+            self._line.append(text.translate(_KEPT) if self._verbatim else text)
+
+    def _start(self, tag: str, node: Any) -> Iterator[Block]:
+        parent, kind = node.getparent(), node.get("type", "text").lower()
+        if tag in _BLOCKS or tag in ("td", "th"):
+            yield from self._flush()
+        if parent is not None and parent.tag in _FORMULA and parent[0] is not node:
+            self._line.append(_FORMULA[parent.tag])
+        if tag in ("td", "th"):
+            self._in_cell = bool(self._tables) and self._tables[-1] is not None
+        elif tag == "br":
+            self._line.append(_BREAK)
+        elif tag in ("sup", "sub"):
+            self._marks.append(len(self._line))
+        elif tag == "img":
+            self.pictures += 1
+        elif tag == "input" and kind in ("checkbox", "radio"):
+            self._line.append("[x] " if "checked" in node.attrib else "[ ] ")
+        elif tag == "input" and kind not in _NO_VALUE:
+            self._add(node.get("value"))
+        elif tag == "rt":
+            self._line.append("(")
+        elif tag == "table":
+            self._tables.append(None if node.xpath(_LAYOUT) else [[]])
+            self._in_cell = False
+        elif tag == "tr" and self._tables and self._tables[-1] is not None:
+            self._tables[-1].append([])
+        elif tag in ("ol", "ul", "menu"):
+            self._lists.append(_number(node, "start", 1) if tag == "ol" else 0)
+        elif tag == "pre":
+            self._verbatim += 1
+        elif tag == "li" and not self._in_cell:
+            number = _number(node, "value", self._lists[-1]) if self._lists else 0
+            self._item, mark = True, f"{number}. " if number else "- "
+            self._prefix = "  " * min(len(self._lists) - 1, 8) + mark
+            self._lists[-1:] = [number + 1 if number else 0] if self._lists else []
+        elif tag == "p" and node.get("class", "").startswith(ITEM):
+            self._item, self._prefix = True, "  " * int(node.get("class")[len(ITEM) :])
+
+    def _end(self, tag: str, node: Any) -> Iterator[Block]:
+        if tag in ("sup", "sub") and self._marks:
+            mark = self._marks.pop()
+            text, before = "".join(self._line[mark:]), "".join(self._line[:mark][-3:])[-20:]
+            if tag == "sup":
+                text = raised(before, text, note=node.find(".//a") is not None)
+            elif before[-1:].isdigit() and text.strip().isdigit():
+                text = f"_{text.strip()}"
+            self._line[mark:] = [text]
+        elif tag == "rt":
+            self._line.append(")")
+        elif tag in ("td", "th") and self._in_cell and self._tables and self._tables[-1]:
+            across, down = (min(_number(node, one, 1), _WIDEST) for one in ("colspan", "rowspan"))
+            self._tables[-1][-1].append((self._take().replace("\n", " "), max(across, 1), down))
+            self._in_cell = False
+        elif tag in _BLOCKS or tag in ("td", "th"):
+            yield from self._flush(int(tag[1]) if re.fullmatch("h[1-6]", tag) else None)
+            if tag == "table" and self._tables and (rows := self._tables.pop()):
+                yield Block(self._rows(rows))
+            elif tag in ("ol", "ul", "menu") and self._lists:
+                self._lists.pop()
+            self._verbatim -= tag == "pre" and self._verbatim > 0
+
+    def _take(self) -> str:
+        """The line, with blanks as they are shown; none is left."""
+        line = re.sub(r"[ \t\r\n\f\v]+", " ", "".join(self._line))
+        self._line, self._marks = [], []
+        return re.sub(f" ?{_BREAK} ?", _BREAK, line).strip(f" {_BREAK}").translate(_SHOWN).rstrip()
+
+    def _flush(self, level: int | None = None) -> Iterator[Block]:
+        if self._in_cell:
+            self._line.append(" ")
+        elif text := self._take():
+            yield Block(self._prefix + text, level, text, self._item)
+            self._item, self._prefix = False, ""
+
+    def _rows(self, rows: list[list[tuple[str, int, int]]]) -> str:
+        """Rows as lines; a cell that spans rows is in each of them."""
+        carried, lines = dict[int, tuple[str, int]](), list[str]()  # by column: text, rows left
+        for row in rows:
+            line, cells = list[str](), iter(row)
+            while len(line) < _WIDEST:
+                text, left = carried.pop(len(line), ("", 0))
+                if not left:
+                    cell = next(cells, None)
+                    if cell is None and not any(column > len(line) for column in carried):
+                        break
+                    text, across, left = cell or ("", 1, 1)
+                    for column in range(len(line) + 1, len(line) + across):
+                        carried[column] = "", left or _WIDEST
+                    left = left or _WIDEST
+                if left > 1:
+                    carried[len(line)] = text, left - 1
+                line.append(text)
+            lines.append(" | ".join(line).rstrip(" |").lstrip())
+            self._count(lines[-1])
+        return "\n".join(line for line in lines if line.strip(" |"))
+
+
+def _number(node: Any, name: str, otherwise: int) -> int:
+    found = re.fullmatch(r"\s*([+-]?[0-9]{1,9})\s*", node.get(name, ""))
+    return int(found[1]) if found else otherwise

@@ -1,0 +1,183 @@
+"""Presentations, spreadsheets and OpenDocument files."""
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from datetime import datetime, time
+from html import escape
+from typing import Any
+
+from memstore.disk.format.citations import PAGE
+from memstore.documents.archive import zipped
+from memstore.documents.converted import Block, Limits
+from memstore.documents.decoding import clean, decode
+from memstore.documents.html import Walk, html_tree, xml_tree
+from memstore.errors import UnreadableDocument
+
+# OpenDocument's elements as HTML's
+_ODF = {
+    "list-item": "li", "table-row": "tr", "table-cell": "td", "line-break": "br", "image": "img",
+    "annotation": "aside", "note-body": "aside", "note-citation": "sup", "page": "section",
+    "notes": "aside", "tracked-changes": "template", "covered-table-cell": "template",
+}  # fmt: skip
+_COPIES = 10_000  # of cells and rows that an OpenDocument sheet repeats
+
+
+def read_pptx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """Slides as pages, with their titles, tables and notes."""
+    from pptx import Presentation
+
+    walk, unread = Walk(limits), 0
+    for number, slide in enumerate(Presentation(zipped(members)).slides, 1):
+        parts, shapes = [], list(slide.shapes)
+        while shapes:
+            shape = shapes.pop(0)
+            if hasattr(shape, "shapes"):
+                shapes[:0] = shape.shapes
+            elif shape.has_text_frame:
+                tag = "h2" if shape == slide.shapes.title else "p"
+                lines = escape(shape.text_frame.text.replace("\v", " ")).split("\n")
+                parts += [f"<{tag}>{line}</{tag}>" for line in lines]
+            elif getattr(shape, "has_table", False):
+                rows = ["".join(map(_cell, row.cells)) for row in shape.table.rows]
+                parts.append(f"<table><tr>{'<tr>'.join(rows)}</table>")
+            else:
+                unread += "PICTURE" in str(shape.shape_type) or getattr(shape, "has_chart", False)
+        if slide.has_notes_slide and (frame := slide.notes_slide.notes_text_frame):
+            parts.append(f"<p>{escape(frame.text)}</p>")
+        yield Block("", PAGE, str(number))
+        yield Block("", 1)  # a slide without a title is not under another's
+        yield from walk.blocks(html_tree("".join(parts)))
+    if unread:
+        notes.append(f"pictures and charts are not read ({unread:,})")
+
+
+def _cell(cell: Any) -> str:
+    if cell.is_spanned:
+        return ""
+    return f"<td rowspan={cell.span_height} colspan={cell.span_width}>{escape(cell.text)}"
+
+
+def read_xlsx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """Sheets as headings, with their rows."""
+    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # openpyxl needs none
+    from openpyxl import load_workbook
+
+    book = load_workbook(zipped(members), data_only=True)
+    for sheet in book.worksheets:
+        rows = dict[int, dict[int, str]]()
+        # not iter_rows: it makes every cell up to the farthest one
+        for (row, column), cell in sorted(sheet._cells.items()):
+            if text := _shown(cell.value, cell.number_format):
+                note = f" ({cell.comment.text})" if cell.comment else ""
+                rows.setdefault(row, {})[column] = clean(text + note)
+        for span in sheet.merged_cells.ranges:
+            text = rows.get(span.min_row, {}).get(span.min_col, "")
+            for row in rows.keys() & range(span.min_row + 1, span.max_row + 1):
+                rows[row][span.min_col] = text
+        if rows:
+            yield Block(clean(sheet.title), 1)
+        yield from records(
+            [row.get(column, "") for column in range(1, max(row) + 1)]
+            for _, row in sorted(rows.items())
+        )
+    sheets = b"".join(part for name, part in members.items() if name.startswith("xl/worksheets/"))
+    empty = len(re.findall(rb"</f>(?:<v\s*/>|<v></v>)?</c>", sheets))
+    if empty:
+        notes.append(f"formulas without a stored value are not read ({empty:,})")
+
+
+def _shown(value: Any, form: str) -> str:
+    """A cell's value as it is shown, in the commonest formats."""
+    if isinstance(value, datetime) and value.time() == time():
+        return value.date().isoformat()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    places = re.search(r"0\.(0+)", form)
+    percent = form.rstrip("_) ").endswith("%")
+    if not places and not percent and form == "General":
+        return f"{value:.15g}"
+    digits = f"{',' if '#,' in form else ''}.{len(places[1]) if places else 0}f"
+    shown = format(value * 100 if percent else value, digits)
+    unit = re.search(r"[€$£¥](?![-\d])", form)
+    return shown + ("%" if percent else f" {unit[0]}" if unit else "")
+
+
+def read_csv(data: bytes, limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """Rows of a file with commas, semicolons, tabs or bars."""
+    text = decode(data, notes)
+    try:
+        dialect: Any = csv.Sniffer().sniff(text[:65536], ",;\t|")
+    except csv.Error:
+        dialect = csv.excel
+    csv.field_size_limit(limits.characters)
+    return records([clean(cell) for cell in row] for row in csv.reader(io.StringIO(text), dialect))
+
+
+def records(rows: Iterable[list[str]]) -> Iterator[Block]:
+    """Rows, each cell with its column's name where the first full row has names only."""
+    names: list[str] | None = None
+    for row in rows:
+        row = [" ".join(cell.split()) for cell in row]
+        filled = [cell for cell in row if cell]
+        if names is None and len(filled) > 1:
+            numbers = any(re.fullmatch(r"[-+]?[\d.,]+ ?%?", cell) for cell in filled)
+            names = [] if numbers or len(set(filled)) < len(filled) else row
+        elif names:
+            padded = [*names, *[""] * (len(row) - len(names))]
+            row = [f"{name}: {cell}" if name else cell for name, cell in zip(padded, row) if cell]
+        if filled:
+            yield Block(" | ".join(row).rstrip(" |"), item=True)
+
+
+def read_odf(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
+    """Text, sheets or slides: OpenDocument's XML renamed to HTML."""
+    root, walk, copies = xml_tree(members["content.xml"]), Walk(limits), 0
+    trees = [root, xml_tree(members.get("styles.xml", b"<none/>"))]
+    raised = {
+        style.get("name"): style.xpath("string(text-properties/@text-position)")
+        for tree in trees
+        for style in tree.iter("style")
+    }
+    numbered = {
+        (style.get("name"), level.get("level"))
+        for tree in trees
+        for style in tree.iter("list-style")
+        for level in style.iter("list-level-style-number")
+    }
+    for node in reversed([*root.iter()]):  # what is in an element before the element
+        position = raised.get(node.get("style-name"), "") if node.tag == "span" else ""
+        if node.tag == "h":
+            node.tag = f"h{min(int(node.get('outline-level', 1)), 6)}"
+        elif node.tag == "list":
+            around = [node, *node.iterancestors("list")]
+            style = next((one.get("style-name") for one in around if one.get("style-name")), None)
+            node.tag = "ol" if (style, str(len(around))) in numbered else "ul"
+        elif node.tag in ("s", "tab"):
+            node.text = " " * min(int(node.get("c", 1)), 100)
+        elif position[:1] not in ("", "0"):
+            node.tag = "sub" if position.startswith(("sub", "-")) else "sup"
+        node.tag = _ODF.get(node.tag, node.tag)
+        for kind in ("columns", "rows"):
+            node.set(f"{kind[:3]}span", node.get(f"number-{kind}-spanned", "1"))
+            repeated = int(node.get(f"number-{kind}-repeated", 1))
+            empty = node.tag not in ("td", "tr") or not "".join(node.itertext()).strip()
+            copies += 0 if empty else repeated - 1
+            if copies > _COPIES:
+                raise UnreadableDocument("repeats too many cells; save it again")
+            for _ in range(0 if empty else repeated - 1):
+                node.addnext(deepcopy(node))
+    for number, slide in enumerate(root.xpath("body/presentation/section"), 1):
+        yield Block("", PAGE, str(number))
+        yield from walk.blocks(slide)
+    for sheet in root.xpath("body/spreadsheet/table"):
+        if text := "\n".join(block.text for block in walk.blocks(sheet)):
+            yield Block(sheet.get("name", ""), 1)
+            yield from records(row.split(" | ") for row in text.split("\n"))
+    for body in root.xpath("body/text"):
+        yield from walk.blocks(body)
+    if walk.pictures:
+        notes.append(f"pictures are not read ({walk.pictures:,})")
