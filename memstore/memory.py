@@ -127,10 +127,11 @@ class Memory(Closing):
         """Read documents: files, folders (with all files in them) or patterns, one or many in any
         iterable; or a text with a name. A document with the same content is left unchanged.
 
-        name: of one document; by default the file's name without its suffix, and in a folder its
-        path there with it. labels: for `where`; None leaves those of the document. replace: a
-        document of that name with other content. progress: called while a document is read.
-        on_error: called with the error of a file, after which the others are read; None raises it.
+        name: of one document; by default the file's name, and in a folder its path there. labels:
+        for `where`; None leaves those of the document. replace: a document of that name with other
+        content. progress: called while a document is read. on_error: called with the error of a
+        file, after which the others are read; None raises it. What could not be read of a file is
+        in its document's `notes`.
 
         Raises InvalidInput, UnreadableDocument, DocumentExists, StorageFull, ReadOnlyMemory,
         MemoryLocked. Documents that were read before the one that fails stay.

@@ -53,18 +53,18 @@ def test_files_folders_and_texts_are_added_once(tmp_path: Path) -> None:
         added = memory.add(tmp_path / "notes", progress=seen.append)
         assert [row.name for row in added] == ["deep/one.txt", "deep/two.txt"] and seen
         again = memory.add([str(notes / "one.txt"), notes / "two.txt"])
-        assert [row.name for row in again] == ["one", "two"]
+        assert [row.name for row in again] == ["one.txt", "two.txt"]
         assert memory.add(notes / "one.txt") == again[:1]
         assert memory.add(notes / f"{name}.txt" for name in ("one", "two")) == again
-        memory.add(text="Another text stands here now.", name="one", replace=True)
+        memory.add(text="Another text stands here now.", name="one.txt", replace=True)
         with pytest.raises(memstore.MemstoreError, match="one"):
-            memory.add(text="And another one.", name="one")
+            memory.add(text="And another one.", name="one.txt")
         for wrong in ({}, {"paths": "x.txt", "text": "y", "name": "z"}, {"text": "no name"}):
             with pytest.raises(InvalidInput):
                 memory.add(**wrong)
         with pytest.raises(DocumentNotFound):
-            memory.remove("one", "nobody")
-        assert len(memory.remove("one", "two")) == 2
+            memory.remove("one.txt", "nobody")
+        assert len(memory.remove("one.txt", "two.txt")) == 2
         assert [row.name for row in memory.documents()] == ["deep/one.txt", "deep/two.txt"]
 
 
@@ -79,17 +79,17 @@ def test_a_tilde_is_the_home_directory(
     monkeypatch.chdir(tmp_path)
     with memstore.open("~/memory", "~/model", device="cpu") as memory:
         (document,) = memory.add("~/diary.txt")
-        memory.store.export_document("diary", "~/diary.memstore")
-        memory.remove("diary")
-        assert memory.store.import_document("~/diary.memstore").name == document.name == "diary"
+        memory.store.export_document("diary.txt", "~/diary.memstore")
+        memory.remove("diary.txt")
+        assert memory.store.import_document("~/diary.memstore").name == document.name == "diary.txt"
         memory.publish("file://~/published")
     monkeypatch.setenv("MEMSTORE_MODEL", "~/model")
     with memstore.open("~/new", device="cpu") as memory:
-        memory.store.pull("diary", "file://~/published")
+        memory.store.pull("diary.txt", "file://~/published")
         memory.reader.ingest(Path("~/diary.txt"), memory.store, name="again")
     cached: OpenOptions = {"local_cache": "~/cache"}
     with memstore.open("file://~/published", "~/model", device="cpu", options=cached) as memory:
-        assert [row.name for row in memory.documents()] == ["diary"]
+        assert [row.name for row in memory.documents()] == ["diary.txt"]
     assert memstore.MemoryStore.open(Path("~/new"), read_only=True).path == home / "new"
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 

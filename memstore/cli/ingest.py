@@ -25,7 +25,7 @@ INGEST_BUDGET = 128 << 20
     "ingest",
     "memstore ingest book.txt",
     "memstore ingest notes.txt --name diary --replace",
-    "memstore ingest papers --recursive --sync",
+    "memstore ingest papers --recursive --sync --label team=research",
     "memstore ingest library --recursive --model smollm2",
     "memstore ingest library --recursive --to s3://team/library",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
@@ -35,8 +35,9 @@ def ingest(
         list[str],
         typer.Argument(
             metavar="PATH...",
-            help="Files, one document each: text (UTF-8), PDF, HTML, DOCX, Markdown, EPUB; "
-            "folders, with --recursive; patterns such as 'notes/**/*.md'; - is standard input.",
+            help="Files, one document each: text, Markdown, PDF, HTML, Office, OpenDocument, EPUB, "
+            "mail, CSV, notebooks; folders, with --recursive; patterns such as 'notes/**/*.md'; - "
+            "is standard input.",
         ),
     ],
     store: Store,
@@ -63,6 +64,10 @@ def ingest(
     replace: Annotated[
         bool, flag("--replace", "Replace the document of that name by this text.")
     ] = False,
+    label: Annotated[
+        list[str] | None,
+        option("--label", "KEY=VALUE", "A label of these documents; give it again for another."),
+    ] = None,
     quota: Annotated[
         int | None,
         option("--quota", "SIZE", "Most that the memory's file may take.", parser=parse_size),
@@ -111,7 +116,8 @@ def ingest(
     The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
     is reported, the others are read (exit status 1).
     """
-    alone = {"sync": sync, "quota": quota is not None}
+    labels = _labels(label)
+    alone = {"sync": sync, "quota": quota is not None, "label": labels is not None}
     for option_name, given in alone.items():
         if to is not None and given:
             raise typer.BadParameter(f"--{option_name} does not go with --to")
@@ -150,7 +156,7 @@ def ingest(
             console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
         if quota is not None and quota != memory.quota:
             memory.set_quota(quota)
-        files = FileIngest(model, memory, mode, settings, quiet=as_json)
+        files = FileIngest(model, memory, mode, settings, labels=labels, quiet=as_json)
         files.read(found, first)
         if sync:
             files.forget_lost(found)
@@ -176,6 +182,24 @@ def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
     else:
         what = "answers from several stored passages are less right than from text"
     console.note(f"note: this model has no reading adapter, so {what}; `memstore adapt` trains one")
+
+
+def _labels(given: list[str] | None) -> dict[str, Any] | None:
+    """Labels of KEY=VALUE: numbers, true, false and null are values, anything else is text. Raises
+    typer.BadParameter.
+    """
+    from memstore.decode import from_json
+
+    labels = dict[str, Any]()
+    for one in given or ():
+        key, found, value = one.partition("=")
+        if not key or not found:
+            raise typer.BadParameter(f"--label is KEY=VALUE, not {one!r}")
+        try:
+            labels[key] = from_json(value, float | int | bool | None)  # type: ignore[arg-type]
+        except ValueError:
+            labels[key] = value
+    return labels or None
 
 
 def _find(

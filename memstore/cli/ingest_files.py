@@ -54,12 +54,15 @@ class FileIngest:
         mode: "Mode",
         settings: dict[str, Any],
         *,
+        labels: dict[str, Any] | None,
         quiet: bool,
     ) -> None:
-        """settings: of ModelAPI.ingest. quiet: print no results."""
+        """settings: of ModelAPI.ingest. labels: of the documents; None leaves those that they have.
+        quiet: print no results.
+        """
         self.failed: list[dict[str, Any]] = []
         self._model, self._memory, self._mode = model, memory, mode
-        self._settings, self._quiet = settings, quiet
+        self._settings, self._labels, self._quiet = settings, labels, quiet
         self._results: list[dict[str, Any]] = []
         self._forgotten: list[Document] = []
 
@@ -130,6 +133,7 @@ class FileIngest:
         if done is not None and seen is not None:
             if seen.hash:
                 self._update_source(done, seen)
+            self._label(done, done.labels)
             self._results.append(_result(done, "unchanged"))
             return
         text = checked(text_of(file, seen), which)
@@ -170,8 +174,18 @@ class FileIngest:
         if there.metadata.get(SOURCE) != seen.to_dict():
             self._memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
 
+    def _label(self, document: "Document", before: dict[str, Any]) -> None:
+        """Give a document its labels; without any, those it had before."""
+        from memstore.disk.format.document import LABELS
+
+        labels = before if self._labels is None else self._labels
+        if document.labels != labels:
+            self._memory.describe(document.name, {**document.metadata, LABELS: labels})
+
     def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
+        there = self._memory.document(text.name).labels if self._memory.has(text.name) else {}
         result = _ingest_one(self._model, self._memory, text, mode, self._settings, which=which)
+        self._label(self._memory.document(text.name), there)
         self._results.append(result)
         if not self._quiet:
             console.say(_result_line(result))
@@ -226,6 +240,7 @@ def _result(
         "tokens": document.tokens,
         "bytes": document.bytes,
         "seconds": seconds,
+        **({"notes": document.notes} if document.notes else {}),
     }
 
 
@@ -236,4 +251,6 @@ def _result_line(result: dict[str, Any]) -> str:
     figures = (
         f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
     )
-    return f"{console.one_line(result['name'])}: {status}; {figures}, {result['seconds']:.1f} s"
+    notes = "".join(f"\n  note: {console.one_line(note)}" for note in result.get("notes", ()))
+    name = console.one_line(result["name"])
+    return f"{name}: {status}; {figures}, {result['seconds']:.1f} s{notes}"

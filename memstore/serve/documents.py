@@ -37,6 +37,7 @@ class Upload:
     name: str
     digest: str
     characters: int
+    notes: list[str]  # what could not be read
     job: Job = field(init=False)
     error: ApiError | None = None
 
@@ -163,7 +164,7 @@ class Documents:
             if waiting and waiting + text.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
             steps = self._model.ingesting(text, self._store, name=name, mode=mode)
-            upload = Upload(name, text.digest, text.characters)
+            upload = Upload(name, text.digest, text.characters, list(text.notes))
             upload.job = self._worker.in_background(steps, lambda job: self._ended(upload, job))
             self._uploads[name] = upload
         return upload
@@ -254,7 +255,7 @@ def _conflict(message: str) -> ApiError:
 
 def _row(name: str, document: Document | None, upload: Upload | None) -> dict[str, Any]:
     """A document, its upload, or both, as JSON values. state: "waiting", "ingesting", "ready" or
-    "failed"; progress: 0..1.
+    "failed"; progress: 0..1; notes: what of the file could not be read.
     """
     row: dict[str, Any] = {
         "object": "memstore.document",
@@ -267,6 +268,7 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
         "blocks": 0,
         "bytes": 0,
         "created": None,
+        "notes": upload.notes if upload is not None else document.notes if document else [],
     }
     if document is not None:
         ready = document.state == "ready"

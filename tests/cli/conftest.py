@@ -10,7 +10,7 @@ from support.commands import STORY, run
 
 @pytest.fixture
 def story(tmp_path: Path) -> Path:
-    path = tmp_path / "story.txt"
+    path = tmp_path / "story"
     path.write_text(STORY)
     return path
 
@@ -19,8 +19,8 @@ def story(tmp_path: Path) -> Path:
 def kept(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A memory that holds `story`, to be copied."""
     here = tmp_path_factory.mktemp("kept")
-    (here / "story.txt").write_text(STORY)
-    command = ("ingest", here / "story.txt", "--store", here / "mem", "--model", model_path)
+    (here / "story").write_text(STORY)
+    command = ("ingest", here / "story", "--store", here / "mem", "--model", model_path)
     assert run(*command).status == 0
     return here / "mem"
 

@@ -43,7 +43,7 @@ def test_maintaining_a_memory_needs_no_model(
 
 def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) -> None:
     assert run("verify", "--store", store).out.endswith("clean\n")
-    other = tmp_path / "other.txt"
+    other = tmp_path / "other"
     other.write_text(OTHER)
     assert run("ingest", other, "--store", store).status == 0
     with Database.open(store) as database:
@@ -60,7 +60,7 @@ def test_a_small_memory_needs_no_index(store: Path) -> None:
 
 
 def test_rm_removes_nothing_if_a_name_is_unknown(store: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.txt"
+    other = tmp_path / "other"
     other.write_text(OTHER)
     assert run("ingest", other, "--store", store).status == 0
     refused(run("rm", "story", "nobody", "--store", store), "nobody")
@@ -71,7 +71,7 @@ def test_rm_removes_nothing_if_a_name_is_unknown(store: Path, tmp_path: Path) ->
 
 
 def test_files_that_are_no_exports_are_refused(store: Path, tmp_path: Path, story: Path) -> None:
-    refused(run("import", story, "--store", tmp_path / "new"), "story.txt")
+    refused(run("import", story, "--store", tmp_path / "new"), "story")
     refused(run("import", tmp_path / "none", "--store", tmp_path / "new"), "none")
     assert not (tmp_path / "new").exists()
     file = tmp_path / "story.memstore"

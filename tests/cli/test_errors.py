@@ -35,7 +35,7 @@ def test_commands_that_read_create_no_memory(tmp_path: Path, story: Path) -> Non
     assert not none.exists()
     refused(run("ingest", story, "--store", story), "directory")
     refused(run("ingest", story, "--store", tmp_path), "not empty")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["story.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["story"]
 
 
 def test_memories_of_another_model_or_a_newer_format_are_refused(

@@ -139,7 +139,7 @@ def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: P
     store, other, plain = tmp_path / "m", tmp_path / "other", tmp_path / "z.txt"
     write(other / "o.txt", "Of another folder. " * 3)
     write(plain, "By itself. " * 3)
-    assert read_in(store, notes, other, plain, "-r", "--sync")["z"] == "read"
+    assert read_in(store, notes, other, plain, "-r", "--sync")["z.txt"] == "read"
     (notes / "sub/a.txt").unlink()
     (notes / "sub/deep/c.txt").rename(notes / "d.txt")
     (other / "o.txt").unlink()
@@ -153,12 +153,12 @@ def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: P
         "sub/a.txt": "forgotten",
         "sub/deep/c.txt": "forgotten",
     }
-    intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z")
+    intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z.txt")
     with MemoryStore.open(store) as memory:
         memory.forget("a.txt")
     # A file that is there, but not asked for, keeps its document.
     assert read_in(store, str(notes / "a*.txt"), "--sync") == {"a.txt": "read"}
-    intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z")
+    intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z.txt")
     refused(run("ingest", notes / "a.txt", "--sync", "--store", store), "folders", status=2)
 
 
@@ -195,18 +195,16 @@ def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path)
 def test_an_unreadable_file_does_not_stop_the_others(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     write(notes / "aa.png", PNG)
-    write(notes / "latin.txt", "Mühle".encode("latin-1"))
+    write(notes / "noise.txt", bytes(range(1, 32)) * 9)
     done = run("ingest", notes, "-r", "--store", store)
     assert done.status == 1 and done.out.endswith("6 files: 4 read, 2 not read\n")
-    assert ["aa.png is a picture" in line or "not UTF-8" in line for line in lines(done)] == [
-        True
-    ] * 2
+    assert ["aa.png is a picture" in one or "is binary" in one for one in lines(done)] == [True] * 2
     write(notes / "b.txt", PNG, LONG_AGO + 5)
     states = read_in(store, notes, "-r", "--sync", status=1)
     assert "b.txt" not in states and list(states.values()).count("failed") == 3
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     several = run("ingest", notes / "aa.png", notes / "none", notes / "a.txt", "--store", store)
-    assert several.status == 1 and len(lines(several)) == 2 and "a: read" in several.out
+    assert several.status == 1 and len(lines(several)) == 2 and "a.txt: already read" in several.out
     nothing = run("ingest", notes / "aa.png", notes / "none", "--store", tmp_path / "new")
     assert nothing.status == 1
 
@@ -220,8 +218,8 @@ def test_colliding_names_are_reported(notes: Path, tmp_path: Path) -> None:
     later = run("ingest", tmp_path / "more", "-r", "--store", store)
     assert later.status == 1 and "'a.txt' is there with other content" in lines(later)[0]
     assert read_in(store, tmp_path / "more", "-r", "--name", "more") == {"more/a.txt": "read"}
-    stems = run("ingest", notes / "a.txt", notes / "sub" / "a.txt", "--store", store)
-    assert stems.status == 1 and "would be called 'a'" in lines(stems)[0]
+    both = run("ingest", notes / "a.txt", notes / "sub" / "a.txt", "--store", store)
+    assert both.status == 1 and "would be called 'a.txt'" in lines(both)[0]
     same = run("ingest", notes / "a.txt", notes / "a.txt", "--store", tmp_path / "s", "--json")
     assert len(same.json["documents"]) == 1
 
@@ -231,7 +229,7 @@ def test_patterns_and_standard_input_are_read(notes: Path, tmp_path: Path) -> No
     found = read_in(store, str(notes / "**" / "a.txt"))
     assert found == {"a.txt": "read", "sub/a.txt": "read"}
     write(notes / "we[i]rd*.txt", "A name that is no pattern. " * 2)
-    assert list(read_in(store, str(notes / "we[i]rd*.txt"))) == ["we[i]rd*"]
+    assert list(read_in(store, str(notes / "we[i]rd*.txt"))) == ["we[i]rd*.txt"]
     none = run("ingest", notes / "*.none", "--store", store)
     assert none.status == 1 and "matches no file" in lines(none)[0]
     piped = run("ingest", "-", "--store", store, "--name", "talk", stdin="What was said. " * 3)

@@ -23,11 +23,11 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     here = tmp_path_factory.mktemp("origin")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTORE_MODEL", str(write_model(here / "model")))
-        (here / "story.txt").write_text(STORY)
-        (here / "other.txt").write_text(OTHER * 2)
+        (here / "story").write_text(STORY)
+        (here / "other").write_text(OTHER * 2)
         memory, damaged = here / "memory", here / "damaged"
         for text in ("story", "other"):
-            assert run("ingest", here / f"{text}.txt", "--store", memory).status == 0
+            assert run("ingest", here / text, "--store", memory).status == 0
         assert run("export", "story", here / "story.memory", "--store", memory).status == 0
         assert run("compact", "--store", memory).status == 0
         with MemoryStore.open(memory) as store:
@@ -51,10 +51,10 @@ def disk(request: pytest.FixtureRequest, origin: Path, tmp_path: Path) -> Iterat
 
 
 COMMANDS = {
-    "ingest {origin}/other.txt --name again --store {memory}": "memory/data.mdb",
-    "ingest {origin}/other.txt --store {disk}/new": "new/data.mdb",
-    "ingest {origin}/other.txt --name story --replace --store {memory}": "memory/data.mdb",
-    "ingest {origin}/story.txt --quota 1GB --store {memory}": "memory/data.mdb",
+    "ingest {origin}/other --name again --store {memory}": "memory/data.mdb",
+    "ingest {origin}/other --store {disk}/new": "new/data.mdb",
+    "ingest {origin}/other --name story --replace --store {memory}": "memory/data.mdb",
+    "ingest {origin}/story --quota 1GB --store {memory}": "memory/data.mdb",
     "rm story --store {memory}": "memory/data.mdb",
     "compact --store {memory}": "",
     "index --index faiss-ivf-sq8 --store {memory}": "",

@@ -10,6 +10,7 @@ import pytest
 from memstore.disk.format.codec import CODECS
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, intact, refused, run, start, whole
 
 pytestmark = pytest.mark.usefixtures("the_model")
@@ -45,6 +46,23 @@ def test_a_new_memory_keeps_its_codec(tmp_path: Path, story: Path) -> None:
     assert "keeps its codec, int8" in again.err and "already read" in again.out
 
 
+def test_notes_and_labels_of_documents_are_reported(tmp_path: Path, store: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_bytes(b"<meta charset=utf-8><p>The gate \xff is green. The mill is red.")
+    labels = ("--label", "year=1893", "--label", "kind=novel")
+    (told,) = run("ingest", page, "--store", store, *labels, "--json").json["documents"]
+    note = "bytes that are no utf-8 text are marked with \ufffd (1)"
+    assert (told["name"], told["notes"]) == ("page.html", [note])
+    page.write_text("<p>The gate is blue.")
+    assert "note:" not in run("ingest", page, "--store", store, "--replace").out
+    with MemoryStore.open(store, read_only=True) as memory:
+        document = memory.document("page.html")
+        assert (document.labels, document.notes) == ({"year": 1893, "kind": "novel"}, [])
+    page.write_bytes(b"<meta charset=utf-8><p>The gate \xff is old.")
+    assert f"  note: {note}" in run("ingest", page, "--store", store, "--replace").out
+    refused(run("ingest", page, "--store", store, "--label", "year"), "KEY=VALUE", status=2)
+
+
 def test_replace(store: Path, tmp_path: Path) -> None:
     more = tmp_path / "more.txt"
     more.write_text(OTHER)
@@ -60,7 +78,7 @@ def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n")
     (tmp_path / "binary.txt").write_bytes(b"abc\0def")
-    (tmp_path / "latin.txt").write_bytes("Caf\xe9 au lait".encode("latin-1"))
+    (tmp_path / "noise.txt").write_bytes(bytes(range(1, 32)) * 9)
     os.mkfifo(tmp_path / "pipe")
     for name, word in [
         ("none.txt", "does not exist"),
@@ -68,14 +86,14 @@ def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path
         ("blank.txt", "empty"),
         (".", "directory"),
         ("binary.txt", "binary"),
-        ("latin.txt", "UTF-8"),
+        ("noise.txt", "binary"),
         ("pipe", "regular"),
     ]:
         refused(run("ingest", tmp_path / name, "--store", store), word)
         refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
     assert not (tmp_path / "new").exists()
     several = run(
-        "ingest", tmp_path / "none.txt", tmp_path / "latin.txt", "--store", tmp_path / "new"
+        "ingest", tmp_path / "none.txt", tmp_path / "noise.txt", "--store", tmp_path / "new"
     )
     assert several.status == 1 and several.err.count("error: ") == several.err.count("\n") == 2
     intact(store, "story")
@@ -101,13 +119,13 @@ def test_an_ingest_beyond_the_quota_fails_and_can_be_resumed(store: Path, tmp_pa
     }
     assert states["story"] == "ready" and whole(store)
     assert run("ingest", long, "--store", store, "--quota", "1GB").status == 0
-    intact(store, "story", "long")
+    intact(store, "story", "long.txt")
 
 
 def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: Path) -> None:
     from pydoc_data.topics import topics
 
-    book, store = tmp_path / "book.txt", tmp_path / "mem"
+    book, store = tmp_path / "book", tmp_path / "mem"
     book.write_text("\n".join(topics.values())[:40_000])
     with start(
         "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -21,7 +21,7 @@ from support.forked import forked
 STOPS = int(os.environ.get("MEMSTORE_STOPS", "2"))  # of each command
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 COMMANDS = [
-    "ingest {here}/book.txt --name again --store {memory}",
+    "ingest {here}/book --name again --store {memory}",
     "ask Who? --max-new-tokens 100 --store {memory}",
     "verify --store {memory}",
     "compact --store {memory}",
@@ -37,10 +37,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("signals")
     write_model(path / "model")
-    (path / "book.txt").write_text("\n".join(topics.values())[:12_000])
+    (path / "book").write_text("\n".join(topics.values())[:12_000])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTORE_MODEL", str(path / "model"))
-        assert run("ingest", path / "book.txt", "--store", path / "memory").status == 0
+        assert run("ingest", path / "book", "--store", path / "memory").status == 0
         file = path / "book.memory"
         assert run("export", "book", file, "--store", path / "memory").status == 0
     return path

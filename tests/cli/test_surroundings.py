@@ -24,10 +24,10 @@ def here() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="memstore-test-"))
     path.chmod(0o755)
     write_model(path / "model")
-    (path / "story.txt").write_text(STORY)
+    (path / "story").write_text(STORY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTORE_MODEL", str(path / "model"))
-        assert run("ingest", path / "story.txt", "--store", path / "memory").status == 0
+        assert run("ingest", path / "story", "--store", path / "memory").status == 0
     for each in path.rglob("*"):
         each.chmod(0o755 if each.is_dir() else 0o644)
     yield path
@@ -127,7 +127,7 @@ def test_commands_that_read_work_on_a_memory_that_cannot_be_written(
         assert done.status == 0, (command, done)
         assert "Traceback" not in done.err
     for command in (
-        f"ingest {here}/story.txt --name again",
+        f"ingest {here}/story --name again",
         "rm story",
         "compact",
         "index",

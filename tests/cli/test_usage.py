@@ -76,8 +76,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("the_model")
 def test_the_default_memory_is_in_the_working_directory(here: Path) -> None:
-    (here / "story.txt").write_text(STORY)
-    assert run("ingest", "story.txt").status == 0
+    (here / "story").write_text(STORY)
+    assert run("ingest", "story").status == 0
     assert (here / "memory" / "data.mdb").is_file()
     assert "story" in run("ls").out
     assert run("ask", "Who lives there?", "--json").json["sources"]
@@ -109,9 +109,9 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
     monkeypatch.setenv("HOME", str(here / "home"))
     monkeypatch.setenv("MEMSTORE_STORE", "~/memory")
     (here / "home" / "notes").mkdir(parents=True)
-    (here / "home" / "notes" / "story.txt").write_text(STORY)
+    (here / "home" / "notes" / "story").write_text(STORY)
     assert run("ingest", "~/notes", "--recursive").status == 0
-    assert run("ingest", "~/notes/st*.txt", "~/notes/story.txt").status == 0
+    assert run("ingest", "~/notes/st*y", "~/notes/story").status == 0
     assert run("export", "story", "~/story.memstore").status == 0
     assert run("import", "--store=~/other", "~/story.memstore").status == 0
     assert run("ask", "Who?", "--trace", "~/trace").status == 0

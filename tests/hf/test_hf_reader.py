@@ -361,7 +361,7 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
     assert command("index", "--index", "packed")[0] == 1
     status, told = command("search", "the copper anchor of the orchard")
     assert (
-        status == 0 and "text: " in told and "%" not in told
+        status == 0 and "text.txt: " in told and "%" not in told
     )  # scores, which have no greatest one
     asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
     process = start(*asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

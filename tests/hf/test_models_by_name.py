@@ -85,7 +85,7 @@ def test_names_are_not_part_of_the_signature_and_paths_are_not_published(tmp_pat
 def test_commands_use_the_memorys_model_and_refuse_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = tmp_path / "story.txt"
+    text = tmp_path / "story"
     text.write_text("The mill stands by the river, and its wheel has turned for years. " * 4)
     tiny, store = write_model(tmp_path / "tiny"), tmp_path / "memory"
     assert run("ingest", text, "--store", store, "--model", tiny).status == 0
@@ -108,15 +108,15 @@ def test_a_new_memory_says_its_model_and_how_to_choose_a_better_one(
 ) -> None:
     monkeypatch.delenv("MEMSTORE_MODEL")
     monkeypatch.setattr(models_by_name, "find_spec", lambda name: None)
-    (tmp_path / "story.txt").write_text("The mill stands by the river. " * 9)
-    new = ("ingest", tmp_path / "story.txt", "--store", tmp_path / "memory")
+    (tmp_path / "story").write_text("The mill stands by the river. " * 9)
+    new = ("ingest", tmp_path / "story", "--store", tmp_path / "memory")
     first, again = run(*new), run(*new)
     assert "for books-1m: a model of 1.6M parameters" in first.err and "--model" in first.err
     assert first.status == again.status == 0 and "books-1m" not in again.err
 
 
 def test_commands_compute_on_the_named_device(tmp_path: Path) -> None:
-    text, store = tmp_path / "story.txt", tmp_path / "memory"
+    text, store = tmp_path / "story", tmp_path / "memory"
     text.write_text("The mill stands by the river, and its wheel has turned for years. " * 4)
     with FakeDevice():
         for command in (("ingest", text), ("ask", "Where is the mill?"), ("search", "the mill")):

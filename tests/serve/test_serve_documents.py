@@ -50,6 +50,15 @@ def upload(http: httpx2.Client, name: str, text: str, **more: str) -> httpx2.Res
     return http.post(PATH, json={"name": name, "text": text, **more})
 
 
+def test_what_an_upload_cannot_read_is_in_its_reply(http: httpx2.Client) -> None:
+    page = b"<meta charset=utf-8><p>The gate \xff is green. The mill is red."
+    sent = http.post(PATH, files={"file": ("page.html", page)})
+    notes = ["bytes that are no utf-8 text are marked with \ufffd (1)"]
+    assert (sent.status_code, sent.json()["notes"]) == (202, notes)
+    assert settled(http, "page.html")["notes"] == notes
+    assert http.delete(f"{PATH}/page.html").json()["deleted"] is True
+
+
 def test_an_uploaded_file_is_ingested_asked_searched_read_and_deleted(http: httpx2.Client) -> None:
     sent = http.post(PATH, files={"file": ("C:\\notes\\letter.txt", LETTER.encode())})
     assert sent.status_code == 202 and sent.json()["name"] == "letter.txt"
