@@ -56,23 +56,6 @@ def children() -> "Iterator[ForkServer]":
     server.close()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def verifications() -> Iterator[None]:
-    from support.shared_verification import shared_verification
-
-    with shared_verification():
-        yield
-
-
-@pytest.fixture
-def verified_apart() -> Iterator[None]:
-    """Verifications begin as without tests: a Python of its own each."""
-    from support.shared_verification import own_verification
-
-    with own_verification():
-        yield
-
-
 @pytest.fixture
 def below() -> "CountingSource":
     from support.counting_source import CountingSource

@@ -159,19 +159,16 @@ class SharedSource:
         )
 
     def keep_computed(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
-        """Store a passage that a reader computed in the caches, in the background, as the records
+        """Store a passage that a reader computed in the caches, in the background, as the record
         it would have been published in.
 
-        k, v: [memory layers, Hkv, n, D] in the KV dtype, k without position. digest: of a codec.
+        k, v: [tokens, width] in the KV dtype, k without position. digest: of a codec.
         """
-        layers, table = self._catalog.signature.memory_layers, self._catalog.blocks
 
         def encode() -> list[tuple[Wanted, bytes]]:
-            records = table.encode_passage(layers, raw_view(k), raw_view(v), digest, codec)
-            return [
-                ((b"", RecordKey(0, 0, layer), digest, ()), record)
-                for layer, record in records.items()
-            ]
+            encode_passage = self._catalog.blocks.encode_passage
+            record = encode_passage(raw_view(k), raw_view(v), digest, codec)
+            return [((b"", RecordKey(0, 0, 0), digest, ()), record)]
 
         self._writes.keep_made(encode, 2 * k.nbytes)
 

@@ -31,7 +31,6 @@ def memory(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("verified_apart")
 def test_children_import_nothing_from_the_working_directory(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +130,6 @@ def test_new_memory_and_export_are_private_to_the_owner(tmp_path: Path, umask: i
     )
 
 
-@pytest.mark.usefixtures("verified_apart")
 @pytest.mark.parametrize("wanted", [0o600, 0o640, 0o664])
 def test_rewritten_files_preserve_permissions(memory: Path, tmp_path: Path, wanted: int) -> None:
     pytest.importorskip("faiss")

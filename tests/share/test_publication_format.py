@@ -23,7 +23,7 @@ from memstore.share.pieces import RecordIndex, Value, decode_heads, decode_value
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
-from memstore.store.verify.verify_memory import verify_published
+from memstore.store.verify.verify_published import verify_published
 from support import passage_documents, synthetic_documents
 from support.crafted import WRONG, changed, places
 from support.damaged_bytes import damaged

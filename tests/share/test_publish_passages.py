@@ -7,7 +7,6 @@ MEMSTORE_PUBLISHED_RANDOM sets the number of random histories.
 import os
 import random
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,8 @@ from memstore.share.pieces import RecordIndex, record_pieces
 from memstore.share.publish import unpublish
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_published
-from support.passage_documents import LAYERS, SETTINGS, content, landmarks, passage
+from memstore.store.verify.verify_published import verify_published
+from support.passage_documents import SETTINGS, content, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace
 from support.published import open_at
@@ -36,7 +35,7 @@ from support.synthetic_documents import ingest as ingest_blocks
 COUNT = 60
 RUNS = int(os.environ.get("MEMSTORE_PUBLISHED_RANDOM", "2"))
 STEPS = 14
-AT_ONCE = 8  # blocks of two heads, which the smallest budget here has room for
+AT_ONCE = 8  # passages, which the smallest budget here has room for
 
 MadeOf = Sequence[tuple[int, int]]
 """The passages of a document, each a text and the number of a passage in it."""
@@ -113,15 +112,12 @@ def read(store: MemoryStore, name: str, made_of: MadeOf) -> int:
     ]
     places = store.retrieval.stored_at([(document.id, block) for block in range(document.blocks)])
     there = [(block, place) for block, place in enumerate(places) if place is not None]
-    for layer, first in product(LAYERS, range(0, len(there), AT_ONCE)):
+    for first in range(0, len(there), AT_ONCE):
         some = there[first : first + AT_ONCE]
-        units = [BlockKey(key, layer, at, head) for _, (key, at) in some for head in range(2)]
-        with store.lease(units) as lease:
-            slots = torch.as_tensor(lease.slots).reshape(-1, 2)
-            for (block, _), pair in zip(some, slots, strict=True):
-                text, number = made_of[block]
-                for found, wanted in zip((lease.k, lease.v), content(text, layer, number)):
-                    assert torch.equal(found[pair], wanted), (name, block)
+        with store.lease([BlockKey(key, 0, at, 0) for _, (key, at) in some]) as lease:
+            for (block, _), held in zip(some, lease.of_units, strict=True):
+                for found, wanted in zip((lease.k, lease.v), content(*made_of[block])):
+                    assert torch.equal(found[list(held)].flatten(0, 1), wanted), (name, block)
     return len(places) - len(there)
 
 
@@ -248,10 +244,8 @@ def test_a_record_that_damage_hides_is_damaged_and_not_missing(
     with open_at(place) as reader:
         number = reader.document("a").id
         units = [
-            BlockKey(at[0], layer, at[1], head)
+            BlockKey(at[0], 0, at[1], 0)
             for at in reader.retrieval.stored_at([(number, block) for block in range(COUNT)])
-            for layer in LAYERS
-            for head in range(2)
         ]
         with pytest.raises(CorruptBlock, match="damaged") as caught:
             reader.lease(units)
@@ -278,7 +272,7 @@ def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
         places = reader._on_disk().catalog.database.places
         assert len(places._known) == len(places._numbers) == 4
         with pytest.raises(DocumentNotFound):
-            reader.lease([BlockKey(first[1], LAYERS[0], 0, 0)])
+            reader.lease([BlockKey(first[1], 0, 0, 0)])
         monkeypatch.undo()
         assert read(reader, "a", book(1, 0, 9)) == 0
 

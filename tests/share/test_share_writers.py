@@ -14,7 +14,7 @@ from memstore.share.publish import unpublish
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import write_published
-from memstore.store.verify.verify_memory import verify_published
+from memstore.store.verify.verify_published import verify_published
 from support import passage_documents, synthetic_documents
 from support.places import Killed, WatchedPlace, in_memory
 from support.publishing import copy_of, segments, send

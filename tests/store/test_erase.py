@@ -152,7 +152,7 @@ def secret_passages(count: int) -> tuple[list[Passage], torch.Tensor, list[list[
 @pytest.mark.parametrize("way", ["compacted", "erased"])
 def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> None:
     made, landmarks, words = secret_passages(40)
-    k, v = passage_documents.keys_values(TEXT, 1, 0, 40)
+    kv = passage_documents.kept(TEXT, 0, 40)
     path, texts = tmp_path / "memory", {"before": 2, "after": 3}
     with create_selected(path, codec="raw") as store:
         passage_documents.ingest(store, "before", 30, text=2)
@@ -160,7 +160,6 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
         writer = store.write_document(SECRET, source_hash="hash", settings=settings)
         assert writer is not None
         with writer:
-            kv = passage_documents.kept(TEXT, 0, 40)
             writer.add_passages(made, kv, landmarks=landmarks, words=words)
             writer.finish()
         passage_documents.ingest(store, "after", 30, text=3)
@@ -168,8 +167,8 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
         "name": SECRET.encode(),
         "gap": made[9].gap.encode(),
         "ids": made[9].ids.astype("<u4").tobytes(),
-        "keys": k[9, 0, 0].view(torch.int16).numpy().tobytes(),
-        "values": v[9, 1, 0].view(torch.int16).numpy().tobytes(),
+        "keys": kv[9][0][0].view(torch.int16).numpy().tobytes(),
+        "values": kv[9][1][0].view(torch.int16).numpy().tobytes(),
         "landmarks": landmarks[50].numpy().tobytes(),
     }
 

@@ -15,7 +15,6 @@ from memstore.disk.format.keys import tokens_key
 from memstore.errors import CorruptMemory, DocumentExists, InvalidInput
 from memstore.store.memory_store import MemoryStore
 from support.passage_documents import (
-    LAYERS,
     SETTINGS,
     add,
     check_content,
@@ -85,7 +84,7 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
 
 def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None:
     document = ingest(store, "a", 20)
-    assert document.layers_of(SIGNATURE) == [*LAYERS] and is_whole(store.path)
+    assert document.memory_layers(store.signature) == [0] and is_whole(store.path)
     ids = np.concatenate([each.ids for each in passages(1, 0, 20)])
     assert np.array_equal(store.tokens("a").ids, ids)
     assert np.array_equal(store.tokens("a", 5, 9).ids, ids[5:9])

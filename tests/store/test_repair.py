@@ -15,6 +15,7 @@ import lmdb
 import pytest
 
 from memstore.disk.format.document import Document
+from memstore.disk.format.keys import read_number_key
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import is_sound
@@ -182,9 +183,9 @@ def test_damage_of_the_transaction_before_the_last_hinders_nothing(memory: Path)
     assert check_documents(memory) == {*TEXTS}
 
 
-def rows(path: Path) -> list[tuple[bytes, bytes]]:
+def rows(path: Path) -> list[tuple[int, bytes]]:
     with Database.open(path, read_only=True) as database, database.read() as txn:
-        return list(txn.scan_checked("documents"))
+        return [(read_number_key(key), row) for key, row in txn.scan_checked("documents")]
 
 
 def test_unreadable_commit_is_told_and_not_undone(memory: Path) -> None:

@@ -25,6 +25,7 @@ from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
 from support.selected_documents import (
     FORM,
     OTHER,
+    PASSAGES,
     QUESTION,
     SETTINGS,
     as_words,
@@ -56,7 +57,7 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
         document = ingest(store, "book", 20 * CHUNK + 3)
         if form.words:
             check_content(store, document, text=1)
-    with MemoryStore.open(path, SIGNATURE) as store:
+    with MemoryStore.open(path, PASSAGES) as store:
         assert store.selector == form
         assert store.stats()["landmarks"] == 0, "nothing is read before it is asked for"
         if form.words:
@@ -154,7 +155,7 @@ def test_import_into_a_memory_of_another_selector_is_refused(
     with create(tmp_path / "one") as one:
         ingest(one, "book", 5 * CHUNK)
         one.export_document("book", tmp_path / "file")
-    with MemoryStore.create(tmp_path / "two", SIGNATURE, selector=form) as two:
+    with MemoryStore.create(tmp_path / "two", PASSAGES, selector=form) as two:
         with pytest.raises(WrongModel, match="selector"):
             two.import_document(tmp_path / "file")
         assert not two.documents()

@@ -21,7 +21,6 @@ from memstore.store.verify.verify_memory import verify_memory
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer, read_passages_job, shared_job
 from support.passage_documents import (
-    LAYERS,
     SETTINGS,
     add,
     check_content,
@@ -65,7 +64,7 @@ def records(store: MemoryStore) -> int:
 def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     ingest(store, "a", COUNT)
     there = records(store)
-    assert there == COUNT * len(LAYERS)
+    assert there == COUNT
     assert ingest_known(store, "b", COUNT) == 0
     assert records(store) == there and set(told(store).values()) == {2}
     first, second = store.document("a"), store.document("b")
@@ -83,14 +82,14 @@ def test_a_writer_that_was_not_told_stores_nothing_twice(store) -> None:
     ingest(store, "a", COUNT)
     there = records(store)
     check_content(store, ingest(store, "b", COUNT + 5, source_hash="other"), 1)
-    assert records(store) == there + 5 * len(LAYERS)
+    assert records(store) == there + 5
 
 
 def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
     ingest(store, "a", COUNT)
     assert ingest_known(store, "a", COUNT + 3, mode="replace") == 3
     check_content(store, store.document("a"), 1)
-    assert records(store) == (COUNT + 3) * len(LAYERS)
+    assert records(store) == COUNT + 3
     assert set(told(store).values()) == {1} and is_whole(store.path)
 
 
@@ -129,7 +128,7 @@ def test_two_writers_of_the_same_text_store_it_once(store) -> None:
                 add(writer, 1, first, first + 5)
         one.finish()
         other.finish()
-    assert records(store) == COUNT * len(LAYERS)
+    assert records(store) == COUNT
     for name in ("a", "b"):
         check_content(store, store.document(name), 1)
     assert set(told(store).values()) == {2} and is_whole(store.path)
@@ -140,7 +139,7 @@ def test_erasing_leaves_what_others_hold(store) -> None:
     ingest_known(store, "b", COUNT // 2)
     store.forget("a", erase=True)
     check_content(store, store.document("b"), 1)
-    assert records(store) == COUNT // 2 * len(LAYERS) and is_whole(store.path)
+    assert records(store) == COUNT // 2 and is_whole(store.path)
 
 
 def test_an_import_shares_what_is_there(store, tmp_path) -> None:
@@ -206,7 +205,7 @@ def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
     assert not store.verify().clean
     assert not store.verify(repair=True).dropped and store.verify().clean
     assert store.retrieval.stored_at([(document.id, 0)]) == [None]
-    assert records(store) == (COUNT - 1) * len(LAYERS)
+    assert records(store) == COUNT - 1
 
 
 def test_passages_that_nobody_refers_to_are_told_and_go(store) -> None:
@@ -216,12 +215,12 @@ def test_passages_that_nobody_refers_to_are_told_and_go(store) -> None:
     def work(txn) -> None:
         numbers = catalog.new_numbers(txn)
         (row,) = catalog.passages.refer(txn, 1, 0, [b"\1" * 16], numbers)
-        catalog.passages.store(txn, row, {0: b"no record"})
+        catalog.passages.store(txn, row, b"no record")
 
     catalog.database.write(work)
     assert not store.verify().clean
     store.verify(repair=True)
-    assert store.verify().clean and records(store) == COUNT * len(LAYERS)
+    assert store.verify().clean and records(store) == COUNT
 
 
 def test_random_writing_and_forgetting_keeps_every_document_whole(tmp_path) -> None:
@@ -260,7 +259,7 @@ def test_another_codec_is_another_passage(tmp_path) -> None:
         assert document.codec == "zstd" and document.bytes != store.document("a").bytes
         for name in ("a", "b"):
             check_content(store, store.document(name), 1)
-        assert records(store) == 2 * 9 * len(LAYERS)
+        assert records(store) == 2 * 9
     assert verify_memory(tmp_path / "raw").clean
     assert replace(document, codec="raw") != document
 
@@ -291,7 +290,7 @@ def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
             "changes": PASSAGES // 2,
             "comes": PASSAGES,
         }
-        assert records(store) == PASSAGES * len(LAYERS) and is_whole(memory)
+        assert records(store) == PASSAGES and is_whole(memory)
         assert sum(told(store).values()) == sum(names.values())
     shutil.rmtree(memory)
 
@@ -348,6 +347,6 @@ def test_a_computed_passage_of_a_document_that_is_gone_is_not_held(tmp_path) -> 
         with MemoryStore.open(tmp_path / "m", host_budget=1 << 20) as other:
             other.forget("book")
         held = store.tiers.host.bytes
-        k = torch.ones(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
+        k = torch.ones(1, store.signature.head_dim, dtype=torch.float16)
         store.retrieval.computed.take(document.id, 0, k, k, 0.0)
         assert store.tiers.host.bytes == held

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document, IngestSettings
@@ -15,11 +16,10 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
-from support.selected_documents import FORM, words
-from support.synthetic_documents import BLOCK, SIGNATURE, blocks
+from support.selected_documents import FORM, PASSAGES, words
+from support.synthetic_documents import BLOCK, blocks
 
 SETTINGS = IngestSettings(passage_tokens=BLOCK - 1)
-LAYERS = SIGNATURE.memory_layers
 GAPS = ["", " ", "\n\n", " \t ", "\N{LINE SEPARATOR}"]
 
 
@@ -47,35 +47,19 @@ def tokens_of(text: int, count: int) -> int:
     return sum(len(each.ids) for each in passages(text, 0, count))
 
 
-def keys_values(text: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """K, V [n, Hkv, block_size, D], with what is finite and of no use behind a passage's rows."""
-    if first == end:
-        return tuple(torch.zeros(0, *SIGNATURE.geometry.shape).half() for _ in range(2))  # type: ignore[return-value]
-    k, v, _ = blocks(text, layer, first, (end - first) * BLOCK)
+@lru_cache(4096)
+def content(text: int, block: int) -> tuple[Tensor, Tensor]:
+    """K, V [block_size, width] of a passage as they are read, which nobody changes."""
+    (one,) = kept(text, block, block + 1)
+    k, v = (pad(half, (0, 0, 0, BLOCK - len(half))) for half in one)
     return k, v
 
 
 def kept(text: int, first: int, end: int) -> list[tuple[Tensor, Tensor]]:
-    """K, V [layers, Hkv, tokens, D] of each passage, as a writer takes them."""
-    halves = zip(*(keys_values(text, layer, first, end) for layer in LAYERS))
-    k, v = (torch.stack(half, 1) for half in halves)
+    """K, V [tokens, width] of each passage, as a writer takes them."""
+    k, v, _ = blocks(text, 0, first, (end - first) * BLOCK, shape=PASSAGES)
     lengths = [len(one.ids) for one in passages(text, first, end)]
-    return [(k[at, :, :, :n], v[at, :, :, :n]) for at, n in enumerate(lengths)]
-
-
-@lru_cache(4096)
-def content(text: int, layer: int, block: int) -> tuple[Tensor, Tensor]:
-    """K, V [Hkv, block_size, D] of a passage as they are read, which nobody changes."""
-    k, v = contents(text, layer, block, block + 1)
-    return k[0], v[0]
-
-
-def contents(text: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """The same of passages first .. end, [n, Hkv, block_size, D]: zero behind their rows."""
-    lengths = torch.tensor([len(each.ids) for each in passages(text, first, end)])
-    behind = (torch.arange(BLOCK) >= lengths[:, None])[:, None, :, None]
-    k, v = keys_values(text, layer, first, end)
-    return k.masked_fill(behind, 0), v.masked_fill(behind, 0)
+    return [(k[at, 0, :n], v[at, 0, :n]) for at, n in enumerate(lengths)]
 
 
 def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:
@@ -168,18 +152,15 @@ def ingest_known(
 
 def ask(store: MemoryStore, document: Document, text: int, block: int) -> bool:
     """Read a passage as a session does; whether it had to be computed."""
-    n, heads = len(passage(text, block).ids), SIGNATURE.num_kv_heads
-    wanted = [content(text, layer, block) for layer in LAYERS]
     (place,) = store.retrieval.stored_at([(document.id, block)])
     try:
         if place is None:
             raise MissingBlock("it is not stored")
-        units = [BlockKey(place[0], layer, 0, head) for layer in LAYERS for head in range(heads)]
-        with store.lease(units) as lease:
-            for half, found in enumerate((lease.k, lease.v)):
-                assert torch.equal(found[lease.slots], torch.cat([each[half] for each in wanted]))
+        with store.lease([BlockKey(place[0], 0, 0, 0)]) as lease:
+            for found, wanted in zip((lease.k, lease.v), content(text, block)):
+                assert torch.equal(found[lease.slots].flatten(0, 1), wanted)
     except MissingBlock:
-        k, v = (torch.stack([each[half] for each in wanted])[:, :, :n] for half in (0, 1))
+        ((k, v),) = kept(text, block, block + 1)
         store.retrieval.computed.take(document.id, block, k, v, 0.1)
         return True
     return False
@@ -202,24 +183,20 @@ def check_content(store: MemoryStore, document: Document, text: int, *, whole: b
     assert same(store.passages(document.id), expected)
     assert document.tokens == sum(len(each.ids) for each in expected)
     some = range(0, count, 3)
-    for layer in LAYERS:
-        wanted = contents(text, layer, 0, count)
-        for block, place in zip(
-            some, store.retrieval.stored_at([(document.id, block) for block in some])
-        ):
-            if place is None:
-                assert not whole
-                continue
-            units = [BlockKey(place[0], layer, place[1], head) for head in range(2)]
-            try:
-                lease = store.lease(units)
-            except MissingBlock:  # dropped meanwhile
-                assert not whole
-                continue
-            with lease:
-                for found, half in zip((lease.k, lease.v), wanted):
-                    assert torch.equal(found[lease.slots], half[block]), (layer, block)
-                assert lease.lengths.tolist() == [len(expected[block].ids)] * 2
+    places = store.retrieval.stored_at([(document.id, block) for block in some])
+    for block, place in zip(some, places):
+        if place is None:
+            assert not whole
+            continue
+        try:
+            lease = store.lease([BlockKey(place[0], 0, place[1], 0)])
+        except MissingBlock:  # dropped meanwhile
+            assert not whole
+            continue
+        with lease:
+            for found, wanted in zip((lease.k, lease.v), content(text, block)):
+                assert torch.equal(found[lease.slots].flatten(0, 1), wanted), block
+            assert lease.lengths.tolist() == [len(expected[block].ids)]
     if document.state != "ready":
         return
     scope = [(document.id, 0, count)]

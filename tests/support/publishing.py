@@ -11,9 +11,8 @@ from memstore.share.publish import PublishOptions, Report, publish
 from memstore.share.published import Published
 from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_published
+from memstore.store.verify.verify_published import verify_published
 from support.places import WatchedPlace, in_memory
-from support.synthetic_documents import SIGNATURE
 
 
 def send(
@@ -44,7 +43,7 @@ def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: st
     pulled.
     """
     other = tmp_path / f"pulled-{newest_number(place)}"
-    with MemoryStore.create(other, SIGNATURE, codec="raw", selector=store.selector) as pulled:
+    with MemoryStore.create(other, store.signature, codec="raw", selector=store.selector) as pulled:
         for name in wanted:
             document = pulled.pull(name, place.url)
             assert document.bytes == store.document(name).bytes

@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, blocks
 
+PASSAGES = replace(
+    SIGNATURE, num_layers=1, memory_layers=(0,), num_kv_heads=1, head_dim=32
+)  # a passage is one record
 FORM = IndexSpec("test", "ab" * 16, width=8, words=True)
 OTHER = IndexSpec("other", "cd" * 16, width=16, words=True)
 SETTINGS = IngestSettings(passage_tokens=BLOCK)
@@ -27,7 +31,7 @@ QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
 
 def create(path: Path, form: IndexSpec = FORM, **options: object) -> MemoryStore:
     options = {"host_budget": 1 << 22, **options}  # tiny blocks: a GiB would be millions of slots
-    return MemoryStore.create(path, SIGNATURE, selector=form, **options)
+    return MemoryStore.create(path, PASSAGES, selector=form, **options)
 
 
 def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:
@@ -83,12 +87,11 @@ def ingest(
 def given(text: int, first: int, end: int, form: IndexSpec = FORM) -> dict[str, Any]:
     """What a writer is given of tokens first .. end, where first begins a passage."""
     at, stop = first // BLOCK, -(-end // BLOCK)
-    halves = zip(*(blocks(text, layer, at, end - first)[:2] for layer in SIGNATURE.memory_layers))
-    k, v = (torch.stack(half, 1) for half in halves)
+    k, v, _ = blocks(text, 0, at, end - first, shape=PASSAGES)
     lengths = [len(one.ids) for one in passages(text, first, end)]
     return {
         "passages": passages(text, first, end),
-        "kv": [(k[n, :, :, :rows], v[n, :, :, :rows]) for n, rows in enumerate(lengths)],
+        "kv": [(k[n, 0, :rows], v[n, 0, :rows]) for n, rows in enumerate(lengths)],
         "landmarks": landmarks(text, first, end, form) if form.width else None,
         "words": words(text, at, stop) if form.words else None,
     }
@@ -106,16 +109,14 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     """Blocks, and what they are found by, are those of the text."""
     form = store.selector
     assert form is not None
-    for layer in SIGNATURE.memory_layers:
-        k, v, _ = blocks(text, layer, 0, document.tokens)
-        for block in range(0, document.blocks, 5):
-            (place,) = store.retrieval.stored_at([(document.id, block)])
-            if place is None:
-                raise MissingBlock(f"passage {block} is not stored")
-            units = [BlockKey(place[0], layer, place[1], head) for head in range(2)]
-            with store.lease(units) as lease:
-                assert torch.equal(lease.k[lease.slots], k[block])
-                assert torch.equal(lease.v[lease.slots], v[block])
+    k, v, _ = blocks(text, 0, 0, document.tokens, shape=PASSAGES)
+    for block in range(0, document.blocks, 5):
+        (place,) = store.retrieval.stored_at([(document.id, block)])
+        if place is None:
+            raise MissingBlock(f"passage {block} is not stored")
+        with store.lease([BlockKey(place[0], 0, place[1], 0)]) as lease:
+            assert torch.equal(lease.k[lease.slots], k[block])
+            assert torch.equal(lease.v[lease.slots], v[block])
     if document.state != "ready":
         return
     scope = [(document.id, 0, document.blocks)]

@@ -98,25 +98,19 @@ class Document:
             metadata = metadata | {"places": len(unpack_places(metadata))}
         return asdict(replace(self, metadata=metadata))
 
-    def layers_of(self, signature: Signature) -> list[int]:
-        """The layers that it is written in: of passages those with memory, else all."""
-        if self.of_passages:
-            return sorted(signature.memory_layers)
-        return list(range(signature.num_layers))
-
     def memory_layers(self, signature: Signature) -> list[int]:
-        """Those of them whose landmarks are searched."""
-        return [layer for layer in self.layers_of(signature) if layer in signature.memory_layers]
+        """The layers whose landmarks are searched; of passages [0]."""
+        return sorted(signature.memory_layers)
 
     def other_layers(self, signature: Signature) -> list[int]:
-        """Those of them that only reading on needs."""
-        return [
-            layer for layer in self.layers_of(signature) if layer not in signature.memory_layers
-        ]
+        """The layers that only a resumed ingest needs; none of passages."""
+        if self.of_passages:
+            return []
+        return sorted({*range(signature.num_layers)} - {*signature.memory_layers})
 
     def first_blocks(self, signature: Signature) -> dict[int, int]:
-        """The first block that is stored of each layer: of layers without memory only those are
-        kept that reading on needs, until the document is ready.
+        """The first stored block of each layer. Of layers without memory the latest blocks are
+        stored until the document is ready.
         """
         first = dict.fromkeys(self.memory_layers(signature), 0)
         if self.state != "ready":

@@ -169,18 +169,25 @@ def _find(file: int, meta: _Meta, root: int, key: bytes) -> Entry | None:
 
 
 def is_sound(path: Path) -> bool:
-    """Is every page of keys of a memory's data file as it must be? What is to be changed in place
-    must be, or LMDB may spoil what is whole. The caller holds the writer lock. Raises OSError.
+    """Is every page of keys of a memory's data file, and the beginning of every value, as it must
+    be? LMDB may crash on a damaged one, or spoil what is whole when it writes. Raises OSError.
     """
     file = share(path / DATA, create=False)
     try:
-        newest = _newest(_read_metas(file))
-        tables = [table_of(file, entry) for entry in entries(file, newest.page_size, newest.root)]
-        for root in tables:
-            deque(entries(file, newest.page_size, root), maxlen=0)
-        deque(entries(file, newest.page_size, newest.free_root, numbers=True), maxlen=0)
-        return True
-    except ValueError:
-        return False
+        while True:
+            metas = _read_metas(file)
+            try:
+                _check_tables(file, _newest(metas))
+                return True
+            except ValueError:
+                if metas == _read_metas(file):  # no other process has committed meanwhile
+                    return False
     finally:
         os.close(file)
+
+
+def _check_tables(file: int, meta: _Meta) -> None:
+    """Raises ValueError where a page of the tables, or of the list of free pages, is damaged."""
+    for table in list(entries(file, meta.page_size, meta.root)):
+        deque(entries(file, meta.page_size, table_of(file, table)), maxlen=0)
+    deque(entries(file, meta.page_size, meta.free_root, numbers=True), maxlen=0)

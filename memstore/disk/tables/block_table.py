@@ -72,14 +72,12 @@ class BlockTable:
             records += encode_records(keys[at], *halves, self.codec, self.form)
         return records
 
-    def encode_passage(
-        self, layers: Sequence[int], k: np.ndarray, v: np.ndarray, digest: bytes, codec: str
-    ) -> dict[int, bytes]:
-        """The records of one passage by layer, whatever its number will be. k, v: raw bits [layers,
-        num_kv_heads, tokens, head_dim]; digest: its own, which is of this codec.
+    def encode_passage(self, k: np.ndarray, v: np.ndarray, digest: bytes, codec: str) -> bytes:
+        """The record of a passage, whose number is not in it. k, v: raw bits [tokens, head_dim];
+        digest: its own, which is of this codec.
         """
-        keys = [(RecordKey(0, 0, layer), digest) for layer in layers]
-        return dict(zip(layers, encode_records(keys, k, v, codec, self.form)))
+        known_as = [(RecordKey(0, 0, 0), digest)]
+        return encode_records(known_as, k[None, None], v[None, None], codec, self.form)[0]
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or

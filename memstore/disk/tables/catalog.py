@@ -146,6 +146,11 @@ class Catalog:
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
         check_quota(quota)
+        if selector is not None and (signature.memory_layers, signature.num_kv_heads) != ((0,), 1):
+            raise InvalidInput(
+                "a memory of passages stores one record a passage: its signature has one memory "
+                "layer, 0, and one KV head"
+            )
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),

@@ -2,14 +2,14 @@
 its references are counted.
 
 A passage is known by its digest, of all that its keys and values follow from: the memory's
-signature, the codec of its records and its tokens, those of the context in front included. Table
+signature, the codec of its record and its tokens, those of the context in front included. Table
 `digests` has the number of each digest; table `passages` has of each number the digest, the
-references, the bytes of its records (0: none is stored), and the document and block that referred
-to it last. Records are a cache of what the tokens say: they may be missing.
+references, the bytes of its record (0: none is stored), and the document and block that referred to
+it last. A record follows from the tokens, so it may be missing.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgpack
@@ -40,12 +40,12 @@ class StoredPassage(NamedTuple):
     number: int
     digest: Digest
     references: int = 0  # of documents' lists; one that holds it twice counts twice
-    bytes: int = 0  # of its records; 0: none is stored
+    bytes: int = 0  # of its record; 0: none is stored
     home: tuple[int, int] = (0, 0)  # document and block that referred to it last
 
 
 class PassageCounts(NamedTuple):
-    """How many passages there are, of how many records are stored, and the bytes of these."""
+    """How many passages there are, how many records are stored, and the bytes of these."""
 
     passages: int = 0
     stored: int = 0
@@ -151,19 +151,14 @@ class PassageTable:
 
     # Records
 
-    def store(
-        self, txn: Transaction, row: StoredPassage, records: Mapping[int, bytes]
-    ) -> StoredPassage:
-        """Store the records, by layer, of a passage that has none; its row then."""
-        for layer in sorted(records):
-            self._blocks.put(txn, RecordKey(row.number, 0, layer), records[layer])
-        stored = row._replace(bytes=sum(map(len, records.values())))
-        self._put(txn, stored)
-        return stored
+    def store(self, txn: Transaction, row: StoredPassage, record: bytes) -> None:
+        """Store the record of a passage that has none."""
+        self._blocks.put(txn, RecordKey(row.number, 0, 0), record)
+        self._put(txn, row._replace(bytes=len(record)))
 
-    def drop_records(self, txn: Transaction, number: int) -> bool:
-        """Delete the records of a passage, which stays by its tokens; whether there is one. Raises
-        CorruptMemory.
+    def drop_record(self, txn: Transaction, number: int) -> bool:
+        """Delete the record of a passage, which stays by its tokens; return whether there is such a
+        passage. Raises CorruptMemory.
         """
         row = self.row(txn, number)
         if row is not None:

@@ -51,8 +51,8 @@ class Encoded(NamedTuple):
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
-        """K and V as a memory stores them, [1, 1, n, Shape.passage_width]."""
-        return self.k.flatten(1)[None, None], self.v.flatten(1)[None, None]
+        """K and V as a memory stores them, [n, Shape.passage_width]."""
+        return self.k.flatten(1), self.v.flatten(1)
 
 
 def encode(

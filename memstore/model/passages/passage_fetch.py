@@ -169,7 +169,7 @@ class PassageFetch:
             k, v = made.stored
             self._store.retrieval.computed.take(chosen.document, chosen.block, k, v, seconds)
             keys = torch.arange(len(made.k))
-            found[at] = _Taken(torch.cat((k[0, 0], v[0, 0])), keys, keys + len(keys), "computed")
+            found[at] = _Taken(torch.cat((k, v)), keys, keys + len(keys), "computed")
             began = time.perf_counter()
 
     def _there(

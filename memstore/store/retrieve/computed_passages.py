@@ -41,12 +41,11 @@ class Computed:
             )
 
     def take(self, document: int, block: int, k: Tensor, v: Tensor, seconds: float) -> None:
-        """Hold a passage's keys and values [memory layers, Hkv, n, D], on the CPU in the KV dtype;
-        seconds: that computing them took. Nothing is held of a document that is gone by now.
+        """Hold a passage's keys and values [tokens, width], on the CPU in the KV dtype; seconds:
+        that computing them took. Nothing is held of a document that is gone by now.
         """
         catalog = self._catalog
-        layers, heads, n, _ = k.shape
-        self._tiers.count_computed(layers * heads, 2 * k.nbytes, seconds)
+        self._tiers.count_computed(1, 2 * k.nbytes, seconds)
         if catalog is None:
             return
         try:
@@ -58,11 +57,6 @@ class Computed:
         if at is None:
             return
         catalog.share(at.digest, codec, k, v)
-        units = [
-            BlockKey(at.number, layer, 0, head)
-            for layer in catalog.signature.memory_layers
-            for head in range(heads)
-        ]
-        rest = (0, 0, 0, catalog.signature.block_size - n)
-        k, v = (pad(half, rest).flatten(0, 1) for half in (k, v))
-        self._tiers.admit(units, k, v, n)
+        rest = (0, 0, 0, catalog.signature.block_size - len(k))
+        padded = (pad(half, rest)[None] for half in (k, v))
+        self._tiers.admit([BlockKey(at.number, 0, 0, 0)], *padded, len(k))

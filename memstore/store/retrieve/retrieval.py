@@ -181,16 +181,13 @@ class Retrieval:
             found = iter(catalog.stored_at(txn, stored))
         every = [next(found) if place[0] > 0 else StoredAt(*place) for place in places]
         return [
-            at[:2] if at is not None and (at.stored or self._holds(at)) else None for at in every
+            at[:2] if at is not None and (at.stored or self._holds(at.number)) else None
+            for at in every
         ]
 
-    def _holds(self, at: StoredAt) -> bool:
-        """Do the caches hold all units of a passage?"""
-        return all(
-            any(tier.holds(BlockKey(at.number, layer, 0, head)) for tier in self.tiers.caches)
-            for layer in self._signature.memory_layers
-            for head in range(self._signature.num_kv_heads)
-        )
+    def _holds(self, passage: int) -> bool:
+        """Does a cache hold a passage?"""
+        return any(tier.holds(BlockKey(passage, 0, 0, 0)) for tier in self.tiers.caches)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
         """Units that will probably be leased soon: what is missing is read ahead.

@@ -9,8 +9,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -374,9 +372,9 @@ def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[P
 def _store_passages(
     txn: Transaction, catalog: Catalog, document: Document, records: list[Record]
 ) -> None:
-    """Store those of these passages, all records of each, that are not there."""
-    for block, some in groupby(records, key=attrgetter("block")):
-        _, digest = next(catalog.digests_of(txn, document, block))
+    """Store the records of those of these passages that have none."""
+    for record in records:
+        _, digest = next(catalog.digests_of(txn, document, record.block))
         row = catalog.passages.find(txn, digest)
         if row is not None and not row.bytes:
-            catalog.passages.store(txn, row, {record.layer: record.data for record in some})
+            catalog.passages.store(txn, row, record.data)

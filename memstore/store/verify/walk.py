@@ -1,10 +1,9 @@
-"""What the children of a verification do: walk over a memory, or drop documents and records of
-passages; and the server that forks them.
+"""The child process of a verification: it reads everything that a memory stores, or drops what is
+damaged, and prints events as lines of JSON.
 """
 
 import ctypes
 import json
-import os
 import signal
 import sys
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from memstore.block import RecordKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import (
     document_range,
@@ -30,233 +30,92 @@ from memstore.disk.tables.passage_table import Digest, StoredPassage
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 from memstore.store.transfer.document_parts import Head, IndexRun, PartOrder, Record, Tokens
 
-
-class PassageWalk:
-    """What a walk over a memory has seen of its passages."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._whole: dict[Digest, tuple[int, int]] = {}  # records and their bytes
-        self.damaged: dict[int, str] = {}  # by number, what is wrong
-
-    def check(self, txn: Transaction, document: Document, lengths: np.ndarray) -> tuple[int, int]:
-        """Read the records of a document's passages, those that no other document had; how many
-        there are, and their bytes. What is wrong is told in `damaged`, and by `problems`.
-        """
-        records = size = 0
-        for block, digest in self._catalog.digests_of(txn, document):
-            if digest not in self._whole:
-                self._whole[digest] = self._check(txn, document, block, digest, int(lengths[block]))
-            count, its = self._whole[digest]
-            records, size = records + count, size + its
-        return records, size
-
-    def _check(
-        self, txn: Transaction, document: Document, block: int, digest: Digest, length: int
-    ) -> tuple[int, int]:
-        try:
-            row = self._catalog.passages.find(txn, digest)
-        except CorruptMemory:
-            return 0, 0  # which `problems` meets
-        if row is None:
-            return 0, 0
-        try:
-            return self._read(txn, document, row, length)
-        except CorruptMemory as error:
-            what = str(error).partition(";")[0]
-            self.damaged[row.number] = (
-                f"passage {block} of document {document.name!r}: {what}; it is computed anew when "
-                "it is needed"
-            )
-            return 0, 0
-
-    def _read(
-        self, txn: Transaction, document: Document, row: StoredPassage, length: int
-    ) -> tuple[int, int]:
-        """Raises CorruptMemory with the first thing that is wrong."""
-        blocks, records, size = self._catalog.blocks, 0, 0
-        layers = document.layers_of(self._catalog.signature) if row.bytes else []
-        for key, data in blocks.walk(txn, row.number):
-            if key[1:] != (0, *layers[records : records + 1]):
-                raise CorruptMemory(f"a record before layer {key.layer} is missing, or extra")
-            found = txn.view("blocks", record_key(key))
-            tokens = blocks.check(found or b"", key, row.digest)
-            if tokens != length:
-                raise CorruptMemory(f"a record of {tokens} tokens instead of {length}")
-            records, size = records + 1, size + len(data)
-        if records != len(layers) or size != row.bytes:
-            raise CorruptMemory(f"{records} records of {size} bytes instead of {row.bytes}")
-        return records, size
-
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the counts, now that all documents were read."""
-        passages = self._catalog.passages
-        with self._catalog.database.read() as txn:
-            try:
-                wanted = _references(txn, self._catalog)
-                for row in passages.all(txn):
-                    right = wanted.pop(row.digest, 0)
-                    if row.references != right:
-                        yield (
-                            f"passage {row.number} counts {row.references} references instead of "
-                            f"{right}"
-                        )
-                    if passages.number(txn, row.digest) != row.number:
-                        yield f"passage {row.number} is not found by its digest"
-            except CorruptMemory as error:
-                yield str(error)
-                return
-            if wanted:
-                yield f"{len(wanted)} passages that documents refer to are not told of"
-
-
-def recount(txn: Transaction, catalog: Catalog) -> None:
-    """Count references anew: what is not told is told, and passages that nobody refers to go.
-    Raises CorruptMemory.
-    """
-    wanted = _references(txn, catalog)
-    passages = catalog.passages
-    there: set[Digest] = set()
-    for key, _ in list(txn.scan("passages")):
-        number = read_number_key(key)
-        try:
-            row = passages.row(txn, number)
-        except CorruptMemory:
-            row = None
-        if row is None or not wanted[row.digest] or row.digest in there:
-            catalog.blocks.delete(txn, number)
-            txn.delete("passages", number_key(number))
-            continue
-        there.add(row.digest)
-        passages.correct(txn, row, wanted[row.digest])
-    for key, _ in list(txn.scan("digests")):
-        if bytes(key) not in there:
-            txn.delete("digests", bytes(key))
-    numbers = catalog.new_numbers(txn)
-    for digest in wanted.keys() - there:
-        passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
-
-
-def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:
-    """How often documents refer to each passage. Raises CorruptMemory."""
-    wanted: Counter[Digest] = Counter()
-    for document in catalog.documents(txn):
-        if document.of_passages:
-            for part in catalog.texts.passage_parts(txn, document.id):
-                wanted.update(catalog.digests(document, part.passages))
-    return wanted
-
-
+Event = dict[str, Any]
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
-def serve() -> None:
-    """Fork a child for every line [what, path, documents] of standard input; its events go to
-    standard output, after a first one that says that it listens.
+def main(what: str, path: str, numbers: str) -> None:
+    """Do what `verify_memory` asks for: "walk" past the documents of these numbers, or "drop" them
+    and the records of passages of these numbers.
     """
-    server = os.getpid()
-    _end_with_parent()
-    _say({"event": "listening"})
-    for line in sys.stdin:
-        what, path, documents = json.loads(line)
-        pid = os.fork()
-        if not pid:
-            try:
-                _end_with_parent()
-                if os.getppid() != server:  # it had ended before that
-                    os._exit(1)
-                _do(what, Path(path), set(documents))
-            finally:
-                sys.stdout.flush()
-                os._exit(0)
-        os.waitpid(pid, 0)
-        print()  # ends what the child may have left unfinished
-        _say({"event": "gone"})
-
-
-def _end_with_parent() -> None:
-    """Have this process killed as soon as its parent has ended, where the system can: when a repair
-    is killed, none of its children keeps the memory locked. A thread could not do it, for LMDB
-    waits, and reads damaged pages, with Python's lock held.
-    """
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # a killed repair leaves no child that keeps the memory locked
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _say(event: dict[str, Any]) -> None:
-    print(json.dumps(event), flush=True)
-
-
-def _do(what: str, path: Path, documents: set[int]) -> None:
+    print(json.dumps({"event": "begin"}), flush=True)
+    chosen = set(json.loads(numbers))
     try:
-        if what == "walk":
-            for event in walk(path, documents):
-                _say(event)
+        if what == "drop":
+            drop(Path(path), chosen)
         else:
-            _drop(path, documents)
+            for event in walk(Path(path), chosen):
+                print(json.dumps(event), flush=True)
     except MemstoreError as error:
-        if what == "walk" and isinstance(error, CorruptMemory):
-            _say({"event": "problem", "document": None, "name": "", "what": str(error)})
-        else:
-            _say({"event": "error", "kind": type(error).__name__, "what": str(error)})
-    _say({"event": "end"})
+        print(json.dumps({"event": "error", "kind": type(error).__name__, "what": str(error)}))
+    print(json.dumps({"event": "end"}), flush=True)
 
 
-def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
-    """Events of a walk over every document but those in `skip`, in this process. Raises what
-    opening raises.
+def walk(path: Path, skip: set[int]) -> Iterator[Event]:
+    """Read every document but those in `skip`, and yield events:
+
+    reading   document, name: the next events are about this document
+    whole     document, records, bytes: it is as it was written
+    problem   document (None: the memory itself), name, what
+    passage   number, name, what: the record of a passage is damaged
+    count     what: references to a passage are counted wrongly
+
+    Raises what opening raises.
     """
     catalog = Catalog.open(path, read_only=True)
     try:
         catalog.database.last_commit()
         with catalog.database.read() as txn:
             catalog.next_number(txn)
-            rows = [read_number_key(key) for key, _ in txn.scan("documents")]
-            documents = set(rows).union(*(_owners(txn, table) for table in ("tokens", "landmarks")))
+            rows = {read_number_key(key) for key, _ in txn.scan("documents")}
+            documents = rows | _owners(txn, "tokens") | _owners(txn, "landmarks")
             passages = {read_number_key(key) for key, _ in txn.scan("passages")}
-            nobodys = _owners(txn, "blocks") - documents - passages
-        for number in sorted(nobodys):
-            what = f"records of number {number}, of which nothing else is told"
+            unowned = _owners(txn, "blocks") - documents - passages
+        for number in sorted(unowned):
+            what = f"records of number {number}, which is no document or passage"
             yield {"event": "passage", "number": number, "name": "", "what": what}
         walked = PassageWalk(catalog)
-        for number in sorted(documents):
-            if number in skip:
-                continue
-            name = f"document {number}"
-            found, records, size = [], 0, 0
-            yield {"event": "reading", "document": number, "name": name}
-            try:
-                document = _row(catalog, number, known=number in rows)
-                if document is None:
-                    continue  # forgotten or begun by another process meanwhile
-                name = document.name
-                yield {"event": "reading", "document": number, "name": name}
-                # what an interrupted import left is removed by the next one
-                if document.state != "importing":
-                    with catalog.database.read() as txn:
-                        records, size = _check_document(txn, catalog, document, walked)
-            except DocumentNotFound:
-                continue
-            except CorruptMemory as error:
-                found = [str(error)]
-            for passage, what in walked.damaged.items():
-                yield {"event": "passage", "number": passage, "name": name, "what": what}
-            walked.damaged.clear()
-            for what in found:
-                yield {"event": "problem", "document": number, "name": name, "what": what}
-            if found:
-                yield {"event": "done", "document": number}
-            else:
-                yield {"event": "whole", "document": number, "records": records, "bytes": size}
-        for what in walked.problems():
+        for number in sorted(documents - skip):
+            yield from _walk_document(catalog, number, walked, known=number in rows)
+        for what in walked.wrong_counts():
             yield {"event": "count", "what": what}
+    except CorruptMemory as error:
+        yield {"event": "problem", "document": None, "name": "", "what": str(error)}
     finally:
         catalog.close()
 
 
+def _walk_document(
+    catalog: Catalog, number: int, passages: "PassageWalk", *, known: bool
+) -> Iterator[Event]:
+    name, records, size = f"document {number}", 0, 0
+    yield {"event": "reading", "document": number, "name": name}
+    try:
+        document = _row(catalog, number, known=known)
+        if document is None:
+            return  # another process deleted or began it
+        name = document.name
+        yield {"event": "reading", "document": number, "name": name}
+        if document.state != "importing":  # the next import removes what an interrupted one left
+            with catalog.database.read() as txn:
+                records, size = _read_all(txn, catalog, document, passages)
+    except DocumentNotFound:
+        return
+    except (CorruptMemory, ValueError) as error:
+        what = str(error) if isinstance(error, CorruptMemory) else f"document {name!r}: {error}"
+        yield {"event": "problem", "document": number, "name": name, "what": what}
+    else:
+        yield {"event": "whole", "document": number, "records": records, "bytes": size}
+    for passage, what in passages.damaged.items():
+        yield {"event": "passage", "number": passage, "name": name, "what": what}
+    passages.damaged.clear()
+
+
 def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
-    """A document's row; None if there is nothing of it any more. Raises CorruptMemory."""
+    """The row of a document; None if nothing of the document is stored. Raises CorruptMemory."""
     with catalog.database.read() as txn:
         if txn.view("documents", number_key(number)) is not None:
             return catalog.row(txn, number) if known else None
@@ -269,7 +128,7 @@ def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
 
 
 def _owners(txn: Transaction, table: str) -> set[int]:
-    """Every document that a table has an entry of."""
+    """The number of every document or passage that a table has an entry of."""
     owners = set()
     start = b""
     while (entry := next(txn.scan(table, start), None)) is not None:
@@ -279,27 +138,17 @@ def _owners(txn: Transaction, table: str) -> set[int]:
     return owners
 
 
-def _check_document(
-    txn: Transaction, catalog: Catalog, document: Document, passages: PassageWalk
-) -> tuple[int, int]:
-    """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
-    first thing that is wrong.
-    """
-    try:
-        return _read_all(txn, catalog, document, passages)
-    except ValueError as error:
-        raise CorruptMemory(f"document {document.name!r}: {error}") from error
-
-
 def _read_all(
-    txn: Transaction, catalog: Catalog, document: Document, passages: PassageWalk
+    txn: Transaction, catalog: Catalog, document: Document, passages: "PassageWalk"
 ) -> tuple[int, int]:
-    """The same. Raises ValueError too. What is met on the way from one entry to the next has to be
-    found by its key as well, as readers look it up: that takes another way through the file.
+    """Read everything of a document; return its records and their bytes. Raises CorruptMemory or
+    ValueError with the first thing that is wrong.
+
+    What a scan yields is also looked up by its key, as readers do: that takes another path through
+    the file's tree.
     """
     number, runs, blocks = document.id, catalog.runs, catalog.blocks
-    head = Head(catalog.signature, document, catalog.index_spec)
-    order = PartOrder(head, unfinished=True)
+    order = PartOrder(Head(catalog.signature, document, catalog.index_spec), unfinished=True)
     for first, value in catalog.texts.parts(txn, number):
         _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
         order.add(Tokens(first, bytes(value)))
@@ -327,9 +176,81 @@ def _expect(found: object, what: str) -> None:
         raise ValueError(f"{what}: not found")
 
 
-def _drop(path: Path, numbers: set[int]) -> None:
-    """Delete documents where they lie, and the records of passages, and count references to
-    passages anew. Raises CorruptMemory where pages of keys are damaged.
+class PassageWalk:
+    """The passages that a walk has read; each is read once, whichever documents refer to it."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._bytes: dict[Digest, int] = {}  # of the records that are whole
+        self.damaged: dict[int, str] = {}  # number of the passage -> what is wrong
+
+    def check(self, txn: Transaction, document: Document, lengths: np.ndarray) -> tuple[int, int]:
+        """Read the records of a document's passages; return their number and bytes. `damaged` says
+        which are damaged, `wrong_counts` which passages have no row.
+        """
+        records = size = 0
+        for block, digest in self._catalog.digests_of(txn, document):
+            if digest not in self._bytes:
+                name = f"passage {block} of document {document.name!r}"
+                self._bytes[digest] = self._check(txn, name, digest, int(lengths[block]))
+            records, size = records + (self._bytes[digest] > 0), size + self._bytes[digest]
+        return records, size
+
+    def _check(self, txn: Transaction, name: str, digest: Digest, length: int) -> int:
+        try:
+            row = self._catalog.passages.find(txn, digest)
+        except CorruptMemory:
+            return 0
+        if row is None:
+            return 0
+        try:
+            self._read(txn, row, length)
+        except CorruptMemory as error:
+            what = str(error).partition(";")[0]
+            self.damaged[row.number] = f"{name}: {what}; it is computed again when it is needed"
+            return 0
+        return row.bytes
+
+    def _read(self, txn: Transaction, row: StoredPassage, length: int) -> None:
+        """Raises CorruptMemory with the first thing that is wrong."""
+        key, blocks = RecordKey(row.number, 0, 0), self._catalog.blocks
+        keys = [record.key for record in blocks.walk(txn, row.number)]
+        if keys != ([key] if row.bytes else []):
+            raise CorruptMemory(f"records {keys} instead of {int(row.bytes > 0)}")
+        if row.bytes:
+            found = txn.view("blocks", record_key(key)) or b""
+            tokens = blocks.check(found, key, row.digest)
+            if (tokens, len(found)) != (length, row.bytes):
+                raise CorruptMemory(
+                    f"a record of {tokens} tokens, {len(found)} bytes instead of {length} tokens, "
+                    f"{row.bytes} bytes"
+                )
+
+    def wrong_counts(self) -> Iterator[str]:
+        """What is wrong with the passages' rows, once all documents were read."""
+        passages = self._catalog.passages
+        with self._catalog.database.read() as txn:
+            try:
+                wanted = _references(txn, self._catalog)
+                for row in passages.all(txn):
+                    right = wanted.pop(row.digest, 0)
+                    if row.references != right:
+                        yield (
+                            f"passage {row.number} counts {row.references} references instead of "
+                            f"{right}"
+                        )
+                    if passages.number(txn, row.digest) != row.number:
+                        yield f"passage {row.number} is not found by its digest"
+            except CorruptMemory as error:
+                yield str(error)
+                return
+            if wanted:
+                yield f"{len(wanted)} passages that documents refer to have no row"
+
+
+def drop(path: Path, numbers: set[int]) -> None:
+    """Delete documents, and the records of passages, and count the references to passages again.
+    Raises CorruptMemory where pages of keys are damaged: LMDB may spoil what is whole.
     """
     catalog = Catalog.open(path)
     try:
@@ -337,17 +258,53 @@ def _drop(path: Path, numbers: set[int]) -> None:
             if not is_sound(path):
                 raise CorruptMemory("pages of keys are damaged")
             for number in sorted(numbers):
-                drop = partial(_drop_one, catalog=catalog, number=number)
-                catalog.database.write(drop, beyond_limit=True)
-            catalog.database.write(partial(recount, catalog=catalog), beyond_limit=True)
+                delete = partial(_drop_one, catalog=catalog, number=number)
+                catalog.database.write(delete, beyond_limit=True)
+            catalog.database.write(partial(_recount, catalog=catalog), beyond_limit=True)
     finally:
         catalog.close()
 
 
 def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
-    if not catalog.passages.drop_records(txn, number):
+    if not catalog.passages.drop_record(txn, number):
         catalog.delete_document(txn, number)
 
 
+def _recount(txn: Transaction, catalog: Catalog) -> None:
+    """Count references again: missing rows of passages are made, and passages without a reference
+    are deleted. Raises CorruptMemory.
+    """
+    wanted = _references(txn, catalog)
+    passages = catalog.passages
+    kept: set[Digest] = set()
+    for key, _ in list(txn.scan("passages")):
+        number = read_number_key(key)
+        try:
+            row = passages.row(txn, number)
+        except CorruptMemory:
+            row = None
+        if row is None or not wanted[row.digest] or row.digest in kept:
+            catalog.blocks.delete(txn, number)
+            txn.delete("passages", number_key(number))
+            continue
+        kept.add(row.digest)
+        passages.correct(txn, row, wanted[row.digest])
+    for key, _ in list(txn.scan("digests")):
+        if bytes(key) not in kept:
+            txn.delete("digests", bytes(key))
+    numbers = catalog.new_numbers(txn)
+    for digest in wanted.keys() - kept:
+        passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
+
+
+def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:
+    """How often documents refer to each passage. Raises CorruptMemory."""
+    wanted: Counter[Digest] = Counter()
+    for document in catalog.documents(txn):
+        if document.of_passages:
+            wanted.update(digest for _, digest in catalog.digests_of(txn, document))
+    return wanted
+
+
 if __name__ == "__main__":
-    serve()
+    main(*sys.argv[1:])

@@ -1,9 +1,6 @@
-"""A chunk of a document, or a batch of its passages, on its way to disk: what a writer is given,
-checked.
-"""
+"""The input of a writer, checked: a chunk of a document, or a batch of its passages."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,11 +25,11 @@ layer, in the KV dtype.
 """
 
 KeysValues = tuple[Tensor, Tensor]
-"""K, V [memory layers, Hkv, tokens, D] of a passage, in the KV dtype."""
+"""K, V [tokens, width] of a passage, in the KV dtype."""
 
 
 class Position(NamedTuple):
-    """Where in a document something begins."""
+    """A place in a document."""
 
     block: int
     token: int
@@ -50,166 +47,136 @@ class RecentBlocks(NamedTuple):
 
 @dataclass(eq=False)
 class Chunk:
-    """What was staged by one call: a chunk, or a batch of passages."""
+    """A chunk, or a batch of passages, on its way to disk."""
 
     first_block: int
     first_token: int
     lengths: list[int]  # tokens of each block
-    part: tuple[int, bytes]  # of the table of tokens: its number and value
+    part: tuple[int, bytes]  # key and value in the table of tokens
     end: int  # of passages: characters of the document before what follows
     whole: bool  # more may follow
-    # layer -> K, V; a memory layer's until they are encoded
-    blocks: dict[int, tuple[Tensor, Tensor]]
-    runs: dict[int, Run]  # what its blocks are found by, by part
+    blocks: dict[int, tuple[Tensor, Tensor]]  # layer -> K, V of a chunk
+    runs: dict[int, Run]  # part -> what its blocks are found by
     digests: Sequence[Digest] = ()  # of passages
-    # of these, those with K and V; the records of the others are stored already
-    given: Sequence[int] = ()
-    kv: Sequence[KeysValues] = ()  # of the given, until they are encoded
-    units: list[BlockKey] = field(default_factory=list)  # pinned ones that hold it
-    # (block, or number of the passage in `digests`, and layer) -> record, once encoded
+    kv: Mapping[int, KeysValues] = field(default_factory=dict)  # of some of these, by position
+    units: list[BlockKey] = field(default_factory=list)  # pinned blocks of the chunk
+    # (block, layer) of a chunk, or (position in `digests`, 0) -> record, once encoded
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    encoding: Future[None] | None = None  # until it is done, blocks and records are the encoder's
 
     @property
     def end_block(self) -> int:
-        """The number of the block after it."""
+        """The number of the next block."""
         return self.first_block + len(self.lengths)
 
     @property
     def end_token(self) -> int:
-        """The number of the token after it."""
+        """The number of the next token."""
         return self.first_token + sum(self.lengths)
 
 
 def finite(parts: Sequence[Tensor]) -> bool:
     """Are all numbers of these tensors finite?"""
-    # where a number is none, the least and the largest are none
+    # the least and the greatest of numbers with a NaN are NaN
     ends = [end for part in parts if part.numel() for end in part.aminmax()]
     return not ends or bool(torch.stack(ends).isfinite().all())
 
 
-class CheckedChunks:
-    """The chunks of one document."""
-
-    def __init__(self, catalog: Catalog, document: Document) -> None:
-        self._catalog, self._signature, self._document = catalog, catalog.signature, document
-
-    def of_blocks(
-        self,
-        first_block: int,
-        ids: np.ndarray,
-        char_start: int,
-        layers: Mapping[int, LayerBlocks],
-        length_of_last: int | None,
-    ) -> Chunk:
-        """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput
-        for what is no chunk of this memory.
-        """
-        size = self._signature.block_size
-        chunk_blocks = self._document.settings.chunk_blocks
-        n = self._check_layers(layers, first_block)
-        last = size if length_of_last is None else length_of_last
-        in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
-        if not in_bounds or len(ids) != (n - 1) * size + last:
-            raise InvalidInput(
-                f"{len(ids)} tokens in {n} blocks, the last of {last}, are no chunk of "
-                f"{chunk_blocks} blocks"
-            )
-        lengths = [*[size] * (n - 1), last]
-        return Chunk(
-            first_block=first_block,
-            first_token=first_block * size,
-            lengths=lengths,
-            part=(first_block * size, encode_tokens(char_start, ids)),
-            end=0,
-            whole=n == chunk_blocks and last == size,
-            blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
-            runs={
-                layer: KeyRun(first_block, raw_view(keys.clone()))
-                for layer, (_, _, keys) in layers.items()
-            },
+def check_chunk(
+    catalog: Catalog,
+    document: Document,
+    first_block: int,
+    ids: np.ndarray,
+    char_start: int,
+    layers: Mapping[int, LayerBlocks],
+    length_of_last: int | None,
+) -> Chunk:
+    """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput."""
+    signature, chunk_blocks = catalog.signature, document.settings.chunk_blocks
+    heads, size, dim = signature.geometry.shape
+    stored = range(signature.num_layers)
+    if sorted(layers) != [*stored]:
+        raise InvalidInput(
+            f"a chunk needs blocks of layers {[*stored]}, not of layers {sorted(layers)}"
         )
-
-    def of_passages(
-        self,
-        at: Position,
-        passages: Sequence[Passage],
-        kv: Sequence[KeysValues],
-        given: Sequence[int],
-        landmarks: Tensor | None,
-        words: Sequence[Words] | None,
-    ) -> Chunk:
-        """The passages that begin at a position; given: of which of them there are K and V. See
-        DocumentWriter.add_passages. Raises InvalidInput for what are no passages of this memory.
-        """
-        lengths = _check_passages(at, passages, self._signature.block_size)
-        if len(kv) != len(given):
-            raise InvalidInput(f"expected keys and values of {len(given)} passages, got {len(kv)}")
-        self._check_passages(kv, [lengths[number] for number in given], at.block)
-        table = self._catalog.runs
-        if table.spec is None:
-            raise InvalidInput("this memory has no selector, which finds passages")
-        entries = IndexEntries.of(landmarks, words, table.spec, lengths)
-        return Chunk(
-            first_block=at.block,
-            first_token=at.token,
-            lengths=lengths,
-            part=(at.block, encode_part(at.character, passages)),
-            end=passages[-1].end,
-            whole=True,
-            blocks={},
-            runs={table.part(kind): run for kind, run in entries.runs(at.block).items()},
-            digests=self._catalog.digests(self._document, passages),
-            given=given,
-            kv=kv,
+    n = layers[0][0].shape[0]
+    blocks, keys = (n, heads, size, dim), (n, heads, dim)
+    for layer, parts in layers.items():
+        _check_tensors(catalog, f"layer {layer}", parts, (blocks, blocks, keys))
+    for layer, parts in layers.items():
+        _check_finite(catalog, f"layer {layer}, blocks {first_block} to {first_block + n}", parts)
+    last = size if length_of_last is None else length_of_last
+    in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
+    if not in_bounds or len(ids) != (n - 1) * size + last:
+        raise InvalidInput(
+            f"{len(ids)} tokens in {n} blocks, the last of {last}, are no chunk of {chunk_blocks} "
+            "blocks"
         )
+    return Chunk(
+        first_block=first_block,
+        first_token=first_block * size,
+        lengths=[*[size] * (n - 1), last],
+        part=(first_block * size, encode_tokens(char_start, ids)),
+        end=0,
+        whole=n == chunk_blocks and last == size,
+        blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
+        runs={
+            layer: KeyRun(first_block, raw_view(keys.clone()))
+            for layer, (_, _, keys) in layers.items()
+        },
+    )
 
-    def _check_layers(self, layers: Mapping[int, LayerBlocks], first_block: int) -> int:
-        """How many blocks are given of every layer that is stored. Raises InvalidInput where it is
-        not the same of each, or not what the memory keeps.
-        """
-        signature, document = self._signature, self._document
-        heads, size, dim = signature.geometry.shape
-        stored = document.layers_of(signature)
-        if sorted(layers) != stored:
-            raise InvalidInput(f"a chunk needs blocks of layers {stored}, not of {sorted(layers)}")
-        n = layers[stored[0]][0].shape[0]
-        blocks, keys = (n, heads, size, dim), (n, heads, dim)
-        for layer, parts in layers.items():
-            self._check_parts(f"layer {layer}", parts, (blocks, blocks, keys))
-        for layer, parts in layers.items():
-            what = f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
-            self._check_finite(what + f"{first_block + n}", parts)
-        return n
 
-    def _check_passages(
-        self, kv: Sequence[KeysValues], lengths: Sequence[int], first_block: int
-    ) -> None:
-        """Raises InvalidInput for what the memory does not keep of passages of these lengths."""
-        signature = self._signature
-        layers, heads = len(self._document.layers_of(signature)), signature.num_kv_heads
-        for both, length in zip(kv, lengths):
-            shape = (layers, heads, length, signature.head_dim)
-            self._check_parts("a passage", both, (shape, shape))
-        what = f"keys or values of passages from {first_block} on"
-        self._check_finite(what, [half for both in kv for half in both])
+def check_batch(
+    catalog: Catalog,
+    document: Document,
+    at: Position,
+    passages: Sequence[Passage],
+    kv: Mapping[int, KeysValues],
+    landmarks: Tensor | None,
+    words: Sequence[Words] | None,
+) -> Chunk:
+    """The passages that begin at a position; kv: of some of them, by position in `passages`. See
+    DocumentWriter.add_passages. Raises InvalidInput.
+    """
+    lengths = _check_passages(at, passages, catalog.signature.block_size)
+    for number, both in kv.items():
+        shape = (lengths[number], catalog.signature.head_dim)
+        _check_tensors(catalog, "a passage", both, (shape, shape))
+    every = [half for both in kv.values() for half in both]
+    _check_finite(catalog, f"passages from {at.block} on", every)
+    table = catalog.runs
+    if table.spec is None:
+        raise InvalidInput("this memory has no selector, which finds passages")
+    entries = IndexEntries.of(landmarks, words, table.spec, lengths)
+    return Chunk(
+        first_block=at.block,
+        first_token=at.token,
+        lengths=lengths,
+        part=(at.block, encode_part(at.character, passages)),
+        end=passages[-1].end,
+        whole=True,
+        blocks={},
+        runs={table.part(kind): run for kind, run in entries.runs(at.block).items()},
+        digests=catalog.digests(document, passages),
+        kv=kv,
+    )
 
-    def _check_parts(
-        self, what: str, parts: Sequence[Tensor], expected: Sequence[tuple[int, ...]]
-    ) -> None:
-        dtype = torch_dtype(self._signature.kv_dtype)
-        shapes = tuple(tuple(part.shape) for part in parts)
-        if shapes != expected or {part.dtype for part in parts} != {dtype}:
-            raise InvalidInput(
-                f"{what}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}"
-            )
 
-    def _check_finite(self, what: str, parts: Sequence[Tensor]) -> None:
-        if not finite(parts):
-            raise InvalidInput(
-                f"{what} are not finite; the model cannot read this text in "
-                f"{self._signature.kv_dtype}, use one that can"
-            )
+def _check_tensors(
+    catalog: Catalog, what: str, parts: Sequence[Tensor], expected: Sequence[tuple[int, ...]]
+) -> None:
+    dtype = torch_dtype(catalog.signature.kv_dtype)
+    shapes = tuple(tuple(part.shape) for part in parts)
+    if shapes != expected or {part.dtype for part in parts} != {dtype}:
+        raise InvalidInput(f"{what}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}")
+
+
+def _check_finite(catalog: Catalog, what: str, parts: Sequence[Tensor]) -> None:
+    if not finite(parts):
+        raise InvalidInput(
+            f"{what}: keys, values or landmark keys are not finite; the model cannot read this "
+            f"text in {catalog.signature.kv_dtype}, use one that can"
+        )
 
 
 def _check_passages(at: Position, passages: Sequence[Passage], block_size: int) -> list[int]:

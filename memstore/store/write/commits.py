@@ -1,11 +1,11 @@
-"""The transactions that a document is written by: whole chunks each, staged, encoded on one thread
-and committed in order on another, so that the next chunk is encoded while the last one is
-committed. Transactions of several documents interleave; each of them is all there or not at all.
+"""The transactions that a document is written by: whole chunks, staged, then encoded and committed
+in order on a background thread. Transactions of several documents interleave; each is stored
+completely or not at all.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,85 +25,61 @@ from memstore.tiers.raw_bits import from_raw, raw_view
 
 
 class Encoder:
-    """Encodes the chunks of one document, in order."""
+    """Encodes the chunks of one document."""
 
     def __init__(self, catalog: Catalog, document: Document) -> None:
         self.lossless = get_codec(catalog.codec).lossless
-        self._signature, self._blocks = catalog.signature, catalog.blocks
-        self._document, self._write = document.id, document.write
-        self._codec = document.codec  # of passages
-        self._memory_layers = document.memory_layers(catalog.signature)
-        self._other_layers = document.other_layers(catalog.signature)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
+        self._dtype, self._table = catalog.signature.kv_dtype, catalog.blocks
+        self._document = document
+        self._other_layers = {*document.other_layers(catalog.signature)}
 
-    def ahead(self, chunk: Chunk) -> None:
-        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done."""
-        chunk.encoding = self._thread.submit(self._encode, chunk)
-
-    def _encode(self, chunk: Chunk) -> None:
-        """Have the chunk hold records in the place of its memory layers' blocks, or passages."""
-        for number, (k, v) in zip(chunk.given, chunk.kv):
+    def encode(self, chunk: Chunk, keep: int = 0) -> None:
+        """Have a chunk hold its records, where it does not yet; of layers without memory only those
+        of blocks from `keep` on.
+        """
+        for number, (k, v) in chunk.kv.items():
             bits, digest = (raw_view(k), raw_view(v)), chunk.digests[number]
-            layers = self._memory_layers
-            found = self._blocks.encode_passage(layers, *bits, digest, self._codec)
-            chunk.records.update(((number, layer), record) for layer, record in found.items())
-        chunk.kv = ()
-        layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
-        self.add_records(chunk, layers, chunk.first_block)
-        for layer in layers:
-            del chunk.blocks[layer]
-
-    def add_records(self, chunk: Chunk, layers: Iterable[int], first: int) -> None:
-        """Encode the chunk's blocks from `first` on where that has not been done."""
-        first = max(first, chunk.first_block)
-        for layer in layers:
+            record = self._table.encode_passage(*bits, digest, self._document.codec)
+            chunk.records[number, 0] = record
+        chunk.kv = {}
+        for layer, halves in chunk.blocks.items():
+            first = max(chunk.first_block, keep if layer in self._other_layers else 0)
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
-                k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
-                key = RecordKey(self._document, first, layer)
-                lengths = chunk.lengths[first - chunk.first_block :]
-                records = self._blocks.encode(key, k, v, lengths, self._write)
-                chunk.records.update(
-                    ((block, layer), record) for block, record in enumerate(records, first)
-                )
+                skipped = first - chunk.first_block
+                k, v = (raw_view(x[skipped:]) for x in halves)
+                key, lengths = RecordKey(self._document.id, first, layer), chunk.lengths[skipped:]
+                records = self._table.encode(key, k, v, lengths, self._document.write)
+                chunk.records |= {(block, layer): one for block, one in enumerate(records, first)}
 
     def replace_by_stored(self, chunk: Chunk) -> None:
-        """Have the chunk hold what reading its records will give: a resumed ingest would read just
-        that.
-        """
-        layers = [*self._memory_layers, *self._other_layers]
-        self.add_records(chunk, layers, chunk.first_block)
-        for layer in layers:
+        """Have a chunk hold what its records decode to, as a resumed ingest would read it."""
+        self.encode(chunk)
+        for layer in chunk.blocks:
             stored = [
-                self._blocks.decode(
+                self._table.decode(
                     chunk.records[block, layer],
-                    RecordKey(self._document, block, layer),
-                    self._write,
+                    RecordKey(self._document.id, block, layer),
+                    self._document.write,
                 )
                 for block in range(chunk.first_block, chunk.end_block)
             ]
             chunk.blocks[layer] = (
-                from_raw(np.stack([k for k, _, _ in stored]), self._signature.kv_dtype),
-                from_raw(np.stack([v for _, v, _ in stored]), self._signature.kv_dtype),
+                from_raw(np.stack([k for k, _, _ in stored]), self._dtype),
+                from_raw(np.stack([v for _, v, _ in stored]), self._dtype),
             )
-
-    def close(self) -> None:
-        """Wait for what was begun, and end the thread."""
-        self._thread.shutdown(wait=True)
 
 
 class LatestRuns:
-    """The latest of every part: what the next commit writes again with its own, and what reading
-    on needs.
+    """The latest runs of every part: the next commit writes them again with its own blocks, and a
+    resumed ingest reads them.
     """
 
     def __init__(self, catalog: Catalog, document: Document, keep: int) -> None:
-        """Of a document of which, of layers without memory, the blocks from `keep` on are stored.
-        Raises CorruptMemory.
-        """
+        """keep: the first stored block of layers without memory. Raises CorruptMemory."""
         signature, table, blocks = catalog.signature, catalog.runs, document.blocks
-        self._kinds = table.parts(document.layers_of(signature))
+        self._kinds = table.parts(range(signature.num_layers))
         of_layers = table.spec is None
-        self._other = set(document.other_layers(signature)) if of_layers else set[int]()
+        self._other = {*document.other_layers(signature)}
         self._pieces: dict[int, list[Run]] = {}  # that follow each other
         with catalog.database.read() as txn:
             for part, kind in self._kinds.items():
@@ -157,7 +133,9 @@ class LatestRuns:
 
 
 class Commits:
-    """What of one document is stored, and what is on its way."""
+    """The stored part of one document, and the chunks that are on their way. Usable from several
+    threads.
+    """
 
     def __init__(
         self,
@@ -165,66 +143,100 @@ class Commits:
         document: Document,
         *,
         replaces: Document | None,
+        commit_bytes: int,
         on_commit: Callable[[Sequence[Chunk]], None],
     ) -> None:
-        """document: its row as it is committed; replaces: the document that goes when this one is
-        ready. on_commit: told, on the committing thread, the chunks that are stored now. Raises
-        CorruptMemory.
+        """document: its row as it is committed; replaces: the document that is deleted when this
+        one is ready. commit_bytes: of a transaction. on_commit: called on the background thread
+        with chunks that are stored now. Raises CorruptMemory.
         """
         self.row = document
         self.error: BaseException | None = None  # nothing is committed after it
+        self.encoder = Encoder(catalog, document)
         self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
+        self._commit_bytes = commit_bytes
         self._other_layers = document.other_layers(catalog.signature)
         # first block that is stored of layers without memory
         self._keep = self.keep_from(document.blocks)
         self.runs = LatestRuns(catalog, document, self._keep)
-        self.encoder = Encoder(catalog, document)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
-        # those that may not be done, and their bytes
-        self._submitted: deque[tuple[Future[None], int]] = deque()
-        self._counting = threading.Lock()
-        self.waiting_bytes = 0
+        self._lock = threading.Lock()  # of the next four
+        self._staged: list[Chunk] = []
+        self._staged_bytes = 0
+        self._submitted: deque[tuple[Future[None], int]] = deque()  # commits and their bytes
+        self._submitted_bytes = 0
 
     def keep_from(self, end: int) -> int:
-        """First block that must be at hand to continue behind block `end`, a chunk's last."""
+        """The first block of layers without memory that reading on after block `end` needs."""
         return max(0, end - self.row.settings.top_k)
 
-    def submit(self, chunks: Sequence[Chunk], size: int, *, final: bool = False) -> None:
-        """Commit chunks of `size` bytes when they are encoded and what was submitted before is
-        committed; final: and the document is ready.
+    def add(self, chunk: Chunk, size: int) -> None:
+        """Stage the next chunk, which makes a transaction larger by `size` bytes. Commit the staged
+        chunks once they fill a transaction, and wait while storage is far behind. Raises what
+        committing raised.
         """
-        with self._counting:
-            self.waiting_bytes += size
-            self._submitted.append((self._thread.submit(self._run, chunks, final), size))
+        done = self.row.blocks
+        self.runs.add(chunk, done, self.keep_from(done))
+        with self._lock:
+            self._staged.append(chunk)
+            self._staged_bytes += size
+        if self._staged_bytes >= self._commit_bytes:
+            self.submit()
+        while self._submitted_bytes > 2 * self._commit_bytes:
+            self._wait_for_one()
+        self.check()
 
-    def wait_for_one(self) -> None:
-        """Wait for the oldest; its error is in `error`. Of one thread only."""
-        future, size = self._submitted[0]
-        future.exception()
-        with self._counting:
-            self._submitted.popleft()
-            self.waiting_bytes -= size
+    def submit(self, *, final: bool = False) -> None:
+        """Commit the whole chunks that are staged in the background; final: all of them, and the
+        document is ready.
+        """
+        with self._lock:
+            chunks = [chunk for chunk in self._staged if chunk.whole or final]
+            self._staged = [chunk for chunk in self._staged if not (chunk.whole or final)]
+            size, self._staged_bytes = self._staged_bytes, 0
+            if chunks or final:
+                self._submitted_bytes += size
+                self._submitted.append((self._thread.submit(self._run, chunks, final), size))
 
     def wait(self) -> None:
-        """Wait for all that was submitted until now, from any thread."""
-        with self._counting:
+        """Wait for everything that was submitted until now."""
+        with self._lock:
             submitted = list(self._submitted)
         for future, _ in submitted:
             future.exception()
 
     def check(self) -> None:
-        """Raises what committing or encoding raised."""
+        """Raises what committing raised."""
         while self._submitted and self._submitted[0][0].done():
-            self.wait_for_one()
+            self._wait_for_one()
         if self.error is not None:
             raise self.error
 
-    def leave_nothing(self) -> None:
-        """Of a document that there was no room for: its row would be taken for a beginning."""
+    def _wait_for_one(self) -> None:
+        """Wait for the oldest commit; its error is in `error`. Called by the writer's thread."""
+        future, size = self._submitted[0]
+        future.exception()
+        with self._lock:
+            self._submitted.popleft()
+            self._submitted_bytes -= size
+
+    def close(self, *, finished: bool) -> None:
+        """Commit the whole chunks that are staged, unless the document is finished or committing
+        failed, and end the thread.
+        """
+        if not finished and self.error is None:
+            self.submit()
+        self._staged = []
+        self._thread.shutdown(wait=True)
+
+    def delete_empty(self) -> None:
+        """Delete the row of a document that there was no room for: it would be taken for a
+        document that was begun.
+        """
         document, catalog = self.row.id, self._catalog
 
         def work(txn: Transaction) -> None:
-            # As it is stored: a commit may stand whose room could not be given back behind it.
+            # the stored row: a commit may have succeeded and failed to give back its room
             row = catalog.row(txn, document)
             if row is not None and not row.blocks and row.state != "ready":
                 catalog.delete_document(txn, document)
@@ -232,11 +244,6 @@ class Commits:
         if isinstance(self.error, StorageFull):
             with suppress(StorageFull):
                 catalog.database.write(work, beyond_limit=True)
-
-    def close(self) -> None:
-        """Wait for what was submitted, and end the threads."""
-        self.encoder.close()
-        self._thread.shutdown(wait=True)
 
     def _run(self, chunks: Sequence[Chunk], final: bool) -> None:
         if self.error is not None:
@@ -249,9 +256,16 @@ class Commits:
 
     def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
         end = chunks[-1].end_block if chunks else self.row.blocks
-        keep = end if final else self.keep_from(end)  # nobody reads on behind a finished document
-        records = [record for chunk in chunks for record in self._records(chunk, keep)]
-        records.sort(key=lambda record: record[:2])
+        keep = end if final else self.keep_from(end)  # nothing is read after a finished document
+        for chunk in chunks:
+            self.encoder.encode(chunk, keep)
+        records = sorted(
+            (block, layer, record)
+            for chunk in chunks
+            if not chunk.digests
+            for (block, layer), record in chunk.records.items()
+            if block >= keep or layer not in self._other_layers
+        )
         runs = list(self.runs.to_write(chunks, keep)) if chunks else []
         first_run = end if final else run_of("landmark", keep)  # that stays of other layers
         replaces = self._replaces if final else None
@@ -286,71 +300,17 @@ class Commits:
             self._on_commit(chunks)
 
     def _refer(self, txn: Transaction, chunk: Chunk) -> int:
-        """Count the references to a chunk's passages, and store those that are not; the bytes of
-        their records. Who was there first stays.
+        """Count the references to a chunk's passages, and store the records of those that have
+        none; return the bytes of all their records.
         """
-        catalog, size = self._catalog, 0
-        rows = catalog.refer(txn, self.row, chunk.first_block, chunk.digests)
-        layers = self.row.layers_of(catalog.signature)
+        passages, size = self._catalog.passages, 0
+        rows = self._catalog.refer(txn, self.row, chunk.first_block, chunk.digests)
         for number, row in enumerate(rows):
-            if not row.bytes:  # it may stand in the chunk more than once
-                row = catalog.passages.row(txn, row.number) or row
-            if not row.bytes and (number, layers[0]) in chunk.records:
-                records = {layer: chunk.records[number, layer] for layer in layers}
-                row = catalog.passages.store(txn, row, records)
+            if not row.bytes:  # the chunk may hold the same passage before
+                row = passages.row(txn, row.number) or row
+            record = chunk.records.get((number, 0))
+            if not row.bytes and record is not None:
+                passages.store(txn, row, record)
+                row = row._replace(bytes=len(record))
             size += row.bytes
         return size
-
-    def _records(self, chunk: Chunk, keep: int) -> list[tuple[int, int, bytes]]:
-        """(block, layer, record) of what is stored of a chunk, but for its passages."""
-        assert chunk.encoding is not None
-        chunk.encoding.result()  # or its error, which is this commit's: what came before is stored
-        self.encoder.add_records(chunk, self._other_layers, keep)
-        if chunk.digests:
-            return []
-        return [
-            (block, layer, record)
-            for (block, layer), record in chunk.records.items()
-            if block >= keep or layer not in self._other_layers
-        ]
-
-
-class Staged:
-    """In order; from any thread."""
-
-    def __init__(self, commits: Commits, commit_bytes: int) -> None:
-        """commit_bytes: of a commit."""
-        self._commits, self._commit_bytes = commits, commit_bytes
-        self._lock = threading.Lock()  # of the next two
-        self._chunks: list[Chunk] = []
-        self._bytes = 0
-
-    def add(self, chunk: Chunk, size: int) -> None:
-        """Take the next one, which makes a commit larger by so many bytes."""
-        with self._lock:
-            self._chunks.append(chunk)
-            self._bytes += size
-
-    def submit_if_enough(self) -> None:
-        """Give them to a commit once they are as much as one takes, and wait where storage is far
-        behind. Raises what committing raised.
-        """
-        if self._bytes >= self._commit_bytes:
-            self.submit()
-        while self._commits.waiting_bytes > 2 * self._commit_bytes:
-            self._commits.wait_for_one()
-        self._commits.check()
-
-    def submit(self, *, final: bool = False) -> None:
-        """Give the whole ones to a commit, or all with the document's end."""
-        with self._lock:
-            chunks = [chunk for chunk in self._chunks if chunk.whole or final]
-            self._chunks = [chunk for chunk in self._chunks if not (chunk.whole or final)]
-            size, self._bytes = self._bytes, 0
-            if chunks or final:
-                self._commits.submit(chunks, size, final=final)
-
-    def clear(self) -> None:
-        """Let them go."""
-        with self._lock:
-            self._chunks = []

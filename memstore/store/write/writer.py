@@ -1,10 +1,9 @@
-"""Writing one document into a memory: chunks are staged at once, encoded on a worker thread, and
-committed on another, whole chunks at a time: while the disk takes in one transaction, the next one
-is encoded.
+"""Writing one document into a memory: chunks are staged, then encoded and committed in the
+background, whole chunks at a time.
 
-A staged chunk can be searched and read immediately (pinned units, index rows); passages, of which
-none is read for another, once they are committed. Killed at any
-instant, the memory holds what the last transaction held: a prefix of whole chunks.
+A staged chunk can be searched and read at once (pinned units, index rows); passages once they are
+committed, since no passage is read for another one. After a kill at any instant, the memory holds a
+prefix of whole chunks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +23,15 @@ from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_text import read_passages
 from memstore.store.write import admission
 from memstore.store.write.chunk import (
-    CheckedChunks,
     Chunk,
     KeysValues,
     LayerBlocks,
     Position,
     RecentBlocks,
+    check_batch,
+    check_chunk,
 )
-from memstore.store.write.commits import Commits, Staged
+from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
 from memstore.store.write.readable import Readable
 
@@ -70,16 +70,19 @@ class DocumentWriter:
             retrieval.load(txn, document)
             if document.of_passages:
                 last = read_passages(catalog, txn, document, max(0, document.blocks - 1))
+        self._catalog = catalog
         self._memory_layers = set(document.memory_layers(catalog.signature))
-        self._chunks = CheckedChunks(catalog, document)
         geometry = catalog.signature.geometry
         self._readable = Readable(retrieval, document, self._memory_layers, geometry)
         self._commits = Commits(
-            catalog, document, replaces=admitted.replaces, on_commit=self._committed
+            catalog,
+            document,
+            replaces=admitted.replaces,
+            commit_bytes=COMMIT_BYTES if commit_bytes is None else commit_bytes,
+            on_commit=self._committed,
         )
         # of a document of passages
         self._known = KnownPassages(catalog, document) if document.of_passages else None
-        self._staged = Staged(self._commits, COMMIT_BYTES if commit_bytes is None else commit_bytes)
         self._in_store = in_store
         self._blocks, self._tokens = document.blocks, document.tokens
         self._characters = last[0].end if last else 0
@@ -135,7 +138,9 @@ class DocumentWriter:
                 "last one is short"
             )
         ids = np.asarray(token_ids, dtype=np.int64)
-        chunk = self._chunks.of_blocks(self._blocks, ids, char_start, layers, length_of_last)
+        chunk = check_chunk(
+            self._catalog, self.document, self._blocks, ids, char_start, layers, length_of_last
+        )
         if not self._commits.encoder.lossless:  # it is read as it will be stored
             self._commits.encoder.replace_by_stored(chunk)
         # what is committed needs no pin
@@ -165,12 +170,11 @@ class DocumentWriter:
     ) -> None:
         """Take the next n passages, a block each; any n of at least 1.
 
-        kv: of m of them K, V [memory layers, Hkv, tokens, D] in the KV dtype (K rotated by the
-        offset in the block), the writer's own from here on. given: which m of the n these are of,
-        in order (None: all of them); of the others none are stored, but those that are already
-        (`known`). landmarks: int8 [tokens of all n, width]; words:
-        of each passage its distinct words (hash, count). They are found and read once the document
-        is ready.
+        kv: of m of them K, V [tokens, width] in the KV dtype, which belong to the writer
+        afterwards. given: which m of the n these are, in order (None: all of them); of the others
+        no keys and values are stored, except those that are stored already (`known`). landmarks:
+        int8 [tokens of all n, landmark width]; words: of each passage its distinct words (hash,
+        count). The passages are found and read once the document is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
@@ -180,7 +184,10 @@ class DocumentWriter:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
         at = Position(self._blocks, self._tokens, self._characters)
         given = range(len(passages)) if given is None else given
-        chunk = self._chunks.of_passages(at, passages, kv, given, landmarks, words)
+        if len(kv) != len(given):
+            raise InvalidInput(f"expected keys and values of {len(given)} passages, got {len(kv)}")
+        of_given = dict(zip(given, kv))
+        chunk = check_batch(self._catalog, self.document, at, passages, of_given, landmarks, words)
         self._characters = chunk.end
         self._stage(chunk, sum(k.nbytes + v.nbytes for k, v in kv))
 
@@ -200,7 +207,7 @@ class DocumentWriter:
         """Commit every whole staged chunk, and wait until that is done or has failed; another
         thread that needs the room may call it.
         """
-        self._staged.submit()
+        self._commits.submit()
         self._commits.wait()
 
     def finish(self) -> Document:
@@ -208,7 +215,7 @@ class DocumentWriter:
         one transaction; return it. Raises what committing raises.
         """
         self._commits.check()
-        self._staged.submit(final=True)
+        self._commits.submit(final=True)
         self._commits.wait()
         self._commits.check()
         self._finished = True
@@ -223,15 +230,12 @@ class DocumentWriter:
             return
         self._closed = True
         try:
-            if self._finished or self._commits.error is not None:
-                self._staged.clear()
-            self._staged.submit()
-            self._commits.close()
+            self._commits.close(finished=self._finished)
         finally:
             self._readable.close()
             try:
                 self._in_store.on_close(self)
-                self._commits.leave_nothing()
+                self._commits.delete_empty()
             finally:
                 self._in_store.locks.close()
         self._commits.check()
@@ -252,15 +256,8 @@ class DocumentWriter:
                 raise  # otherwise the block's own error is the one to see
 
     def _stage(self, chunk: Chunk, size: int) -> None:
-        """Have a chunk committed, which makes a commit larger by so many bytes; wait when storage
-        is far behind.
-        """
-        done = self.document.blocks
-        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
-        self._commits.encoder.ahead(chunk)
         self._blocks, self._tokens = chunk.end_block, chunk.end_token
-        self._staged.add(chunk, size)
-        self._staged.submit_if_enough()
+        self._commits.add(chunk, size)
 
     def _flush(self) -> None:
         self.store_staged()

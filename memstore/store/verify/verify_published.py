@@ -1,0 +1,100 @@
+"""Checks that a published memory stores what was published; it is read whole."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemstoreError,
+    ObjectNotFound,
+    StoreUnavailable,
+)
+from memstore.share.manifest import LISTS, Entry, ListsRef
+from memstore.share.object_store import without_credentials
+from memstore.share.open_object_store import open_object_store
+from memstore.share.publication_options import DEADLINE
+from memstore.share.published import Published
+from memstore.share.segments import FOLDER
+from memstore.store.transfer.document_parts import Head, check_parts
+from memstore.store.transfer.published_document import parts
+from memstore.store.verify.verify_memory import Problem, Report
+
+
+def verify_published(url: str, *, repair: bool = False) -> Report:
+    """Check every byte of a published memory that a reader could use.
+
+    Raises MemoryNotFound, StoreUnavailable, CorruptMemory (its manifest), InvalidInput (repair).
+    """
+    if repair:
+        raise InvalidInput(
+            f"{without_credentials(url)} is published and is not repaired: publish the damaged "
+            "documents again with --check, from a memory that has them whole"
+        )
+    published = Published.open(open_object_store(url))
+    manifest = published.manifest
+    documents = found = size = 0
+    problems: list[Problem] = []
+    sizes = {found.name: found.size for found in published.objects.names(FOLDER)}
+    for page in manifest.pages:
+        try:
+            entries = published.read(page)
+        except CorruptMemory as error:
+            problems.append(Problem(None, "", str(error)))
+            continue
+        for entry in entries:
+            try:
+                _check_sizes(entry, sizes)
+                head = Head(manifest.signature, entry.row, manifest.selector)
+                counted = check_parts(head, parts(published, entry))
+                documents, found, size = documents + 1, found + counted[0], size + counted[1]
+            except MemstoreError as error:
+                problems.append(_problem(entry, error))
+    if manifest.selector is not None and manifest.lists is not None:
+        problems += _check_lists(published, manifest.selector, manifest.lists)
+    return Report(documents, found, size, problems)
+
+
+def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
+    """Are its segments there, and long enough? Raises CorruptMemory."""
+    for piece in entry.pieces:
+        size = sizes.get(piece.segment)
+        if size is None:
+            raise CorruptMemory(
+                f"{piece.segment} is missing; publish the document again with --check"
+            )
+        if size < piece.offset + piece.length:
+            raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
+
+
+def _check_lists(published: Published, selector: IndexSpec, lists: ListsRef) -> Iterator[Problem]:
+    """Are the lists of a selector as they were published? Raises StoreUnavailable."""
+    from memstore.index.index_file import Unusable  # these import torch
+    from memstore.index.passage_files import ListsHead
+    from memstore.share.published_tables import PublishedDatabase
+    from memstore.share.remote import Remote
+    from memstore.store.retrieve.published_lists import PublishedLists
+
+    url = published.objects.url
+    again = f"run `memstore index --store {url}`"
+    sizes = {found.name: found.size for found in published.objects.names(LISTS)}
+    for name, size in [(lists.head, lists.size), *lists.parts]:
+        if sizes.get(name, -1) != size:
+            yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
+            return
+    with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
+        try:
+            place = PublishedLists(PublishedDatabase(remote, None))
+            parts = ListsHead(place.head(), selector.digest).parts(place)
+            for number in range(len(parts)):
+                parts.read([number])
+        except (CorruptMemory, ObjectNotFound, Unusable) as error:
+            yield Problem(None, "", f"{error}; {again}")
+
+
+def _problem(entry: Entry, error: MemstoreError) -> Problem:
+    """What is damaged; that the store is away is not. Raises StoreUnavailable."""
+    if isinstance(error, StoreUnavailable) and not isinstance(error, ObjectNotFound):
+        raise error
+    return Problem(None, entry.row.name, str(error))
