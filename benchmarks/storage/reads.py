@@ -149,7 +149,7 @@ def warm(memory: Memory, options: argparse.Namespace) -> dict[str, Any]:
 
     def disk(_: int) -> float:
         units = units_of(shape, memory.sample(1)[0])
-        return gigabytes(BATCH * size, lambda: memory.tier.read(units, slab, slots))
+        return gigabytes(BATCH * size, lambda: memory.tier.read_from(units, slab, slots))
 
     def copy(_: int) -> float:
         def run() -> None:
@@ -227,7 +227,7 @@ class Cold:
         self.kept.append(self.memory.drop_cache())
         return gigabytes(
             self.batches * BATCH * self.size,
-            lambda: [self.memory.tier.read(units, self.slab, self.slots) for units in asked],
+            lambda: [self.memory.tier.read_from(units, self.slab, self.slots) for units in asked],
         )
 
     def gets(self, _: int) -> float:

@@ -72,7 +72,8 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
         blocks = memory.sample(1)[0]
         units = [BlockKey(1, 0, block, head) for block in blocks for head in range(shape.heads)]
         return gigabytes(
-            BATCH * shape.record, lambda: tier.read(units, slab, [(slot,) for slot in range(count)])
+            BATCH * shape.record,
+            lambda: tier.read_from(units, slab, [(slot,) for slot in range(count)]),
         )
 
     with memory.database.read() as txn:

@@ -57,15 +57,11 @@ class SharedSource:
         self._writes = WriteBehind(catalog.blocks, local, shared)
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
-        """As UnitSource.read. Raises also StoreUnavailable."""
-        return self.read_from(units, slab, slots)[0]
-
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
-        """As `read`; also the name of the tier that had each unit. Raises CorruptBlock,
-        MissingBlock, DocumentNotFound, BlocksUnavailable (which names the unavailable units).
+        """As LowestTier.read_from. Raises CorruptBlock, MissingBlock, DocumentNotFound,
+        BlocksUnavailable (which names the unavailable units).
         """
         if not units:
             return [], []

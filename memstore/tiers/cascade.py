@@ -17,8 +17,8 @@ from memstore.block import BlockKey
 from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slot_tiers import DeviceTier, HostTier, NoSource
-from memstore.tiers.slots import Lease, LowestTier, UnitShape, UnitSource
+from memstore.tiers.slot_tiers import DeviceTier, HostTier
+from memstore.tiers.slots import Lease, LowestTier, UnitShape
 from memstore.tiers.stats import TierCounter
 from memstore.tiers.tier_options import (
     DEFAULT_POLICY,
@@ -51,7 +51,7 @@ class Cascade:
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
         budget = options.get("host_budget", HOST_BUDGET)
-        self.host = HostTier(_source(disk), budget, shape, policy=policy)
+        self.host = HostTier(disk, budget, shape, policy=policy)
         self.device, device = None, options.get("device")
         if device is not None:
             budget = options.get("device_budget", HOST_BUDGET)
@@ -150,7 +150,3 @@ class Cascade:
         if self._computes:
             tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers
-
-
-def _source(disk: LowestTier | None) -> UnitSource:
-    return NoSource() if disk is None else disk

@@ -40,15 +40,9 @@ class DiskTier:
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
-        """As `read`; of each unit also the name of the tier that had it."""
-        return self.read(units, slab, slots), ["disk"] * len(units)
-
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
-        """As UnitSource.read, in one read transaction, walked in key order; nothing of the file
-        outlives it. Raises CorruptBlock, DocumentNotFound.
-        """
+        """As LowestTier.read_from, in one read transaction, in the order of the records' keys."""
         if not units:
-            return []
+            return [], []
         started = time.perf_counter()
         latest = self._slots  # of whichever thread: looked at once
         if latest is None or latest[0] is not slab:
@@ -64,7 +58,7 @@ class DiskTier:
                     batch.fill(record, view)
         size, seconds = batch.bytes_of(range(len(units))), time.perf_counter() - started
         self.stats.count(hits=len(units), bytes=size, seconds=seconds)
-        return batch.lengths
+        return batch.lengths, ["disk"] * len(units)
 
     def _views(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[memoryview]:
         """Records as they lie in the mapped file. Raises CorruptBlock."""

@@ -34,7 +34,7 @@ class Prefetcher:
     """Reads predicted units into a tier on worker threads. Its threads start with the first request
     and end at `close`.
 
-    Safe for several threads; in a forked child it starts again, with nothing waiting.
+    Safe for several threads.
     """
 
     def __init__(
@@ -46,9 +46,6 @@ class Prefetcher:
         self.tier = tier
         self._workers, self._batch, self._most = workers, batch, most
         self._closed = False
-        self._reset()
-
-    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # as in a slab tier, what an interrupt cannot leave taken
         self._wake = threading.Condition(self._lock)
@@ -59,7 +56,7 @@ class Prefetcher:
 
     def request(self, units: Iterable[BlockKey]) -> None:
         """Units that a lookup will probably want soon; returns at once, and raises nothing."""
-        with self._here():
+        with self._lock:
             if self._closed:
                 return
             before = len(self._waiting)
@@ -75,12 +72,6 @@ class Prefetcher:
                 self._start()
             self._wake.notify_all()  # not only workers wait here
 
-    def _here(self) -> threading.RLock:
-        """The lock of what waits in this process, which is not its parent's."""
-        if self._pid != os.getpid():
-            self._reset()
-        return self._lock
-
     def _start(self) -> None:
         for n in range(self._workers):
             thread = threading.Thread(target=self._work, name=f"memstore-prefetch-{n}", daemon=True)
@@ -95,20 +86,20 @@ class Prefetcher:
 
     def cancel(self) -> None:
         """Forget what waits; reads under way come to their end."""
-        with self._here():
+        with self._lock:
             self.stats.dropped += len(self._waiting)
             self._waiting.clear()
             self._wake.notify_all()
 
     def drain(self) -> None:
         """Wait until nothing waits and nothing is being read."""
-        with self._here():
+        with self._lock:
             while self._waiting or self._busy:
                 self._wake.wait()
 
     def close(self) -> None:
         """Cancel, and wait for the reads under way; idempotent."""
-        if self._pid != os.getpid():
+        if self._pid != os.getpid():  # a forked child has none of these threads
             return
         with self._lock:
             self._closed = True

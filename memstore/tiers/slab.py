@@ -4,15 +4,12 @@ have in common.
 A byte budget is never exceeded. Cached units come from the source and are evicted as the policy
 says; leased units stay until the lease ends; pinned units stay until they are unpinned or dropped.
 
-A forked child has none of its parent's other threads: a lock that one of them held could never be
-released there, and what one was reading never arrives. So a fork waits for the locks of all tiers,
-which are held briefly, and the child forgets what was under way.
+A tier is unusable in a forked child, whose parent's threads may hold its lock.
 """
 
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -23,14 +20,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memstore.block import BlockKey
-from memstore.errors import BudgetExceeded
+from memstore.errors import BudgetExceeded, MemoryClosed
 from memstore.tiers.slots import Held, Lease, Slots, SlotTable, UnitShape
 from memstore.tiers.stats import TierStats
 
 _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
-_all: "weakref.WeakSet[SlabTier]" = weakref.WeakSet()
-_forking = threading.RLock()
-_locked: list["SlabTier"] = []
 
 
 class SlabTier:
@@ -86,8 +80,7 @@ class SlabTier:
         self._predicted: set[BlockKey] = set()  # of these, what is prefetched
         self._ahead = 0  # slots that prefetches are reading into
         self._short = 0  # threads that wait for slots
-        with _forking:
-            _all.add(self)
+        self._pid = os.getpid()
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
         """Slots that hold these units until the lease is released; what is missing is read from
@@ -100,6 +93,7 @@ class SlabTier:
         Raises BudgetExceeded if the units do not fit beside what is pinned and leased (its `fits`
         is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
         """
+        self._check_process()
         thread = threading.get_ident()
         with self._lock:
             until = waited = 0.0
@@ -213,6 +207,7 @@ class SlabTier:
         of_units = [length for length in of_blocks for _ in range(heads)]
         sizes = [self._shape.slots_of(length) for length in of_units]
         needed = sum(sizes)
+        self._check_process()
         thread, until = threading.get_ident(), time.perf_counter() + self.patience
         with self._lock:
             while (room := self._table.room()) < needed:
@@ -242,6 +237,8 @@ class SlabTier:
         """Drop units, pinned or not, also those that are being read. A lease on one keeps its slot
         unchanged until the lease ends.
         """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             for unit in units:
                 held = self._table.slots.get(unit) or self._arriving.pop(unit, None)
@@ -277,6 +274,7 @@ class SlabTier:
 
     def holds(self, unit: BlockKey) -> bool:
         """Is the unit here (no lookup is counted)?"""
+        self._check_process()
         with self._lock:
             return unit in self._table.slots
 
@@ -287,12 +285,12 @@ class SlabTier:
 
     # Inside
 
-    def _in_child(self) -> None:
-        """In a forked child nothing that its parent's threads were reading arrives, and none of
-        them waits.
-        """
-        self.drop(list(self._arriving))
-        self._ahead = self._short = 0
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise MemoryClosed(
+                f"the {self.name} tier belongs to process {self._pid}, not to this fork of it; "
+                "spawn instead"
+            )
 
     def _wait_for_room(
         self, needed: int, room: int, cached: int, thread: int, until: float
@@ -454,26 +452,3 @@ def _consecutive(slots: list[int]) -> slice | list[int]:
     if slots and slots[-1] - slots[0] == len(slots) - 1:
         return slice(slots[0], slots[-1] + 1)
     return slots
-
-
-def _before() -> None:
-    _forking.acquire()
-    _locked.extend(_all)
-    for one in _locked:
-        one._lock.acquire()
-
-
-def _after(*, in_child: bool) -> None:
-    for one in _locked:
-        if in_child:
-            one._in_child()
-        one._lock.release()
-    _locked.clear()
-    _forking.release()
-
-
-os.register_at_fork(
-    before=_before,
-    after_in_parent=lambda: _after(in_child=False),
-    after_in_child=lambda: _after(in_child=True),
-)

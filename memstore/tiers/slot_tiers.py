@@ -12,17 +12,7 @@ from memstore.devices import usable_device
 from memstore.errors import BudgetExceeded, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import Held, UnitShape, UnitSource
-
-
-class NoSource:
-    """The source of a memory without a directory: it has nothing."""
-
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
-        raise DocumentNotFound(
-            f"document {units[0].document} is not in this memory, which holds only its sessions' "
-            "own blocks"
-        )
+from memstore.tiers.slots import Held, LowestTier, UnitShape
 
 
 class HostTier(SlabTier):
@@ -33,20 +23,23 @@ class HostTier(SlabTier):
     name = "host"
 
     def __init__(
-        self, source: UnitSource, budget_bytes: int, shape: UnitShape, *, policy: str = "lru"
+        self, source: LowestTier | None, budget_bytes: int, shape: UnitShape, *, policy: str = "lru"
     ) -> None:
-        """source: what misses are read from. Otherwise as SlabTier."""
+        """source: what misses are read from; None for a memory that stores nothing. Otherwise as
+        SlabTier.
+        """
         self.source = source
         super().__init__(budget_bytes, shape, policy=policy, pin_memory=torch.cuda.is_available())
 
     def _read_below(
         self, units: Sequence[BlockKey], slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
-        read_from = getattr(self.source, "read_from", None)
-        if read_from is None:  # a source that is no tier
-            return self.source.read(units, self.slab, slots), ["disk"] * len(units)
-        lengths, tiers = read_from(units, self.slab, slots)
-        return lengths, tiers
+        if self.source is None:
+            raise DocumentNotFound(
+                f"document {units[0].document} is not in this memory, which holds only its "
+                "sessions' own blocks"
+            )
+        return self.source.read_from(units, self.slab, slots)
 
     def lift(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]

@@ -250,26 +250,8 @@ class SlotTable:
             self.counts.unused += 1
 
 
-class UnitSource(Protocol):
-    """A source that an upper tier reads its misses from."""
-
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]) -> list[int]:
-        """Fill slots slots[i] of the slab with unit units[i]; return each unit's valid content
-        tokens.
-
-        slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk
-        below it. Every unit has slots for block_size tokens. Rows behind a unit's tokens in the
-        last slot that it needs are zero. Units come in any order; no two may have the same slot.
-        After an error the contents of the slots are undefined.
-
-        Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (forgotten,
-        or never stored).
-        """
-        ...
-
-
-class LowestTier(UnitSource, Protocol):
-    """A source that is a tier, or several below each other, and counts."""
+class LowestTier(Protocol):
+    """The tier, or several tiers one below the other, that the host tier reads its misses from."""
 
     @property
     def counters(self) -> Mapping[str, TierCounter]:
@@ -279,7 +261,17 @@ class LowestTier(UnitSource, Protocol):
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
     ) -> tuple[list[int], list[str]]:
-        """As `read`; of each unit also the name of the tier that had it."""
+        """Fill slots slots[i] of the slab with unit units[i]; return each unit's valid content
+        tokens, and the name of the tier that had it.
+
+        slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V, in main memory. Every unit
+        has slots for block_size tokens. Rows after a unit's tokens in the last slot that it needs
+        are zero. Units come in any order; no two may have the same slot. After an error the
+        contents of the slots are undefined.
+
+        Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (deleted, or
+        never stored).
+        """
         ...
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view
-from memstore.tiers.slots import UnitSource
+from memstore.tiers.slots import LowestTier
 from support.disk_records import (
     BLOCKS,
     DIM,
@@ -56,7 +56,7 @@ def memory(tmp_path: Path) -> Iterator[tuple[Catalog, DiskTier]]:
 @pytest.mark.parametrize("codec", CODECS)
 def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype, way):
     catalog, disk = make(tmp_path / "memory", codec, dtype)
-    source: UnitSource = disk
+    source: LowestTier = disk
     rng = random.Random(3)
     every = [
         BlockKey(document, layer, block, head)
@@ -70,7 +70,7 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
         slots = rng.sample(range(len(every) + 3), count)
         slab = new_slab(len(every) + 3, dtype)
         k, v = slab.unbind(1)
-        lengths = source.read(units, slab, [(slot,) for slot in slots])
+        lengths, _ = source.read_from(units, slab, [(slot,) for slot in slots])
         for unit, slot, length in zip(units, slots, lengths, strict=True):
             want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block, dtype)
             assert length == (1 if unit.block == BLOCKS - 1 else ROWS)
@@ -93,7 +93,7 @@ def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
 
     def work(txn: Transaction) -> None:
         write(catalog, txn, RecordKey(2, 300, 0), want_k, want_v)
-        disk.read([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], slab, [(0,), (1,)])
+        disk.read_from([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], slab, [(0,), (1,)])
 
     catalog.database.write(work)
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(1, 0, 2)[1][1])
@@ -105,7 +105,7 @@ def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
     for document in (1, 77, -1, -5):
         with pytest.raises(DocumentNotFound, match=f"document {document} "):
-            disk.read([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], slab, [(0,), (1,)])
+            disk.read_from([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], slab, [(0,), (1,)])
 
 
 def test_a_missing_record_of_a_document_is_damage(memory, way):
@@ -113,7 +113,7 @@ def test_a_missing_record_of_a_document_is_damage(memory, way):
     catalog.database.write(lambda txn: txn.delete("blocks", record_key(RecordKey(1, 4, 1))))
     slab = new_slab(1)
     with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1"):
-        disk.read([BlockKey(1, 1, 4, 0)], slab, [(0,)])
+        disk.read_from([BlockKey(1, 1, 4, 0)], slab, [(0,)])
 
 
 def test_a_record_moved_to_another_key_is_refused(memory, way):
@@ -129,7 +129,7 @@ def test_a_record_moved_to_another_key_is_refused(memory, way):
     with pytest.raises(
         CorruptBlock, match=r"block 5, layer 1 is damaged .*the record of block 4, layer 1 of"
     ):
-        disk.read([BlockKey(1, 1, 5, 0)], slab, [(0,)])
+        disk.read_from([BlockKey(1, 1, 5, 0)], slab, [(0,)])
 
 
 def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
@@ -159,7 +159,8 @@ def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
                     slab = new_slab(1)
                     k, v = slab.unbind(1)
                     try:
-                        (length,) = again.read([BlockKey(1, layer, block, head)], slab, [(0,)])
+                        unit = BlockKey(1, layer, block, head)
+                        ((length,), _) = again.read_from([unit], slab, [(0,)])
                     except CorruptBlock as error:
                         assert f"document 1, block {block}, layer {layer}" in str(error)
                         failed += 1
@@ -182,7 +183,7 @@ def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     catalog.database.write(lambda txn: catalog.blocks.put(txn, key, record))
     slab = new_slab(2)
     k, v = slab.unbind(1)
-    disk.read([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], slab, [(0,), (1,)])
+    disk.read_from([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], slab, [(0,), (1,)])
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
 
 
@@ -190,7 +191,7 @@ def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way
     catalog, disk = memory
     slab = new_slab(2)
     units = [BlockKey(1, 0, 3, 0), BlockKey(1, 0, 4, 0)]
-    disk.read(units, slab, [(0,), (1,)])
+    disk.read_from(units, slab, [(0,), (1,)])
 
     def work(txn: Transaction) -> None:
         catalog.put_document(txn, replace(catalog.document(txn, 1), write=b"another, 16 byte"))
@@ -198,8 +199,8 @@ def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way
     catalog.database.write(work)
     catalog._writes.clear()  # no document's write changes
     with pytest.raises(CorruptBlock, match=r"document 1, block 3, layer 0 is damaged .* the write"):
-        disk.read(units, slab, [(0,), (1,)])
-    disk.read([BlockKey(2, 0, 3, 0)], slab, [(0,)])
+        disk.read_from(units, slab, [(0,), (1,)])
+    disk.read_from([BlockKey(2, 0, 3, 0)], slab, [(0,)])
 
 
 @pytest.mark.parametrize("place", [Extent(1 << 62, 64), Extent(1 << 75, 64), Extent(16, 1 << 32)])
@@ -208,4 +209,4 @@ def test_a_place_behind_the_end_of_the_file_is_damage(memory, monkeypatch, place
     _, disk = memory
     monkeypatch.setattr(Transaction, "extents_of", lambda txn, table, keys: [place])
     with pytest.raises(CorruptBlock, match=r"block 4, layer 1 cannot be read .*ends before it"):
-        disk.read([BlockKey(1, 1, 4, 0)], new_slab(1), [(0,)])
+        disk.read_from([BlockKey(1, 1, 4, 0)], new_slab(1), [(0,)])

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -13,7 +14,8 @@ from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slot_tiers import DeviceTier, HostTier
-from memstore.tiers.slots import UnitShape, UnitSource
+from memstore.tiers.slots import Held, LowestTier, UnitShape
+from memstore.tiers.stats import TierCounter
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4
@@ -32,7 +34,16 @@ def content(key: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
     return both[0], both[1]
 
 
-class CountingSource:
+class Source:
+    """A LowestTier without threads or counts."""
+
+    counters: ClassVar[dict[str, TierCounter]] = {}
+
+    def close(self) -> None:
+        pass
+
+
+class CountingSource(Source):
     """A source with every block of every document above 0 but 666, that counts what is read and can
     refuse.
     """
@@ -56,9 +67,9 @@ class CountingSource:
         """Let them go on."""
         self._go.set()
 
-    def read(
-        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Sequence[int]]
-    ) -> list[int]:
+    def read_from(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
         self.reads.append(list(units))
         self.reading.release()
         assert self._go.wait(SECONDS), "nobody said go"
@@ -75,10 +86,10 @@ class CountingSource:
             if key.document == 666:
                 raise DocumentNotFound("document 666 was forgotten")
             slab[slot] = torch.stack(content(key))
-        return [BLOCK - key.block % 2 for key in units]
+        return [BLOCK - key.block % 2 for key in units], ["disk"] * len(units)
 
 
-def host_tier(below: UnitSource, units: int = 8, policy: str = "lru") -> HostTier:
+def host_tier(below: LowestTier, units: int = 8, policy: str = "lru") -> HostTier:
     """A host tier of so many units, whose budget is half of one larger."""
     return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, SHAPE, policy=policy)
 

@@ -16,13 +16,14 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.policy import POLICIES
-from memstore.tiers.slots import UnitSource
+from memstore.tiers.slots import Held, LowestTier
 from support.counting_source import (
     SECONDS,
     SHAPE,
     UNIT_BYTES,
     Aside,
     CountingSource,
+    Source,
     check_lease,
     check_slots,
     unit,
@@ -233,19 +234,19 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 
-class Standing:
+class Standing(Source):
     """The source below, which reads when it is told to."""
 
-    def __init__(self, source: UnitSource) -> None:
+    def __init__(self, source: LowestTier) -> None:
         self._source = source
         self.reading, self.go = threading.Event(), threading.Event()
 
-    def read(
-        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
-    ) -> list[int]:
+    def read_from(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
         self.reading.set()
         assert self.go.wait(SECONDS)
-        return self._source.read(units, slab, slots)
+        return self._source.read_from(units, slab, slots)
 
 
 def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though_the_map_grows(

@@ -13,8 +13,8 @@ from memstore.errors import BudgetExceeded
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slot_tiers import DeviceTier, HostTier
-from memstore.tiers.slots import PAGE, Lease, UnitShape
-from support.counting_source import check_slots
+from memstore.tiers.slots import PAGE, Held, Lease, UnitShape
+from support.counting_source import Source, check_slots
 
 MOST, DIM, SLOT = 11, 2, 4
 SHAPE = UnitShape(MOST, DIM, torch.float32, SLOT)
@@ -31,15 +31,15 @@ def content(key: BlockKey) -> Tensor:
     return torch.randn(2, length, DIM, generator=draw)
 
 
-class Passages:
+class Passages(Source):
     """A source with every passage; it counts them."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def read(
-        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Sequence[int]]
-    ) -> list[int]:
+    def read_from(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
         self.count += len(units)
         lengths = []
         for key, held in zip(units, slots):
@@ -50,7 +50,7 @@ class Passages:
                 slab[slot] = 0
                 slab[slot, :, : part.shape[1]] = part
             lengths.append(both.shape[1])
-        return lengths
+        return lengths, ["disk"] * len(units)
 
 
 def check(lease: Lease, units: Sequence[BlockKey]) -> None:
@@ -133,13 +133,13 @@ def test_less_than_a_quarter_of_the_budget_is_lost_to_padding(policy: str) -> No
     shape = UnitShape.of_passages(128, 1, torch.float16)
     lengths = torch.randint(20, 129, (400,), generator=torch.Generator().manual_seed(0)).tolist()
 
-    class Source:
-        def read(
-            self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Sequence[int]]
-        ) -> list[int]:
-            return [lengths[key.block] for key in units]
+    class Lengths(Source):
+        def read_from(
+            self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
+        ) -> tuple[list[int], list[str]]:
+            return [lengths[key.block] for key in units], ["disk"] * len(units)
 
-    tier = HostTier(Source(), 500 * shape.slot_bytes, shape, policy=policy)
+    tier = HostTier(Lengths(), 500 * shape.slot_bytes, shape, policy=policy)
     for number in range(400):
         tier.lease([unit(number)]).release()
     held = [key.block for key in tier._table.slots]

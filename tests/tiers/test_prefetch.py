@@ -19,11 +19,12 @@ from memstore.store.memory_store import MemoryStore
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slots import UnitSource
+from memstore.tiers.slots import Held, LowestTier
 from memstore.tiers.tier_options import PREDICTORS
 from support.counting_source import (
     Aside,
     CountingSource,
+    Source,
     check_lease,
     check_slots,
     device_tier,
@@ -121,17 +122,17 @@ def test_concurrent_leases_prefetches_and_drops_never_deadlock(
 # Answers
 
 
-class Slow:
-    """The source below, later."""
+class Slow(Source):
+    """A slow source above another one."""
 
-    def __init__(self, source: UnitSource) -> None:
+    def __init__(self, source: LowestTier) -> None:
         self._source = source
 
-    def read(
-        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
-    ) -> list[int]:
+    def read_from(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
         time.sleep(0.002)
-        return self._source.read(units, slab, slots)
+        return self._source.read_from(units, slab, slots)
 
 
 def states(

@@ -58,5 +58,5 @@ class Computed:
             return
         catalog.share(at.digest, codec, k, v)
         rest = (0, 0, 0, catalog.signature.block_size - len(k))
-        padded = (pad(half, rest)[None] for half in (k, v))
-        self._tiers.admit([BlockKey(at.number, 0, 0, 0)], *padded, len(k))
+        unit = BlockKey(at.number, 0, 0, 0)
+        self._tiers.admit([unit], pad(k, rest)[None], pad(v, rest)[None], len(k))

@@ -37,9 +37,9 @@ class Encoder:
         """Have a chunk hold its records, where it does not yet; of layers without memory only those
         of blocks from `keep` on.
         """
-        for number, (k, v) in chunk.kv.items():
-            bits, digest = (raw_view(k), raw_view(v)), chunk.digests[number]
-            record = self._table.encode_passage(*bits, digest, self._document.codec)
+        for number, halves in chunk.kv.items():
+            k, v = map(raw_view, halves)
+            record = self._table.encode_passage(k, v, chunk.digests[number], self._document.codec)
             chunk.records[number, 0] = record
         chunk.kv = {}
         for layer, halves in chunk.blocks.items():
