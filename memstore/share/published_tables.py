@@ -99,10 +99,11 @@ class Snapshot:
         return found if found is None or found[:2] == ("landmarks", part) else None
 
     def scan_checked(
-        self, table: str, start: bytes = b"", end: bytes | None = None
+        self, table: str, start: bytes = b"", end: bytes | None = None, *, ahead: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values from key `start` to before `end`, in order; of documents' values, those
-        of the document of `start`.
+        of the document of `start`. ahead: of no use, since all values of a document are read with
+        the first.
         """
         if table == "documents":
             for number in sorted(self._state.rows.keys() - self._state.leaving.keys()):
@@ -120,10 +121,6 @@ class Snapshot:
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
         """The greatest key of the same document that is not after `key`, or None."""
         return max((known for known in self._of(table, key, key) if known <= key), default=None)
-
-    def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
-        """Nothing: all values of a document are read with the first."""
-        return iter(())
 
     @property
     def changes(self) -> Changes:

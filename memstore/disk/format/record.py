@@ -68,7 +68,6 @@ class RecordForm:
         self.geometry, self.signature = geometry, signature
         heads, size = geometry.num_kv_heads, geometry.unit_bytes
         self.header_bytes = header_bytes(heads)
-        self._digests_at = self.header_bytes - (heads + 1) * _DIGEST
         # A full block in codec raw has all of this in common with every other one.
         self._fixed = self._pack_fixed(_RAW_CODEC, geometry.block_size)
         self._packed_sizes = struct.pack(f"<{heads}I", *[size] * heads)
@@ -139,25 +138,12 @@ class RecordForm:
         return Header(start, _CODEC_NAMES[codec], length, offsets, sizes, digests)
 
     def raw_header(self, key: RecordKey, write: WriteId, digests: bytes) -> bytes:
-        """The header of a full block in codec raw of which the heads have these checksums, one
-        behind the other. It has no other, so that a record is what was asked for if it has this one
-        by the checksums of its heads.
+        """The header of a full block in codec raw, whose heads have these checksums, concatenated.
+        Key, write and checksums determine it, so comparing bytes identifies the record.
         """
         own = _OWN.pack(write, key[1], key[2])
         header = self._fixed + own + self._packed_sizes + digests
         return header + xxh3_64_digest(header)
-
-    def raw_digests(
-        self, record: bytes | bytearray | memoryview, key: RecordKey, write: WriteId
-    ) -> bytes | None:
-        """The checksums of the heads of a full block in codec raw, one behind the other, as its
-        header tells them; None if it is something else, or damaged, and `read` tells what it is.
-
-        record: its first header_bytes, at least.
-        """
-        header = bytes(record[: self.header_bytes])
-        digests = header[self._digests_at : -_DIGEST]
-        return digests if header == self.raw_header(key, write, digests) else None
 
     def _pack_fixed(self, codec: str, length: int) -> bytes:
         heads, rows, dim = self.geometry.shape
@@ -172,11 +158,6 @@ class RecordForm:
             length,
             self.signature,
         )
-
-
-def digest_of(digests: bytes, head: int) -> bytes:
-    """The checksum of a head among those of all (RecordForm.raw_digests)."""
-    return digests[head * _DIGEST : (head + 1) * _DIGEST]
 
 
 def damaged(key: RecordKey, what: str) -> CorruptBlock:

@@ -1,6 +1,5 @@
 """Where LMDB (0.9) lays a value in its data file, and having the system read values ahead."""
 
-import ctypes
 import mmap
 import os
 import struct
@@ -9,8 +8,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
-
-import numpy as np
 
 PAGE_HEADER = 16  # bytes
 NODE = struct.Struct("<HHHH")  # low and high half of a size or page, flags or more of it, key size
@@ -28,20 +25,6 @@ class Extent(NamedTuple):
 
     offset: int
     size: int
-
-
-def extent_of(key: memoryview, page_size: int) -> Extent | None:
-    """Where the value of a key lies; None if it lies beside the key.
-
-    key: where LMDB shows it, in a mapped tree page: what surrounds it is the node that says where
-    its value is.
-    """
-    address = np.frombuffer(key, dtype=np.uint8).__array_interface__["data"][0]
-    low, high, flags, size = NODE.unpack(ctypes.string_at(address - NODE.size, NODE.size))
-    if size != len(key) or not flags & OVERFLOW:
-        return None
-    page = ctypes.c_uint64.from_address(address + size).value
-    return Extent(page * page_size + PAGE_HEADER, low | high << 16)
 
 
 def places_of(file: int, page_size: int, root: int, keys: Sequence[bytes]) -> list[Extent | None]:

@@ -1,21 +1,21 @@
 """What can be read and changed inside one transaction of a memory."""
 
 import struct
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import TABLE_RECORD, Extent, ask, extent_of, places_of
+from memstore.disk.lmdb.pages import TABLE_RECORD, Extent, ask, places_of
 from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 COMMIT_TABLE, COMMIT_KEY = "meta", b"commit"  # where the record of a commit lies
 _COMMIT = struct.Struct("<Qd")
 _CHECKSUM = 8  # bytes before a value that has one
-_AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
+_AHEAD_BYTES, _MOST_AHEAD = 8 << 20, 256  # bytes and values that a walk asks for in advance
 
 
 class ValuePart(NamedTuple):
@@ -94,29 +94,6 @@ class Transaction:
         (root,) = TABLE_RECORD.unpack(description)
         return places_of(self.file, self._page_size, root, keys)
 
-    def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
-        """For a walk over values: asks the disk for the megabytes that follow, first and at every
-        step one value on.
-
-        A walk that touches page after page of a cold file waits for each of them.
-        """
-        if self.writable:
-            return
-        sizes: deque[int] = deque()
-        total = 0
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            there = cursor.set_range(start) if start else cursor.first()
-            while there and (end is None or bytes(cursor.key()) < end):
-                place = extent_of(cursor.key(), self._page_size)
-                if place is not None:
-                    ask(self.file, [place])
-                sizes.append(0 if place is None else place.size)
-                total += sizes[-1]
-                while total >= _AHEAD_BYTES:
-                    yield
-                    total -= sizes.popleft()
-                there = cursor.next()
-
     def get(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value, or None."""
         value = self.view(table, key)
@@ -153,17 +130,24 @@ class Transaction:
                 there = bool(cursor.key())
 
     def scan(
-        self, table: str, start: bytes = b"", end: bytes | None = None
+        self, table: str, start: bytes = b"", end: bytes | None = None, *, ahead: bool = False
     ) -> Iterator[tuple[bytes, memoryview]]:
         """Keys and views of values from key `start` to before `end`, in order. Change nothing while
         it runs.
+
+        ahead: the values are large, so ask the disk for the next ones: a walk over a cold file
+        waits for each page that it touches.
         """
         with self.inner.cursor(db=self.tables[table]) as cursor:
             if not (cursor.set_range(start) if start else cursor.first()):
                 return
-            before = start
+            before, asked = start, 0
             for key, value in cursor.iternext():
                 key = bytes(key)
+                if ahead and not asked:
+                    asked = min(_MOST_AHEAD, 1 + _AHEAD_BYTES // max(1, len(value)))
+                    self._ask_for(table, key, 2 * asked)
+                asked -= 1
                 if key < before:  # a damaged tree may go round in circles
                     raise CorruptMemory(
                         f"{self._path}: the {table} keys are out of order; run verify"
@@ -172,6 +156,14 @@ class Transaction:
                     return
                 yield key, value
                 before = key + b"\0"
+
+    def _ask_for(self, table: str, start: bytes, count: int) -> None:
+        """Have the system begin to read so many values, from key `start` on."""
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            cursor.set_range(start)
+            keys = [bytes(key) for key in islice(cursor.iternext(values=False), count)]
+        places = self.extents_of(table, keys)
+        ask(self.file, [place for place in places if place is not None])
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
         """The greatest key that is not after `key`, or None."""
@@ -195,12 +187,12 @@ class Transaction:
         return None if view is None else self._checked(table, key, view)
 
     def scan_checked(
-        self, table: str, start: bytes = b"", end: bytes | None = None
+        self, table: str, start: bytes = b"", end: bytes | None = None, *, ahead: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and copies of values that put_checked wrote, as scan gives them. Raises
         CorruptMemory.
         """
-        for key, view in self.scan(table, start, end):
+        for key, view in self.scan(table, start, end, ahead=ahead):
             yield key, self._checked(table, key, view)
 
     def _checked(self, table: str, key: bytes, view: memoryview) -> bytes:

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_keys
-from memstore.disk.format.record import WriteId, decode_head, digest_of
+from memstore.disk.format.record import WriteId, decode_head
 from memstore.disk.tables.block_table import BlockTable
 
 # A record's key as bytes in the table and by its parts, the write that made it, and which units of
@@ -116,8 +116,6 @@ class Batch:
         """Check and decode the wanted heads of a record into their slots; of another codec only the
         header and these have to be there. Raises CorruptBlock.
         """
-        if self._copy(record, data):
-            return
         _, key, write, places = record
         header = self._table.header(data, key, write)
         for place in places:
@@ -137,24 +135,3 @@ class Batch:
         """Bytes of the slots that these units take."""
         size = self._slot_size
         return self.unit_bytes * sum(-(-self.lengths[place] // size) for place in places)
-
-    def _copy(self, record: Wanted, data: memoryview) -> bool:
-        """Copy heads of a full block in codec raw; return whether they are what was written.
-
-        Checksums are taken of the copy: what lies in the file may change under a reader that LMDB's
-        lock file cannot know.
-        """
-        _, key, write, places = record
-        form, size = self._table.form, self.unit_bytes
-        if self.in_pages or len(data) != form.raw_record_bytes:
-            return False
-        digests = form.raw_digests(data, key, write)
-        if digests is None:
-            return False
-        for place in places:
-            head, slot = self._asked[place], self.slots[place]
-            start = form.header_bytes + head * size
-            slot[:] = data[start : start + size]
-            if xxh3_64_digest(slot) != digest_of(digests, head):
-                return False
-        return True

@@ -123,12 +123,8 @@ class BlockTable:
         """A document's records from block `first` on, in order of block and layer, as they lie in
         the file.
         """
-        keys = record_range(document, first=first)
-        ahead = txn.ahead("blocks", *keys)
-        next(ahead, None)
-        for key, view in txn.scan("blocks", *keys):
+        for key, view in txn.scan("blocks", *record_range(document, first=first), ahead=True):
             yield StoredRecord(read_record_key(key), view)
-            next(ahead, None)
 
     def delete(self, txn: Transaction, document: int) -> None:
         """Delete all records of a document, or of a passage."""

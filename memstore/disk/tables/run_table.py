@@ -92,12 +92,9 @@ class RunTable(NamedTuple):
         else:
             ranges = [run_range(document, part) for part in self.parts(())]
         for keys in ranges:
-            ahead = txn.ahead(_TABLE, *keys)
-            next(ahead, None)
-            for key, value in txn.scan_checked(_TABLE, *keys):
+            for key, value in txn.scan_checked(_TABLE, *keys, ahead=True):
                 _, part, first = read_run_key(key, of_selector=self.spec is not None)
                 yield part, first, value
-                next(ahead, None)
 
     def runs(self, txn: Transaction, document: int) -> Iterator[tuple[int, Run]]:
         """Every run of a document, and its part, in order of part and block; copies, safe to keep.
