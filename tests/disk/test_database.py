@@ -15,6 +15,7 @@ import pytest
 
 from memstore.block import RecordKey
 from memstore.disk.format.keys import document_range, record_key
+from memstore.disk.lmdb import environment
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.errors import (
     CorruptMemory,
@@ -69,8 +70,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def database(path: Path) -> Iterator[Database]:
-    with Database.create(path, put(b"a", b"first"), map_size=SMALL) as database:
+def database(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    monkeypatch.setattr(environment, "INITIAL_MAP", SMALL)
+    with Database.create(path, put(b"a", b"first")) as database:
         yield database
 
 

@@ -2,7 +2,6 @@
 does it.
 """
 
-import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,23 +9,14 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from memstore.closing import Closing
-from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, whole_pages
+from memstore.disk.files import DATA, OWN_NAMES, named_os_errors
 from memstore.disk.lmdb.environment import Environment, Version
 from memstore.disk.lmdb.registry import acquire, release
-from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, Commit, Transaction
-from memstore.errors import (
-    RESTORE,
-    CorruptMemory,
-    InvalidInput,
-    MemoryClosed,
-    MemoryNotFound,
-    ReadOnlyMemory,
-)
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.errors import InvalidInput, MemoryClosed, MemoryNotFound, ReadOnlyMemory
 from memstore.paths import expanded
 
 T = TypeVar("T")
-
-INITIAL_MAP = 1 << 28  # bytes of address space; the file grows only with what is written
 
 
 class Database(Closing):
@@ -40,18 +30,12 @@ class Database(Closing):
 
     @classmethod
     def create(
-        cls,
-        path: Path | str,
-        first: Callable[[Transaction], None],
-        *,
-        map_size: int = INITIAL_MAP,
-        limit: int | None = None,
+        cls, path: Path | str, first: Callable[[Transaction], None], *, limit: int | None = None
     ) -> Self:
         """Make the tables and what `first` writes, in one transaction, in a directory that is
         absent or empty.
 
-        map_size: bytes of address space to begin with, grown as needed; limit: bytes the data file
-        may reach.
+        limit: bytes the data file may reach.
 
         Raises MemoryExists, InvalidInput (other files there; a network file system),
         ReadOnlyMemory, StorageFull, MemoryLocked.
@@ -68,12 +52,7 @@ class Database(Closing):
             raise ReadOnlyMemory(
                 f"{path} cannot be written; choose another directory or change its permissions"
             )
-        if limit is not None:  # to LMDB, a map of no page is one of its own size
-            map_size = min(map_size, max(whole_pages(limit), mmap.PAGESIZE))
-        return cls(
-            acquire(path, lambda environment: environment.create(first, map_size, limit)),
-            read_only=False,
-        )
+        return cls(acquire(path, lambda new: new.create(first, limit)), read_only=False)
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> Self:
@@ -88,7 +67,7 @@ class Database(Closing):
         path = expanded(path)
         if not (path / DATA).is_file():
             raise MemoryNotFound.of(path)
-        return cls(acquire(path, Environment.open), read_only=read_only)
+        return cls(acquire(path), read_only=read_only)
 
     @property
     def path(self) -> Path:
@@ -126,17 +105,6 @@ class Database(Closing):
         """
         self._check()
         return self._environment.version()
-
-    def last_commit(self) -> Commit | None:
-        """What the last commit said of itself; None where it said nothing. Raises
-        CorruptMemory.
-        """
-        with self.read() as transaction:
-            record = transaction.get(COMMIT_TABLE, COMMIT_KEY)
-        known = None if record is None else Commit.unpack(record)
-        if record is not None and known is None:
-            raise CorruptMemory(f"{self.path}: the record of the last commit is damaged; {RESTORE}")
-        return known
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -204,15 +172,8 @@ class Database(Closing):
         StorageFull, ReadOnlyMemory, MemoryClosed, CorruptMemory.
         """
 
-        def all_of_it(transaction: Transaction) -> T | None:
-            if change is None:
-                return None
-            result = change(transaction)
-            self._environment.record(transaction)
-            return result
-
         with self.writer():
-            return self._environment.rewrite(all_of_it, before_switch)
+            return self._environment.rewrite(change or (lambda transaction: None), before_switch)
 
     def close(self) -> None:
         """Close; the last Database of a directory closes the environment. More than once is the

@@ -10,7 +10,6 @@ import errno
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,9 +48,9 @@ from memstore.disk.lmdb.transaction import (
     COMMIT_KEY,
     COMMIT_TABLE,
     TABLES,
-    Commit,
     DataFile,
     Transaction,
+    commit_record,
 )
 from memstore.errors import (
     RESTORE,
@@ -67,6 +66,7 @@ from memstore.errors import (
 
 T = TypeVar("T")
 
+INITIAL_MAP = 1 << 28  # bytes of address space; the file grows only with what is written
 MAX_READERS = 512
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
 
@@ -147,10 +147,11 @@ class Environment:
                 f"{path} is on a network file system ({kind}); keep the memory on a local disk"
             )
 
-    def create(
-        self, first: Callable[[Transaction], None], map_size: int, limit: int | None
-    ) -> None:
+    def create(self, first: Callable[[Transaction], None], limit: int | None) -> None:
         """Make the tables with their first content. Raises what Database.create raises."""
+        map_size = INITIAL_MAP
+        if limit is not None:  # LMDB takes a map of no page as one of its own default size
+            map_size = min(map_size, max(whole_pages(limit), mmap.PAGESIZE))
         self.lock.acquire(wait=False)
         try:
             self._open(read_write=True, new_map_size=map_size)
@@ -345,7 +346,7 @@ class Environment:
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
-                self.record(transaction)
+                transaction.put(COMMIT_TABLE, COMMIT_KEY, commit_record(transaction.inner.id()))
                 transaction.inner.commit()
                 return result
             except lmdb.MapFullError:
@@ -354,11 +355,6 @@ class Environment:
                 self._thread.transaction = None
                 self._end(transaction.inner)
             self._grow(transaction.bytes_put, beyond_limit=beyond_limit)
-
-    def record(self, transaction: Transaction) -> None:
-        """Have a transaction record that it will be committed now."""
-        made = Commit(transaction.inner.id(), time.time())
-        transaction.put(COMMIT_TABLE, COMMIT_KEY, made.pack())
 
     def version(self) -> Version:
         self._gate.enter()
@@ -436,10 +432,9 @@ class Environment:
                 for key, value in transaction.scan(table)
                 if (table, key) != (COMMIT_TABLE, COMMIT_KEY)
             )
-            record = transaction.view(COMMIT_TABLE, COMMIT_KEY)
-            known = None if record is None else Commit.unpack(record)
+            size = max(INITIAL_MAP, 2 * os.fstat(self.data_file).st_size)
             with replacement(self.path / DATA) as file:
-                fill(Path(file.name), entries, time.time() if known is None else known.time)
+                fill(Path(file.name), entries, size)
                 self._sweep()
                 before_switch()
             switched = True

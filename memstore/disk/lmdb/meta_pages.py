@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from memstore.disk.files import DATA, share
 from memstore.disk.lmdb.key_pages import Entry, entries, table_of, value_of
-from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, Commit
+from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, read_commit_record
 from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound
 
 
@@ -133,35 +133,28 @@ def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
     older, newer = sorted(metas, key=lambda meta: meta.transaction)
     if newer.last_page < older.last_page:  # a file only grows
         return f"its meta pages tell of last pages {older.last_page} and {newer.last_page}"
-    recorded = False
     for meta in (older, newer):
         try:
-            commit = _commit(file, meta)
+            recorded = _recorded(file, meta)
         except ValueError as error:
             if meta is older:
-                continue  # nobody reads what it leads to
+                continue  # no reader follows it
             return f"transaction {meta.transaction} cannot be read ({error})"
-        if commit is not None and commit.transaction != meta.transaction:
-            return f"transaction {meta.transaction} is recorded as {commit.transaction}"
-        # a memory of an older format, which its own row tells, may have records of none of them
-        if commit is None and recorded:
-            return f"transaction {meta.transaction} is not recorded"
-        recorded = commit is not None
+        if recorded != meta.transaction:
+            return f"transaction {meta.transaction} is recorded as {recorded}"
     return None
 
 
-def _commit(file: int, meta: _Meta) -> Commit | None:
-    """The record of the commit that a meta page tells of, None if it has none. Raises ValueError
-    where a page, or the record, is not as it must be.
+def _recorded(file: int, meta: _Meta) -> int:
+    """The number of the transaction that recorded itself in the state that a meta page leads to; 0
+    for a file without a commit. Raises ValueError where a page, or the record, is damaged.
     """
     table = _find(file, meta, meta.root, COMMIT_TABLE.encode())
     record = None if table is None else _find(file, meta, table_of(file, table), COMMIT_KEY)
-    if record is None:
-        return None
-    commit = Commit.unpack(value_of(file, record))
-    if commit is None:
+    number = 0 if record is None else read_commit_record(value_of(file, record))
+    if number is None:
         raise ValueError("its record is damaged")
-    return commit
+    return number
 
 
 def _find(file: int, meta: _Meta, root: int, key: bytes) -> Entry | None:

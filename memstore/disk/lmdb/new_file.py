@@ -1,71 +1,53 @@
-"""A data file that is filled anew: what compacting and erasing put in the old one's place.
+"""A data file that is filled again: what compacting and erasing put in the place of the old one.
 
-Nothing is in it but what it was filled with. LMDB's own compacting copies pages whole, with what
-was deleted from them.
+It holds nothing but the given entries. LMDB's own compacting copies whole pages, with the deleted
+bytes in them.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import lmdb
 
-from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, TABLES, Commit
+from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, TABLES, commit_record
 
 Entry = tuple[str, bytes, bytes | memoryview]  # table, key, value
 _BATCH_BYTES = 16 << 20
-_MAP = 64 << 20
 
 
-def fill(file: Path, entries: Iterable[Entry], committed: float) -> None:
-    """Make the tables in an empty file and put entries into them, faster where those of a table
-    come in order. The file is the caller's to bring to the disk.
+def fill(file: Path, entries: Iterable[Entry], size: int) -> None:
+    """Make the tables in an empty file and put entries into them, which come table by table and in
+    the order of their keys; without the records of commits, which are made here. The caller syncs
+    the file.
 
-    committed: the time that its commits record. Raises lmdb.Error.
+    size: bytes that the entries need at most. Raises lmdb.Error.
     """
     with lmdb.open(
         os.fsencode(file),
         subdir=False,
         lock=False,
         max_dbs=len(TABLES),
-        map_size=_MAP,
+        map_size=size,
         sync=False,
         readahead=False,
-    ) as inner:
-        new = _NewFile(inner, committed)
-        batch: list[Entry] = []
-        size = 0
-        for entry in entries:
-            batch.append(entry)
-            size += len(entry[2])
-            if size >= _BATCH_BYTES:
-                new.put(batch)
-                batch, size = [], 0
-        new.put(batch)
-        new.put([])  # as the last two commits are those that are recorded
+    ) as environment:
+        tables = {name: environment.open_db(name.encode(), create=True) for name in TABLES}
+        # twice at least, since the last two commits are those that are checked
+        for batch in (*_batches(entries), []):
+            with environment.begin(write=True) as txn:
+                for table, key, value in batch:
+                    txn.put(key, value, db=tables[table], append=table != COMMIT_TABLE)
+                txn.put(COMMIT_KEY, commit_record(txn.id()), db=tables[COMMIT_TABLE])
 
 
-class _NewFile:
-    def __init__(self, inner: lmdb.Environment, committed: float) -> None:
-        self._inner, self._committed = inner, committed
-        self._tables = {name: inner.open_db(name.encode(), create=True) for name in TABLES}
-        self._last = dict.fromkeys(TABLES, b"")  # a table's greatest key
-
-    def put(self, batch: list[Entry]) -> None:
-        while True:
-            try:
-                with self._inner.begin(write=True) as txn:
-                    self._last = self._put(txn, batch)
-                return
-            except lmdb.MapFullError:
-                self._inner.set_mapsize(2 * self._inner.info()["map_size"])
-
-    def _put(self, txn: lmdb.Transaction, batch: list[Entry]) -> dict[str, bytes]:
-        record = Commit(txn.id(), self._committed).pack()
-        entries = [*batch, (COMMIT_TABLE, COMMIT_KEY, record)]
-        last = dict(self._last)
-        for table, key, value in entries:
-            append = key > last[table]
-            txn.put(key, value, db=self._tables[table], append=append)
-            last[table] = max(key, last[table])
-        return last
+def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    batch: list[Entry] = []
+    size = 0
+    for entry in entries:
+        batch.append(entry)
+        size += len(entry[2])
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch

@@ -18,9 +18,9 @@ _registry: dict[tuple[int, int], Environment] = {}  # by device and inode of the
 _inherited: dict[tuple[int, int], Environment] = {}
 
 
-def acquire(path: Path, begin: Callable[[Environment], None]) -> Environment:
-    """The process's environment for a directory; `begin` opens or creates it where there is none
-    yet.
+def acquire(path: Path, create: Callable[[Environment], None] | None = None) -> Environment:
+    """The process's environment for a directory; if it has none yet, a new one that is opened, or
+    created by `create`.
     """
     with _registry_lock:
         with named_os_errors(path):
@@ -36,9 +36,9 @@ def acquire(path: Path, begin: Callable[[Environment], None]) -> Environment:
             environment = None  # of a directory that was removed: its inode was given out again
         if environment is None:
             environment = Environment(path)
-            begin(environment)
+            environment.open() if create is None else create(environment)
             _registry[key] = environment
-        elif begin is not Environment.open:
+        elif create is not None:
             raise MemoryExists(f"{path} already holds a memory; open it, or name another directory")
         environment.users += 1
         return environment

@@ -13,7 +13,7 @@ from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 COMMIT_TABLE, COMMIT_KEY = "meta", b"commit"  # where the record of a commit lies
-_COMMIT = struct.Struct("<Qd")
+_COMMIT = struct.Struct("<Q8x")  # number of the transaction
 _CHECKSUM = 8  # bytes before a value that has one
 _AHEAD_BYTES, _MOST_AHEAD = 8 << 20, 256  # bytes and values that a walk asks for in advance
 
@@ -210,21 +210,18 @@ def digest(table: str, key: bytes, value: bytes) -> bytes:
     return xxh3_64_intdigest(value, xxh3_64_intdigest(key, len(table))).to_bytes(8, "little")
 
 
-class Commit(NamedTuple):
-    """What a commit records of itself, so that one that is undone is noticed."""
+def commit_record(transaction: int) -> bytes:
+    """The value that the commit of a transaction of this number stores, so that a lost commit is
+    noticed; with a checksum.
+    """
+    value = _COMMIT.pack(transaction)
+    return digest(COMMIT_TABLE, COMMIT_KEY, value) + value
 
-    transaction: int  # its number
-    time: float  # seconds since 1970
 
-    def pack(self) -> bytes:
-        """Its record, with the checksum."""
-        value = _COMMIT.pack(*self)
-        return digest(COMMIT_TABLE, COMMIT_KEY, value) + value
-
-    @classmethod
-    def unpack(cls, record: bytes | memoryview) -> "Commit | None":
-        """The inverse; None for a record that is damaged."""
-        value = bytes(record[8:])
-        if len(value) != _COMMIT.size or digest(COMMIT_TABLE, COMMIT_KEY, value) != record[:8]:
-            return None
-        return cls(*_COMMIT.unpack(value))
+def read_commit_record(record: bytes | memoryview) -> int | None:
+    """The number in a record of a commit; None for a damaged record."""
+    value = bytes(record[_CHECKSUM:])
+    if len(value) != _COMMIT.size or digest(COMMIT_TABLE, COMMIT_KEY, value) != record[:_CHECKSUM]:
+        return None
+    number: int = _COMMIT.unpack(value)[0]
+    return number

@@ -67,7 +67,6 @@ def walk(path: Path, skip: set[int]) -> Iterator[Event]:
     """
     catalog = Catalog.open(path, read_only=True)
     try:
-        catalog.database.last_commit()
         with catalog.database.read() as txn:
             catalog.next_number(txn)
             rows = {read_number_key(key) for key, _ in txn.scan("documents")}
