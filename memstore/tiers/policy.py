@@ -10,54 +10,13 @@ walks over all that was deleted before it.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidConfig
 
 Blocked: TypeAlias = Callable[[BlockKey], bool]
 Queue: TypeAlias = "OrderedDict[BlockKey, None]"
-
-
-class Policy(Protocol):
-    """Which cached unit goes when one must.
-
-    It sees cached units only, never pinned ones; its tier holds its lock while calling.
-    """
-
-    name: str
-
-    def hit(self, unit: BlockKey) -> None:
-        """A request found this unit; one that is not known here (a pinned one) is ignored."""
-        ...
-
-    def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
-        """A request missed this unit, and it is cached from now on; return the unit that goes for
-        it.
-
-        full: there is no free slot, so one cached unit goes, of those that are not `blocked`; the
-        caller guarantees that there is one. It may be full with fewer than `capacity` units cached.
-        With full=False nothing goes, and the answer is None.
-        """
-        ...
-
-    def evict(self, blocked: Blocked) -> BlockKey:
-        """The unit that goes where one has to go for more room, of those that are not `blocked`;
-        the caller guarantees that there is one.
-        """
-        ...
-
-    def drop(self, unit: BlockKey) -> None:
-        """This unit is cached no more, though it was not evicted; nothing of it is remembered."""
-        ...
-
-    def __len__(self) -> int:
-        """Cached units."""
-        ...
-
-    def __contains__(self, unit: object) -> bool:
-        """Is this unit cached?"""
-        ...
 
 
 def _oldest(units: Iterable[BlockKey], blocked: Blocked) -> BlockKey | None:
@@ -68,7 +27,10 @@ def _oldest(units: Iterable[BlockKey], blocked: Blocked) -> BlockKey | None:
 
 
 class LRU:
-    """Evicts the unit that was not used for the longest time."""
+    """Evicts the unit that was not used for the longest time.
+
+    A policy sees cached units only, never pinned ones; its tier holds its lock while calling.
+    """
 
     name = "lru"
 
@@ -76,21 +38,32 @@ class LRU:
         self._order: Queue = OrderedDict()
 
     def hit(self, unit: BlockKey) -> None:
+        """A request found this unit; an unknown one (a pinned one) is ignored."""
         if unit in self._order:
             self._order.move_to_end(unit)
 
     def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
+        """A request missed this unit, and it is cached from now on; return the unit that is evicted
+        for it, None with full=False.
+
+        full: there is no free slot, so one cached unit is evicted, of those that are not `blocked`;
+        the caller guarantees that there is one. It may be full with fewer than `capacity` units.
+        """
         victim = self.evict(blocked) if full else None
         self._order[unit] = None
         return victim
 
     def evict(self, blocked: Blocked) -> BlockKey:
+        """Evict a unit that is not `blocked`, for more room; the caller guarantees that there is
+        one.
+        """
         victim = _oldest(self._order, blocked)
         assert victim is not None, "every cached unit is blocked"
         del self._order[victim]
         return victim
 
     def drop(self, unit: BlockKey) -> None:
+        """The tier dropped this unit; nothing of it is remembered."""
         self._order.pop(unit, None)
 
     def __len__(self) -> int:
@@ -180,7 +153,8 @@ class ARC:
         return unit in self._t1 or unit in self._t2
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {policy.name: policy for policy in (LRU, ARC)}
+Policy: TypeAlias = LRU | ARC
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (LRU, ARC)}
 
 
 def make_policy(name: str, capacity: int) -> Policy:

@@ -12,8 +12,7 @@ A last group may be smaller.
 """
 
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -22,17 +21,29 @@ from memstore.errors import InvalidConfig
 
 
 class Raw:
-    """The raw bits, unchanged."""
+    """The raw bits, unchanged.
+
+    A codec sees a head's K and V together and apart, the KV dtype's name, and through the arrays
+    the shape; content alone. The same bits give the same bytes on every run, and decode to the same
+    bits.
+    """
 
     name = "raw"
     lossless = True
 
     def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
+        """Encode units [n, 2, length, head_dim] of raw bits (K is [:, 0], V is [:, 1]), each by
+        itself.
+        """
         return rows_of(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
+        """Decode one head's payload of `length` rows into k and v, contiguous [block_size,
+        head_dim] of raw bits; the rows after them become zero. Raises ValueError for a payload that
+        does not decode to exactly that many values.
+        """
         k, v = content_of(k, v, length)
         check_size(payload, 2 * k.nbytes)
         both = np.frombuffer(payload, dtype=k.dtype).reshape(2, *k.shape)
@@ -255,34 +266,7 @@ def _spread(x: np.ndarray, axis: int, size: int) -> np.ndarray:
     return np.repeat(x, sizes, axis)
 
 
-class Codec(Protocol):
-    """How the units of a record are stored.
-
-    A codec sees a head's K and V together and apart, the KV dtype's name, and through the arrays
-    the shape, content alone. The same bits in are the same bytes out on every run,
-    and decode to the same bits.
-    """
-
-    name: str
-    lossless: bool
-
-    def encode(self, units: np.ndarray, dtype: str) -> Sequence[bytes | memoryview]:
-        """Encode units [n, 2, length, head_dim] of raw bits (K is [:, 0], V is [:, 1]), each by
-        itself.
-        """
-        ...
-
-    def decode(
-        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
-    ) -> None:
-        """Decode one head's payload of `length` rows into k and v, contiguous [block_size,
-        head_dim] of raw bits; the rows after them become zero.
-
-        Raises ValueError if the payload does not decode to exactly that many values.
-        """
-        ...
-
-
+Codec = Raw | Zstd | Int8
 _ALL: tuple[Codec, ...] = (Raw(), Zstd(), Int8())
 CODECS: dict[str, Codec] = {codec.name: codec for codec in _ALL}
 

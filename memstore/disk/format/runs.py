@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgpack
-import msgspec
 import numpy as np
 
 from memstore.block import Geometry
@@ -20,58 +19,6 @@ from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 
 _MOST_HEADER = 1024  # bytes
-
-
-class TokenHeader(msgspec.Struct):
-    """Of token landmarks, as it is read."""
-
-    kind: str
-    digest: str
-    width: Positive
-    blocks: Positive
-    tokens: Positive
-
-
-class WordHeader(msgspec.Struct):
-    """Of words, as it is read."""
-
-    kind: str
-    digest: str
-    blocks: Positive
-    words: Count
-
-
-def key_header(geometry: Geometry) -> dict[str, Any]:
-    """What a run of landmark keys says of itself."""
-    shape = [geometry.num_kv_heads, geometry.head_dim]
-    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
-
-
-def token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
-    """What a run of token landmarks says of itself."""
-    told = {"kind": "token", "digest": form.digest, "width": form.width}
-    return {**told, "blocks": blocks, "tokens": tokens}
-
-
-def word_header(form: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
-    """What a run of words says of itself."""
-    return {"kind": "words", "digest": form.digest, "blocks": blocks, "words": words}
-
-
-def read_header(value: bytes) -> tuple[Any, int]:
-    """The header of a run's value as it is, and where the numbers begin. Raises ValueError."""
-    try:
-        unpacker = msgpack.Unpacker(max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8)
-        unpacker.feed(value[:_MOST_HEADER])
-        return unpacker.unpack(), unpacker.tell()
-    except msgpack.UnpackException as error:
-        raise ValueError(f"its header is not understood: {error}") from error
-
-
-def expect(told: Any, expected: dict[str, Any]) -> None:
-    """Raises ValueError for a header that is another."""
-    if told != expected:
-        raise ValueError(f"expected {expected}, found {told}; update memstore, or run verify")
 
 
 Kind = Literal["landmark", "token", "words"]
@@ -173,93 +120,125 @@ def joined(first_block: int, parts: Sequence[Run]) -> Run:
     )
 
 
-class RunForm(NamedTuple):
-    """What the runs of a memory have in common."""
+def encode_run(run: Run, geometry: Geometry, spec: IndexSpec | None) -> bytes:
+    """The value of a run; geometry: of landmark keys, spec: of the memory's selector."""
+    numbers: tuple[np.ndarray, ...]
+    if isinstance(run, KeyRun):
+        header, numbers = _key_header(geometry), (run.keys,)
+    elif isinstance(run, TokenRun):
+        header = _token_header(_some(spec), len(run.lengths), len(run.landmarks))
+        numbers = run.lengths.astype("<u2"), run.landmarks
+    else:
+        sizes, hashes, counts = run.words
+        header = _word_header(_some(spec), len(sizes), len(hashes))
+        numbers = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
+    packed: bytes = msgpack.packb(header)
+    return packed + b"".join(part.tobytes() for part in numbers)
 
-    geometry: Geometry  # of landmark keys
-    spec: IndexSpec | None = None  # of the selector, of a memory that has one
 
-    def encode(self, run: Run) -> bytes:
-        """The value of a run, whose numbers are of this form's shape and dtype."""
-        numbers: tuple[np.ndarray, ...]
-        if isinstance(run, KeyRun):
-            header, numbers = key_header(self.geometry), (run.keys,)
-        elif isinstance(run, TokenRun):
-            header = token_header(self._of_selector, len(run.lengths), len(run.landmarks))
-            numbers = run.lengths.astype("<u2"), run.landmarks
-        else:
-            sizes, hashes, counts = run.words
-            header = word_header(self._of_selector, len(sizes), len(hashes))
-            numbers = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
-        packed: bytes = msgpack.packb(header)
-        return packed + b"".join(part.tobytes() for part in numbers)
-
-    def token_run_bytes(self, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
-        form = self._of_selector
-        least = len(msgpack.packb(token_header(form, 1, 1)))
-        told = sum(np.searchsorted(_LONGER, n, "right") for n in (blocks, tokens))
-        size: np.ndarray = least + told + 2 * blocks + tokens * form.width
-        return size
-
-    def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
-        """The run of a value, whose numbers lie in it. Raises ValueError for what is no run of this
-        form.
-        """
-        told, start = read_header(value)
-        if kind == "landmark":
-            return self._keys(first_block, told, value, start)
-        if kind == "token":
-            return self._tokens(first_block, told, value, start)
-        return self._words(first_block, told, value, start)
-
-    def _keys(self, first_block: int, told: Any, value: bytes, start: int) -> KeyRun:
-        expect(told, key_header(self.geometry))
-        heads, dim, itemsize = (
-            self.geometry.num_kv_heads,
-            self.geometry.head_dim,
-            self.geometry.itemsize,
-        )
+def decode_run(
+    kind: Kind, first_block: int, value: bytes, geometry: Geometry, spec: IndexSpec | None
+) -> Run:
+    """The inverse of encode_run; the numbers lie in the value. Raises ValueError for a value that
+    is no such run.
+    """
+    header, start = _read_header(value)
+    if kind == "landmark":
+        _expect(header, _key_header(geometry))
+        heads, _, dim = geometry.shape
         size = len(value) - start
-        if not size or size % (heads * dim * itemsize):
+        if not size or size % (heads * dim * geometry.itemsize):
             raise ValueError("its landmark keys have an impossible length")
-        keys = np.frombuffer(value, f"<i{itemsize}", offset=start).reshape(-1, heads, dim)
-        return KeyRun(first_block, keys)
+        keys = np.frombuffer(value, f"<i{geometry.itemsize}", offset=start)
+        return KeyRun(first_block, keys.reshape(-1, heads, dim))
+    if kind == "token":
+        return _decode_tokens(first_block, header, value, start, _some(spec))
+    return _decode_words(first_block, header, value, start, _some(spec))
 
-    def _tokens(self, first_block: int, told: Any, value: bytes, start: int) -> TokenRun:
-        form, header = self._of_selector, typed(told, TokenHeader)
-        blocks, n = header.blocks, header.tokens
-        expect(told, token_header(form, blocks, n))
-        _expect_bytes(value, start, 2 * blocks + n * form.width)
-        lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
-        if not lengths.all() or int(lengths.sum()) != n:
-            raise ValueError("its token landmarks are not those of its blocks")
-        flat = np.frombuffer(value, np.int8, offset=start + 2 * blocks)
-        return TokenRun(first_block, flat.reshape(n, form.width), lengths)
 
-    def _words(self, first_block: int, told: Any, value: bytes, start: int) -> WordRun:
-        header = typed(told, WordHeader)
-        expect(told, word_header(self._of_selector, header.blocks, header.words))
-        _expect_bytes(value, start, 4 * header.blocks + 6 * header.words)
-        sizes = np.frombuffer(value, "<u4", header.blocks, start)
-        hashes = np.frombuffer(value, "<u4", header.words, start + 4 * header.blocks)
-        counts = np.frombuffer(value, "<u2", offset=start + 4 * header.blocks + 4 * header.words)
-        if int(sizes.sum(dtype=np.int64)) != header.words:
-            raise ValueError("its words are not those of its blocks")
-        words = BlockWords(sizes, hashes, counts)
-        if not words.in_order or not words.counts.all():
-            raise ValueError("its words are not in order, or told to be there no times")
-        return WordRun(first_block, words)
+def _decode_tokens(
+    first_block: int, header: dict[str, Any], value: bytes, start: int, spec: IndexSpec
+) -> TokenRun:
+    blocks, tokens = _counts(header, "blocks", "tokens")
+    _expect(header, _token_header(spec, blocks, tokens))
+    _expect_bytes(value, start, 2 * blocks + tokens * spec.width)
+    lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
+    if not lengths.all() or int(lengths.sum()) != tokens:
+        raise ValueError("its token landmarks are not those of its blocks")
+    flat = np.frombuffer(value, np.int8, offset=start + 2 * blocks)
+    return TokenRun(first_block, flat.reshape(tokens, spec.width), lengths)
 
-    @property
-    def _of_selector(self) -> IndexSpec:
-        assert self.spec is not None
-        return self.spec
+
+def _decode_words(
+    first_block: int, header: dict[str, Any], value: bytes, start: int, spec: IndexSpec
+) -> WordRun:
+    blocks, words = _counts(header, "blocks", "words")
+    _expect(header, _word_header(spec, blocks, words))
+    _expect_bytes(value, start, 4 * blocks + 6 * words)
+    sizes = np.frombuffer(value, "<u4", blocks, start)
+    hashes = np.frombuffer(value, "<u4", words, start + 4 * blocks)
+    counts = np.frombuffer(value, "<u2", offset=start + 4 * blocks + 4 * words)
+    if int(sizes.sum(dtype=np.int64)) != words:
+        raise ValueError("its words are not those of its blocks")
+    run = WordRun(first_block, BlockWords(sizes, hashes, counts))
+    if not run.words.in_order or not counts.all():
+        raise ValueError("its words are not in order, or have a count of 0")
+    return run
+
+
+def token_run_bytes(spec: IndexSpec, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
+    least = len(msgpack.packb(_token_header(spec, 1, 1)))
+    longer = sum(np.searchsorted(_LONGER, n, "right") for n in (blocks, tokens))
+    size: np.ndarray = least + longer + 2 * blocks + tokens * spec.width
+    return size
+
+
+# Headers
+
+
+def _key_header(geometry: Geometry) -> dict[str, Any]:
+    shape = [geometry.num_kv_heads, geometry.head_dim]
+    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
+
+
+def _token_header(spec: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
+    header = {"kind": "token", "digest": spec.digest, "width": spec.width}
+    return {**header, "blocks": blocks, "tokens": tokens}
+
+
+def _word_header(spec: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
+    return {"kind": "words", "digest": spec.digest, "blocks": blocks, "words": words}
+
+
+def _read_header(value: bytes) -> tuple[dict[str, Any], int]:
+    """The header of a value, and where the numbers begin. Raises ValueError."""
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8)
+        unpacker.feed(value[:_MOST_HEADER])
+        return typed(unpacker.unpack(), dict[str, Any]), unpacker.tell()
+    except msgpack.UnpackException as error:
+        raise ValueError(f"its header is not understood: {error}") from error
+
+
+def _counts(header: dict[str, Any], blocks: str, parts: str) -> tuple[int, int]:
+    """Two counts of a header. Raises ValueError."""
+    return typed(header.get(blocks), Positive), typed(header.get(parts), Count)
+
+
+def _expect(header: dict[str, Any], expected: dict[str, Any]) -> None:
+    if header != expected:
+        raise ValueError(f"expected {expected}, found {header}; update memstore, or run verify")
 
 
 def _expect_bytes(value: bytes, start: int, size: int) -> None:
     if len(value) - start != size:
         raise ValueError(f"it has {len(value) - start} bytes instead of {size}")
+
+
+def _some(spec: IndexSpec | None) -> IndexSpec:
+    assert spec is not None
+    return spec
 
 
 class Coverage:

@@ -13,7 +13,17 @@ from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
-from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, RunForm, TokenRun, WordRun, kinds_of
+from memstore.disk.format.runs import (
+    RUN_BLOCKS,
+    Kind,
+    Run,
+    TokenRun,
+    WordRun,
+    decode_run,
+    encode_run,
+    kinds_of,
+    token_run_bytes,
+)
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 
@@ -46,11 +56,6 @@ class RunTable(NamedTuple):
         assert self.spec is not None
         txn.put_checked("meta", _SELECTOR, msgpack.packb(self.spec.to_dict()))
 
-    @property
-    def form(self) -> RunForm:
-        """What its runs have in common."""
-        return RunForm(self.geometry, self.spec)
-
     def parts(self, layers: Iterable[int]) -> dict[int, Kind]:
         """Of a document that has these layers, the parts of its runs, in order."""
         if self.spec is None:
@@ -65,11 +70,19 @@ class RunTable(NamedTuple):
         """The kind of a part's runs."""
         return "landmark" if self.spec is None else _KINDS[part]
 
+    def encode(self, run: Run) -> bytes:
+        """The value of a run."""
+        return encode_run(run, self.geometry, self.spec)
+
+    def decode(self, part: int, first_block: int, value: bytes) -> Run:
+        """The run of a value. Raises ValueError."""
+        return decode_run(self.kind(part), first_block, value, self.geometry, self.spec)
+
     # Runs of a document
 
     def put(self, txn: Transaction, document: int, part: int, run: Run) -> None:
         """Write a run, in place of the one that begins with the same block."""
-        txn.put_checked(_TABLE, self._key(document, part, run.first_block), self.form.encode(run))
+        self.put_value(txn, document, part, run.first_block, self.encode(run))
 
     def put_value(
         self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
@@ -128,7 +141,7 @@ class RunTable(NamedTuple):
         """
         assert self.spec is not None
         part, each, size = self.part("token"), RUN_BLOCKS["token"], self.spec.width
-        wholes = self.form.token_run_bytes(places.run_blocks, places.run_tokens)
+        wholes = token_run_bytes(self.spec, places.run_blocks, places.run_tokens)
         columns = (
             places.documents, places.blocks // each * each, wholes,
             wholes - places.behind * size, places.lengths * size, places.digests,
@@ -179,7 +192,7 @@ class RunTable(NamedTuple):
     def _decode(self, document: int, part: int, first_block: int, value: bytes) -> Run:
         kind = self.kind(part)
         try:
-            return self.form.decode(kind, first_block, value)
+            return self.decode(part, first_block, value)
         except ValueError as error:
             whose = f"layer {part}" if self.spec is None else f"selector {self.spec.name}"
             raise CorruptMemory(

@@ -108,7 +108,7 @@ class PartOrder:
             assert self._coverage is not None
             number, first, value = part
             _expect(number in self._runs.parts(self._first), f"landmarks of a part {number}")
-            run = self._runs.form.decode(self._runs.kind(number), first, value)
+            run = self._runs.decode(number, first, value)
             self._coverage.add(number, run)
             finite = not isinstance(run, KeyRun) or is_finite(run.keys, self._signature.kv_dtype)
             _expect(finite, "it has landmark keys that are not finite")
