@@ -105,7 +105,7 @@ class _DocumentSession:
         if writer.blocks:
             attention = self._session.attention
             for layer in range(reader.shape.num_layers):
-                attention.chunk.remember(layer, writer.recent(layer, settings.top_k)[2])
+                attention.chunk.remember(layer, writer.recent_landmarks(layer, settings.top_k))
             attention.start_chunk()
 
     def chunk(self, ids: list[int], characters: int) -> None:

@@ -36,15 +36,6 @@ class Position(NamedTuple):
     character: int = 0  # of a document of passages
 
 
-class RecentBlocks(NamedTuple):
-    """The latest blocks of a document in one layer, as they are stored."""
-
-    k: Tensor  # [n, Hkv, block_size, D]
-    v: Tensor  # [n, Hkv, block_size, D]
-    landmarks: Tensor  # [n, Hkv, D]
-    blocks: range
-
-
 @dataclass(eq=False)
 class Chunk:
     """A chunk, or a batch of passages, on its way to disk."""

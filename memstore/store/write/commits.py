@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from itertools import dropwhile, product
+from itertools import product
 
 import numpy as np
 
 from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import RUN_BLOCKS, Run, joined, run_of
+from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, joined, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, StorageFull
@@ -69,67 +69,38 @@ class Encoder:
             )
 
 
-class LatestRuns:
-    """The latest runs of every part: the next commit writes them again with its own blocks, and a
-    resumed ingest reads them.
+class RecentLandmarks:
+    """Landmark keys of the latest blocks of layers without memory, which are in no index: a resumed
+    ingest attends to them.
     """
 
     def __init__(self, catalog: Catalog, document: Document, keep: int) -> None:
-        """keep: the first stored block of layers without memory. Raises CorruptMemory."""
-        signature, table, blocks = catalog.signature, catalog.runs, document.blocks
-        self._kinds = table.parts(range(signature.num_layers))
-        of_layers = table.spec is None
-        self._other = {*document.other_layers(signature)}
-        self._pieces: dict[int, list[Run]] = {}  # that follow each other
+        """keep: the first block that is stored of these layers. Raises CorruptMemory."""
+        geometry, end = catalog.signature.geometry, document.blocks
+        nothing = np.zeros((0, geometry.num_kv_heads, geometry.head_dim), f"<i{geometry.itemsize}")
+        first = run_of("landmark", keep)
+        grid = range(first, end, RUN_BLOCKS["landmark"]) if keep < end else ()
+        self._kept: dict[int, KeyRun] = {}
         with catalog.database.read() as txn:
-            for part, kind in self._kinds.items():
-                oldest = run_of(kind, blocks)
-                if of_layers:
-                    oldest = min(oldest, keep)
-                firsts = range(run_of(kind, oldest), blocks, RUN_BLOCKS[kind])
-                runs = [table.run(txn, document.id, part, first) for first in firsts]
-                self._pieces[part] = [run for run in runs if run is not None]
-                needed = keep if part in self._other else oldest
-                if self._count(part, needed, blocks) != blocks - needed:
-                    raise CorruptMemory(
-                        f"{kind} landmarks of document {document.name!r} before block {blocks}, "
-                        f"part {part}, are missing; run verify"
-                    )
+            for layer in document.other_layers(catalog.signature):
+                runs = [catalog.runs.run(txn, document.id, layer, start) for start in grid]
+                keys = [run.keys for run in runs if isinstance(run, KeyRun)]
+                stored = KeyRun(first, np.concatenate([nothing, *keys]))
+                if grid and stored.end_block != end:
+                    raise _missing(document, f"layer {layer}", end)
+                self._kept[layer] = stored.cut(keep, end) if grid else KeyRun(end, nothing)
 
-    def add(self, chunk: Chunk, committed: int, keep: int) -> None:
-        """Remember what is kept of a chunk's blocks, and forget what is no longer needed once
-        `committed` blocks are; keep: as in __init__.
-        """
-        for part, run in chunk.runs.items():
-            first = min(run_of(self._kinds[part], committed), keep)
-            # A new list: the committing thread may be reading the old one.
-            kept = dropwhile(lambda piece: piece.end_block <= first, self._pieces[part])  # noqa: B023 (read now)
-            self._pieces[part] = [*kept, run]
+    def add(self, chunk: Chunk, keep: int) -> None:
+        """Take those of the next chunk, and let those of blocks before `keep` go."""
+        for layer, before in self._kept.items():
+            run = chunk.runs[layer]
+            assert isinstance(run, KeyRun)
+            both = KeyRun(before.first_block, np.concatenate([before.keys, run.keys]))
+            self._kept[layer] = both.cut(keep, chunk.end_block)
 
-    def latest(self, part: int, first: int, end: int) -> Run | None:
-        """What is remembered of blocks first .. end; None where that is nothing."""
-        some = [
-            run.cut(first, end)
-            for run in self._pieces[part]
-            if run.first_block < end and run.end_block > first
-        ]
-        return joined(some[0].first_block, some) if some else None
-
-    def to_write(self, chunks: Sequence[Chunk], keep: int) -> Iterator[tuple[int, Run]]:
-        """What a commit of these chunks writes: parts and runs."""
-        begin, end = chunks[0].first_block, chunks[-1].end_block
-        for part, kind in self._kinds.items():
-            oldest = max(begin, keep) if part in self._other else begin
-            if oldest == end:
-                continue
-            for first in range(run_of(kind, oldest), end, RUN_BLOCKS[kind]):
-                run = self.latest(part, first, min(first + RUN_BLOCKS[kind], end))
-                assert run is not None
-                yield part, run
-
-    def _count(self, part: int, first: int, end: int) -> int:
-        run = self.latest(part, first, end) if first < end else None
-        return 0 if run is None else run.end_block - run.first_block
+    def keys(self, layer: int, blocks: range) -> np.ndarray:
+        """Raw bits [n, Hkv, D] of these blocks."""
+        return self._kept[layer].cut(blocks.start, blocks.stop).keys
 
 
 class Commits:
@@ -158,7 +129,7 @@ class Commits:
         self._other_layers = document.other_layers(catalog.signature)
         # first block that is stored of layers without memory
         self._keep = self.keep_from(document.blocks)
-        self.runs = LatestRuns(catalog, document, self._keep)
+        self.recent = RecentLandmarks(catalog, document, self._keep)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         self._lock = threading.Lock()  # of the next four
         self._staged: list[Chunk] = []
@@ -175,8 +146,7 @@ class Commits:
         chunks once they fill a transaction, and wait while storage is far behind. Raises what
         committing raised.
         """
-        done = self.row.blocks
-        self.runs.add(chunk, done, self.keep_from(done))
+        self.recent.add(chunk, self.keep_from(chunk.end_block))
         with self._lock:
             self._staged.append(chunk)
             self._staged_bytes += size
@@ -266,7 +236,6 @@ class Commits:
             for (block, layer), record in chunk.records.items()
             if block >= keep or layer not in self._other_layers
         )
-        runs = list(self.runs.to_write(chunks, keep)) if chunks else []
         first_run = end if final else run_of("landmark", keep)  # that stays of other layers
         replaces = self._replaces if final else None
 
@@ -280,7 +249,7 @@ class Commits:
             gone = range(run_of("landmark", self._keep), first_run, RUN_BLOCKS["landmark"])
             for layer, first in product(self._other_layers, gone):
                 catalog.runs.delete_run(txn, number, layer, first)
-            for part, run in runs:
+            for part, run in self._runs(txn, chunks, keep):
                 catalog.runs.put(txn, number, part, run)
             for chunk in chunks:
                 catalog.texts.put_part(txn, number, *chunk.part)
@@ -299,6 +268,32 @@ class Commits:
         if chunks:
             self._on_commit(chunks)
 
+    def _runs(
+        self, txn: Transaction, chunks: Sequence[Chunk], keep: int
+    ) -> Iterator[tuple[int, Run]]:
+        """The parts and runs that a commit of chunks writes: whole runs of the grid, of which the
+        first begins with stored blocks. Raises CorruptMemory.
+        """
+        if not chunks:
+            return
+        table, begin, end = self._catalog.runs, chunks[0].first_block, chunks[-1].end_block
+        for part, kind in table.parts(range(self._catalog.signature.num_layers)).items():
+            oldest = max(begin, keep) if part in self._other_layers else begin
+            grid = range(run_of(kind, oldest), end, RUN_BLOCKS[kind]) if oldest < end else ()
+            for first in grid:
+                stop = first + RUN_BLOCKS[kind]
+                some = [
+                    chunk.runs[part].cut(first, stop)
+                    for chunk in chunks
+                    if chunk.first_block < stop and chunk.end_block > first
+                ]
+                if first < begin:
+                    stored = table.run(txn, self.row.id, part, first)
+                    if stored is None or stored.end_block != begin:
+                        raise _missing(self.row, f"part {part}", begin)
+                    some.insert(0, stored)
+                yield part, joined(first, some)
+
     def _refer(self, txn: Transaction, chunk: Chunk) -> int:
         """Count the references to a chunk's passages, and store the records of those that have
         none; return the bytes of all their records.
@@ -314,3 +309,10 @@ class Commits:
                 row = row._replace(bytes=len(record))
             size += row.bytes
         return size
+
+
+def _missing(document: Document, part: str, block: int) -> CorruptMemory:
+    return CorruptMemory(
+        f"landmarks of document {document.name!r} before block {block}, {part}, are missing; run "
+        "verify"
+    )

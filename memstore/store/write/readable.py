@@ -3,7 +3,6 @@ their landmarks are in the index.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import product
 
 from torch import Tensor
 
@@ -13,8 +12,8 @@ from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Geometry
 from memstore.errors import BudgetExceeded
 from memstore.store.retrieve.retrieval import Retrieval
-from memstore.store.write.chunk import Chunk, RecentBlocks
-from memstore.store.write.commits import LatestRuns
+from memstore.store.write.chunk import Chunk
+from memstore.store.write.commits import RecentLandmarks
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 
@@ -46,34 +45,14 @@ class Readable:
                 keys = from_raw(run.keys, self._geometry.dtype)
                 self._index.add(self._document, layer, chunk.first_block, keys)
 
-    def blocks(self, layer: int, blocks: range) -> tuple[Tensor, Tensor]:
-        """K, V [n, Hkv, block_size, D] of blocks, staged or stored. Raises CorruptBlock."""
-        heads = range(self._geometry.num_kv_heads)
-        units = [BlockKey(self._document, layer, block, h) for block, h in product(blocks, heads)]
-        shape = (len(blocks), *self._geometry.shape)
-        with self._tiers.lease(units) as lease:
-            k, v = (half.view(shape) for half in lease.contents())
-        return k, v
-
-    def landmarks(self, layer: int, blocks: range) -> Tensor:
-        """Landmark keys [n, Hkv, D] of blocks of a layer with memory."""
-        scope = [(self._document, blocks.start, blocks.stop)]
-        keys = self._index.keys(layer, scope).transpose(0, 1)
-        return keys.to(torch_dtype(self._geometry.dtype))
-
-    def recent(self, layer: int, blocks: range, runs: LatestRuns) -> RecentBlocks:
-        """Consecutive blocks as they are stored; of a layer without memory, whose landmarks no
-        index has, runs: the latest. Raises CorruptBlock.
+    def landmarks(self, layer: int, blocks: range, recent: RecentLandmarks) -> Tensor:
+        """Landmark keys [n, Hkv, D] of the latest blocks; recent: of layers without memory, which
+        are in no index.
         """
-        k, v = self.blocks(layer, blocks)
-        if layer in self._memory_layers:
-            landmarks = self.landmarks(layer, blocks)
-        else:
-            run = runs.latest(layer, blocks.start, blocks.stop)
-            landmarks = k.new_empty(0, *k.shape[1::2])
-            if isinstance(run, KeyRun):
-                landmarks = from_raw(run.keys, self._geometry.dtype)
-        return RecentBlocks(k, v, landmarks, blocks)
+        if layer not in self._memory_layers:
+            return from_raw(recent.keys(layer, blocks), self._geometry.dtype)
+        keys = self._index.keys(layer, [(self._document, blocks.start, blocks.stop)])
+        return keys.transpose(0, 1).to(torch_dtype(self._geometry.dtype))
 
     def committed(self, chunks: Sequence[Chunk], latest: int) -> None:
         """Committed units need no pin, but the blocks from `latest` on are about to be read and

@@ -27,7 +27,6 @@ from memstore.store.write.chunk import (
     KeysValues,
     LayerBlocks,
     Position,
-    RecentBlocks,
     check_batch,
     check_chunk,
 )
@@ -191,17 +190,16 @@ class DocumentWriter:
         self._characters = chunk.end
         self._stage(chunk, sum(k.nbytes + v.nbytes for k, v in kv))
 
-    def recent(self, layer: int, n: int) -> RecentBlocks:
-        """The latest n blocks (fewer where there are fewer), staged or stored, as they are stored:
-        what a resumed ingest attends to.
+    def recent_landmarks(self, layer: int, n: int) -> Tensor:
+        """Landmark keys [n, Hkv, D] of the latest n blocks (fewer where there are fewer), staged or
+        stored, as they are stored: a resumed ingest attends to them.
 
-        Of a layer without memory there are no more than top_k. Raises CorruptBlock.
+        Of a layer without memory there are top_k at most.
         """
         first = max(0, self._blocks - n)
         if layer not in self._memory_layers:
             first = max(first, self._commits.keep_from(self._blocks))
-        blocks = range(first, self._blocks)
-        return self._readable.recent(layer, blocks, self._commits.runs)
+        return self._readable.landmarks(layer, range(first, self._blocks), self._commits.recent)
 
     def store_staged(self) -> None:
         """Commit every whole staged chunk, and wait until that is done or has failed; another
