@@ -19,16 +19,7 @@ from memstore.disk.read.placed_read import PlacedReader
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, CorruptMemory
 from memstore.tiers.disk_tier import DiskTier
-from support.disk_records import (
-    BLOCKS,
-    HEADS,
-    LAYERS,
-    ROWS,
-    keys_and_values,
-    make,
-    mapped,
-    new_slab,
-)
+from support.disk_records import BLOCKS, LAYERS, ROWS, keys_and_values, make, new_slab
 
 UNITS = [
     BlockKey(1, layer, block, head)
@@ -198,20 +189,3 @@ def test_no_more_than_a_window_is_asked_for_ahead(memory, monkeypatch):
     reading(monkeypatch, noted)
     check_right(disk)
     assert sum(ahead) == 0 and max(ahead) > 0
-
-
-@pytest.mark.parametrize("way", [None, mapped])
-def test_bad_checksum_is_refused_and_other_heads_are_read(memory, monkeypatch, way):
-    catalog, disk = memory
-    spoil(catalog, RecordKey(1, 4, 1))
-    if way is not None:
-        way(monkeypatch)
-    disk = DiskTier(catalog)
-    with pytest.raises(
-        CorruptBlock, match=f"document 1, block 4, layer 1 is damaged .*head {HEADS - 1}"
-    ):
-        check_right(disk)
-    with pytest.raises(CorruptBlock, match=f"head {HEADS - 1}"):
-        check_right(disk, [BlockKey(1, 1, 4, HEADS - 1)])
-    check_right(disk, [BlockKey(1, 1, 4, 0)])
-    check_right(disk, [unit for unit in UNITS if unit != BlockKey(1, 1, 4, HEADS - 1)])

@@ -132,48 +132,6 @@ def test_a_record_moved_to_another_key_is_refused(memory, way):
         disk.read_from([BlockKey(1, 1, 5, 0)], slab, [(0,)])
 
 
-def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
-    """Bytes of the records, that is: a damaged tree may end the process, and is tried where that is
-    expected.
-    """
-    catalog, _ = make(tmp_path / "memory", codec="raw")
-    path = tmp_path / "memory" / "data.mdb"
-    with catalog.database.read() as txn:
-        records = [bytes(record.data) for record in catalog.blocks.walk(txn, 1)]
-    catalog.close()
-    whole = path.read_bytes()
-    rng = random.Random(5)
-    refused = 0
-    for _ in range(60):
-        record = rng.choice(records)
-        place = whole.index(record) + rng.randrange(len(record))
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
-        catalog = Catalog.open(tmp_path / "memory")
-        again = DiskTier(catalog)
-        failed = 0
-        for block in range(BLOCKS):
-            for layer in range(LAYERS):
-                for head in range(HEADS):
-                    slab = new_slab(1)
-                    k, v = slab.unbind(1)
-                    try:
-                        unit = BlockKey(1, layer, block, head)
-                        ((length,), _) = again.read_from([unit], slab, [(0,)])
-                    except CorruptBlock as error:
-                        assert f"document 1, block {block}, layer {layer}" in str(error)
-                        failed += 1
-                        continue
-                    want_k, want_v = keys_and_values(1, layer, block)
-                    assert torch.equal(k[0, :length], want_k[head, :length])
-                    assert torch.equal(v[0, :length], want_v[head, :length])
-        assert failed in (1, HEADS)
-        refused += 1
-        catalog.close()
-    assert refused == 60
-
-
 def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     catalog, disk = memory
     other = BlockTable(catalog.signature, "raw")

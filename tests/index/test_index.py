@@ -1,4 +1,4 @@
-"""Conformance suite of every landmark index: exact search in scopes while documents grow and go."""
+"""The exact landmark index: search in scopes while documents grow and go."""
 
 import pytest
 import torch
@@ -6,18 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.errors import DocumentNotFound
-from memstore.index import PackedIndex, make_index
+from memstore.index import INDEX_KINDS, PackedIndex, make_index
 from memstore.kernels.api import NEG
 
 KV_HEADS, DIM = 2, 16
 
 
-KINDS = ["packed", "auto", "faiss-ivf-sq8"]
-
-
-@pytest.fixture(params=KINDS)
-def index(request: pytest.FixtureRequest) -> PackedIndex:
-    return make_index(request.param, KV_HEADS, DIM)
+@pytest.fixture
+def index() -> PackedIndex:
+    return PackedIndex(KV_HEADS, DIM)
 
 
 def keys(n: int, seed: int = 0) -> torch.Tensor:
@@ -119,7 +116,7 @@ def test_closed_rows_find_nothing_and_are_not_counted(index: PackedIndex) -> Non
     assert (some.candidates[:2] == -1).all() and (some.scores[:2] == NEG).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INDEX_KINDS)
 @settings(max_examples=25)
 @given(data=st.data())
 def test_search_is_exact_after_any_changes_of_documents(kind: str, data: st.DataObject) -> None:

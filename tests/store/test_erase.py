@@ -170,6 +170,7 @@ def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> 
         "keys": kv[9][0][0].view(torch.int16).numpy().tobytes(),
         "values": kv[9][1][0].view(torch.int16).numpy().tobytes(),
         "landmarks": landmarks[50].numpy().tobytes(),
+        "words": np.sort([word for word, _ in words[9]]).astype("<u4").tobytes(),
     }
 
     def left() -> set[str]:

@@ -70,13 +70,11 @@ def fill(kind: str, store: MemoryStore) -> None:
     """Write the document `book`."""
     if kind == "chunks":
         ingest(store, "book", 5 * CHUNK + 2)
-    elif kind == "blocks with a selector":
-        selected_documents.ingest(store, "book", 9 * CHUNK + 2)
     else:
         passage_documents.ingest(store, "book", 40)
 
 
-@pytest.fixture(scope="module", params=["chunks", "blocks with a selector", "passages"])
+@pytest.fixture(scope="module", params=["chunks", "passages"])
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Case]:

@@ -19,7 +19,6 @@ from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, Wrong
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
-from memstore.store.write.writer import DocumentWriter
 from support import passage_documents
 from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
 from support.selected_documents import (
@@ -27,15 +26,12 @@ from support.selected_documents import (
     OTHER,
     PASSAGES,
     QUESTION,
-    SETTINGS,
-    as_words,
     check_content,
     create,
     ingest,
     selected,
 )
-from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, is_whole
-from support.synthetic_documents import ingest as ingest_chunks
+from support.synthetic_documents import BLOCK, CHUNK, is_whole
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "4"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24")) // 2
@@ -68,30 +64,6 @@ def test_what_blocks_are_found_by_comes_back_in_another_process(
     assert verify_memory(path).clean
 
 
-def test_interrupted_ingest_resumes_to_equal_bytes(tmp_path: Path) -> None:
-    class Interrupted(Exception):
-        pass
-
-    with create(tmp_path / "undisturbed") as store:
-        ingest(store, "book", LONG)
-    for stop in (CHUNK, 40 * CHUNK, LONG // CHUNK * CHUNK):
-
-        def stop_at(tokens: int, stop: int = stop) -> None:
-            if tokens == stop:
-                raise Interrupted
-
-        memory = tmp_path / str(stop)
-        with create(memory) as store:
-            with pytest.raises(Interrupted):
-                ingest(store, "book", LONG, after_chunk=stop_at)
-            assert is_whole(memory)
-            scope = [(store.document("book").id, 0, 1)]
-            with pytest.raises(DocumentNotFound):
-                store.retrieval.token_maxima(QUESTION, scope)
-            ingest(store, "book", LONG)
-        assert selected(memory) == selected(tmp_path / "undisturbed")
-
-
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
     with create(path) as writer, MemoryStore.open(path) as reader:
         ids = {
@@ -114,38 +86,7 @@ def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
         assert left == {ids[1], ids[3], ids[4]}
 
 
-def begin(store: MemoryStore) -> DocumentWriter:
-    writer = store.write_document("book", source_hash="x", settings=SETTINGS)
-    assert writer is not None
-    return writer
-
-
-def test_a_memory_with_a_selector_holds_passages_and_one_without_holds_chunks(
-    tmp_path: Path,
-) -> None:
-    with create(tmp_path / "passages") as store, pytest.raises(InvalidInput, match="passages"):
-        ingest_chunks(store, "book", CHUNK)
-    with MemoryStore.create(tmp_path / "chunks", SIGNATURE, host_budget=1 << 22) as store:
-        assert store.selector is None
-        with pytest.raises(InvalidInput, match="no selector"):
-            store.retrieval.token_maxima(QUESTION, [])
-        with pytest.raises(InvalidInput, match="selector"):
-            begin(store)
-
-
 # Moving
-
-
-def test_export_and_import_carry_what_a_document_is_found_by(tmp_path: Path) -> None:
-    with create(tmp_path / "one") as one, create(tmp_path / "two") as two:
-        ingest(one, "book", LONG)
-        one.export_document("book", tmp_path / "file")
-        two.import_document(tmp_path / "file")
-        check_content(two, two.document("book"), text=1)
-        two.export_document("book", tmp_path / "again")
-    assert selected(tmp_path / "one") == selected(tmp_path / "two")
-    assert is_whole(tmp_path / "two")
-    assert (tmp_path / "file").read_bytes() == (tmp_path / "again").read_bytes()
 
 
 @pytest.mark.parametrize("form", [OTHER, TOKENS_ONLY, replace(FORM, digest="other"), None])
@@ -225,22 +166,6 @@ def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) 
     changed.database.write(lambda txn: txn.put_checked("landmarks", extra, b"x"))
     changed.close()
     assert problems(memory)
-
-
-def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> None:
-    with create(path, codec="raw") as store:
-        ingest(store, "kept", 20 * CHUNK, text=2)
-        secret = ingest(store, "secret", 20 * CHUNK, text=3)
-        told = as_words(3, secret.blocks).hashes[1:3].astype("<u4").tobytes()
-        assert told not in as_words(2, secret.blocks).hashes.astype("<u4").tobytes()
-        assert told in (path / "data.mdb").read_bytes()
-        check_content(store, secret, text=3)
-        store.forget("secret", erase=True)
-        with pytest.raises(DocumentNotFound):
-            store.retrieval.token_maxima(QUESTION, [(secret.id, 0, 4)])
-        check_content(store, store.document("kept"), text=2)
-    assert told not in (path / "data.mdb").read_bytes()
-    assert is_whole(path)
 
 
 # Flipped bytes and kills

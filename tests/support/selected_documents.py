@@ -15,6 +15,7 @@ from memstore.block import BlockKey
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
@@ -29,9 +30,11 @@ SETTINGS = IngestSettings(passage_tokens=BLOCK)
 QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
 
 
-def create(path: Path, form: IndexSpec = FORM, **options: object) -> MemoryStore:
+def create(
+    path: Path, form: IndexSpec = FORM, signature: Signature = PASSAGES, **options: object
+) -> MemoryStore:
     options = {"host_budget": 1 << 22, **options}  # tiny blocks: a GiB would be millions of slots
-    return MemoryStore.create(path, PASSAGES, selector=form, **options)
+    return MemoryStore.create(path, signature, selector=form, **options)
 
 
 def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:

@@ -78,6 +78,7 @@ def test_any_order_of_calls_preserves_budget_and_content(
         tier = DeviceTier(host, budget, SHAPE, device="cpu", policy=policy)
     leases: list[tuple[Lease, list[BlockKey]]] = []
     pinned: list[BlockKey] = []
+    admitted = 0
     for what, number in steps:
         some = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
         some += some[: number % 2]  # twice
@@ -90,6 +91,7 @@ def test_any_order_of_calls_preserves_budget_and_content(
                 both = content(some[0])
                 k, v = torch.nn.functional.pad(both, (0, 0, 0, MOST - both.shape[1]))[:, None]
                 host.admit(some[:1], k, v, both.shape[1])
+                admitted += 1
             elif what == "p" and not host.holds(key := unit(-1 - number)):
                 both = content(key)
                 k, v = torch.nn.functional.pad(both, (0, 0, 0, MOST - both.shape[1]))[:, None, None]
@@ -114,6 +116,9 @@ def test_any_order_of_calls_preserves_budget_and_content(
     for lease, _ in leases:
         lease.release()
     check_slots(host), check_slots(tier)
+    stats = host.stats()
+    ahead = stats.prefetched + stats.late + stats.unused + len(host._table.untouched)
+    assert below.count == stats.misses + ahead - admitted
 
 
 def test_a_lease_of_passages_is_a_lookup_each() -> None:

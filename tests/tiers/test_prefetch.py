@@ -2,17 +2,20 @@
 threads live on.
 """
 
+import os
 import random
+import signal
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.errors import DocumentNotFound, MemstoreError
+from memstore.errors import DocumentNotFound, MemoryClosed, MemstoreError
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
@@ -215,58 +218,27 @@ def test_session_does_not_find_a_document_forgotten_during_prefetch(
 # Forks
 
 
-def test_process_forked_during_prefetch_gets_a_named_error(
-    elsewhere: Callable[..., str], tmp_path: Path
+def test_a_forked_child_gets_a_named_error_though_a_thread_holds_the_lock(
+    below: CountingSource,
 ) -> None:
-    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(text(400), store, name="a")
-    printed = elsewhere(
-        """
-        import os, signal, threading
-        from memstore import MemoryStore, load_model
-        from memstore.errors import MemoryClosed
-
-        model = load_model(arguments[0])
-        enough = threading.Event()
-        budget = 2 * 8 * 8 * 2 * 60
-        options = {"prefetch": "speculative", "host_budget": budget, "trace": arguments[2]}
-        with MemoryStore.open(arguments[1], model.signature, **options) as store:
-            def read():
-                while not enough.is_set():
-                    with model.session(store) as session:
-                        session.feed(range(3, 23))
-            thread = threading.Thread(target=read)
-            thread.start()
-            outcomes = []
-            with model.session(store) as session:
-                session.feed([3, 4, 5])
-                for _ in range(12):
-                    session.feed([6])
-                    child = os.fork()
-                    if not child:
-                        signal.alarm(60)
-                        code = 1
-                        try:
-                            try:
-                                session.feed([6])
-                            except MemoryClosed as error:
-                                code = 10 if "fork" in str(error) else 2
-                            session.close()
-                            store.close()
-                        finally:
-                            os._exit(code)
-                    outcomes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            enough.set()
-            thread.join(60)
-            assert not thread.is_alive()
-            assert store.stats()["tiers"]["host"]["held"] <= budget
-        from memstore.tiers.lookup_trace import read_trace
-        assert sum(1 for entry in read_trace(arguments[2])) > 20
-        print(outcomes)
-        """,
-        tmp_path / "model",
-        tmp_path / "m",
-        tmp_path / "trace",
-    )
-    assert printed == f"{[10] * 12}\n"
+    tier = host_tier(below)
+    ahead = Prefetcher(tier)
+    ahead.request([unit(0)])
+    ahead.drain()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(tier._lock.acquire).result()
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            refused = 0
+            for call in (lambda: tier.lease([unit(0)]), lambda: tier.holds(unit(0))):
+                try:
+                    call()
+                except MemoryClosed:
+                    refused += 1
+            tier.drop([unit(0)])
+            ahead.close()
+            os._exit(refused)
+        pool.submit(tier._lock.release).result()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    ahead.close()

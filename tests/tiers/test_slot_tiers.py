@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.replay import replay
 from memstore.block import BlockKey
@@ -351,59 +349,6 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
     lease.release()
     assert tier.bytes == UNIT_BYTES
     check_slots(tier)
-
-
-# Any order of calls
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.tuples(st.sampled_from("llrrpudfK"), st.integers(0, 23)), max_size=60),
-    st.integers(1, 9),
-    st.sampled_from(sorted(POLICIES)),
-)
-def test_any_order_of_calls_preserves_budget_and_content(
-    steps: list[tuple[str, int]], capacity: int, policy: str
-) -> None:
-    below = CountingSource()
-    tier = host_tier(below, units=capacity, policy=policy)
-    leases: list[tuple[Lease, list[BlockKey]]] = []
-    pinned: list[BlockKey] = []
-    for what, number in steps:
-        some = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
-        try:
-            if what == "l":
-                leases.append((tier.lease(some), some))
-            elif what == "r" and leases:
-                leases.pop(number % len(leases))[0].release()
-            elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
-                k, v = content(key)
-                pinned += tier.pin(
-                    -1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM)
-                )
-            elif what == "u" and pinned:
-                tier.unpin([pinned.pop(number % len(pinned))])
-            elif what == "d":
-                tier.drop([unit(number)])
-            elif what == "f":
-                wanted = [key for key in some if not tier.holds(key)]
-                assert tier.prefetch(some) == sum(map(tier.holds, wanted))
-            elif what == "K":
-                tier.drop_document(1)
-        except BudgetExceeded as refused:
-            assert what in "lp"
-            assert refused.fits < max(len(set(some)), 1)
-        assert tier.bytes <= capacity * UNIT_BYTES
-        for lease, wanted in leases:
-            for slot, key in zip(lease.slots, wanted):
-                assert torch.equal(lease.k[slot], content(key)[0])
-        assert all(tier.holds(key) for key in pinned)
-    for lease, _ in leases:
-        lease.release()
-    check_slots(tier)
-    stats = tier.stats()
-    ahead = stats.prefetched + stats.late + stats.unused + len(tier._table.untouched)
-    assert sum(map(len, below.reads)) == stats.misses + ahead
 
 
 # A tier over a tier
