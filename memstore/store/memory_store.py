@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.share.publish import Report as Published
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.transfer.document_parts import Head, Part
-    from memstore.store.verify.verify_memory import Report
+    from memstore.store.verify.report import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.slots import Lease

@@ -14,36 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from memstore.child import python_command
-from memstore.disk.files import DATA, occupy_standard_streams
+from memstore.disk.files import DATA, named_os_errors, occupy_standard_streams
 from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound, MemstoreError
 from memstore.paths import expanded
 from memstore.share.publication_options import is_url
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that is not as it was written."""
-
-    document: int | None  # id; None = the memory itself
-    name: str  # of the document, as far as it can be read
-    what: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of a verification; `documents`, `records` and `bytes` count what is whole."""
-
-    documents: int = 0
-    records: int = 0
-    bytes: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
-
-    @property
-    def clean(self) -> bool:
-        """Is everything as it was written?"""
-        return not self.problems
+from memstore.store.verify.report import Problem, Report
 
 
 def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
@@ -126,8 +102,12 @@ class _Walk:
 def _walk(path: Path) -> _Walk:
     """Walk over a memory in children: in another one, past what was read, whenever one dies."""
     walk = _Walk()
-    if not is_sound(path):
-        walk.problems.append(Problem(None, "", "pages of keys are damaged"))
+    try:
+        with named_os_errors(path):
+            if not is_sound(path):
+                walk.problems.append(Problem(None, "", "pages of keys are damaged"))
+    except OSError as error:
+        walk.problems.append(Problem(None, "", f"pages of keys cannot be read ({error})"))
     while not walk.problems or walk.problems[-1].document is not None:
         read = [*walk.whole, *(one.document for one in walk.problems if one.document is not None)]
         reading: dict[str, Any] = {"document": None, "name": ""}

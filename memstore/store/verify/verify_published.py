@@ -19,7 +19,7 @@ from memstore.share.published import Published
 from memstore.share.segments import FOLDER
 from memstore.store.transfer.document_parts import Head, check_parts
 from memstore.store.transfer.published_document import parts
-from memstore.store.verify.verify_memory import Problem, Report
+from memstore.store.verify.report import Problem, Report
 
 
 def verify_published(url: str, *, repair: bool = False) -> Report:
