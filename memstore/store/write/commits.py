@@ -1,5 +1,5 @@
-"""The transactions that a document is written by: whole chunks, staged, then encoded and committed
-in order on a background thread. Transactions of several documents interleave; each is stored
+"""The transactions that a document is written by: whole chunks, staged, then encoded on one thread
+and committed in order on another. Transactions of several documents interleave; each is stored
 completely or not at all.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -34,8 +35,8 @@ class Encoder:
         self._other_layers = {*document.other_layers(catalog.signature)}
 
     def encode(self, chunk: Chunk, keep: int = 0) -> None:
-        """Have a chunk hold its records, where it does not yet; of layers without memory only those
-        of blocks from `keep` on.
+        """Have a chunk hold records in place of keys and values, where it does not yet; of layers
+        without memory only those of blocks from `keep` on.
         """
         for number, halves in chunk.kv.items():
             k, v = map(raw_view, halves)
@@ -50,11 +51,14 @@ class Encoder:
                 key, lengths = RecordKey(self._document.id, first, layer), chunk.lengths[skipped:]
                 records = self._table.encode(key, k, v, lengths, self._document.write)
                 chunk.records |= {(block, layer): one for block, one in enumerate(records, first)}
+        other = self._other_layers
+        chunk.blocks = {layer: both for layer, both in chunk.blocks.items() if layer in other}
 
     def replace_by_stored(self, chunk: Chunk) -> None:
         """Have a chunk hold what its records decode to, as a resumed ingest would read it."""
+        layers = list(chunk.blocks)
         self.encode(chunk)
-        for layer in chunk.blocks:
+        for layer in layers:
             stored = [
                 self._table.decode(
                     chunk.records[block, layer],
@@ -130,6 +134,7 @@ class Commits:
         # first block that is stored of layers without memory
         self._keep = self.keep_from(document.blocks)
         self.recent = RecentLandmarks(catalog, document, self._keep)
+        self._encoding = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         self._lock = threading.Lock()  # of the next four
         self._staged: list[Chunk] = []
@@ -150,6 +155,8 @@ class Commits:
         with self._lock:
             self._staged.append(chunk)
             self._staged_bytes += size
+            encode = partial(self.encoder.encode, chunk, chunk.end_block)
+            chunk.encoding = self._encoding.submit(encode)
         if self._staged_bytes >= self._commit_bytes:
             self.submit()
         while self._submitted_bytes > 2 * self._commit_bytes:
@@ -197,6 +204,7 @@ class Commits:
         if not finished and self.error is None:
             self.submit()
         self._staged = []
+        self._encoding.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
     def delete_empty(self) -> None:
@@ -228,7 +236,9 @@ class Commits:
         end = chunks[-1].end_block if chunks else self.row.blocks
         keep = end if final else self.keep_from(end)  # nothing is read after a finished document
         for chunk in chunks:
-            self.encoder.encode(chunk, keep)
+            assert chunk.encoding is not None
+            chunk.encoding.result()  # or its error
+            self.encoder.encode(chunk, keep)  # what is left: of layers without memory
         records = sorted(
             (block, layer, record)
             for chunk in chunks
