@@ -1,5 +1,5 @@
-"""Checks of a Hugging Face model before and after transformers loads it: its files are whole, and
-its configuration belongs to its weights. A model is trusted as a program is; these find mistakes.
+"""Checks of a Hugging Face model before and after transformers loads it. They find mistakes: a
+model is trusted as a program is.
 """
 
 import logging
@@ -8,36 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from memstore.decode import from_json
 from memstore.errors import InvalidWeights
-from memstore.model.model_files import Stored, check_file, read_file, stored
+from memstore.model.model_files import check_fetched
 
 _log = logging.getLogger("memstore")
 # without the first, transformers asks whoever is at standard input
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tiktoken.model",
-    "tekken.json",
-)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]  # the file of each weight
-
-
-def check_directory(directory: Path) -> Stored:
-    """What the weights in a model's directory are. Raises InvalidWeights for a file that is missing
-    or damaged, and for an adapter, whose weights transformers would leave out.
+def check_directory(directory: Path) -> None:
+    """Raises InvalidWeights for an adapter, whose weights transformers would leave out, for a
+    directory without a tokenizer or safetensors, and for files that Git LFS has not fetched.
     """
     for name in _ADAPTERS:
         if (directory / name).exists():
@@ -45,60 +28,31 @@ def check_directory(directory: Path) -> Stored:
                 f"{directory / name} is an adapter; merge it into its model (peft: "
                 "merge_and_unload), save that, and name its directory"
             )
-    weights = stored(_weights(directory))
-    tokenizers = [directory / name for name in _TOKENIZERS if (directory / name).exists()]
-    if not tokenizers:
+    if not any((directory / name).exists() for name in _TOKENIZERS):
+        raise InvalidWeights(f"{directory} has no tokenizer; get all of the model's files")
+    files = list(directory.iterdir())
+    for file in files:
+        check_fetched(file)
+    if not any(file.suffix == ".safetensors" for file in files):
         raise InvalidWeights(
-            f"{directory} has no tokenizer ({_TOKENIZERS[0]}); get all of the model's files"
+            f"{directory} cannot be loaded as a Hugging Face model: model.safetensors is missing, "
+            "and only safetensors are read"
         )
-    for file in (directory / "config.json", *tokenizers):
-        check_file(file)
-    return weights
 
 
-def _weights(directory: Path) -> list[Path]:
-    """The files that hold a model's weights. Raises InvalidWeights."""
-    if (directory / _WEIGHTS).exists():
-        return [directory / _WEIGHTS]
-    if not (directory / _INDEX).exists():
-        raise InvalidWeights(
-            f"{directory} cannot be loaded as a Hugging Face model: {_WEIGHTS} is missing, and "
-            "only safetensors are read"
-        )
-    try:
-        files = from_json(read_file(directory / _INDEX), _Index).weight_map.values()
-    except ValueError as error:
-        raise InvalidWeights(f"{directory / _INDEX} is no index of weights: {error}") from None
-    return [directory / name for name in sorted(set(files))]
-
-
-def checked_configuration(name: str | Path, directory: Path, weights: Stored) -> Any:
-    """The configuration of a model, which belongs to its weights. Raises InvalidWeights."""
+def checked_configuration(name: str | Path, directory: Path) -> Any:
+    """The configuration of a model. Raises InvalidWeights for quantized weights."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(directory, **LOCAL)
     # kernels that a configuration names are code from the hub; transformers chooses its own
     config._attn_implementation = config._experts_implementation = None
-    text = config.get_text_config()
-    if any(getattr(part, "quantization_config", None) for part in (config, text)):
-        raise InvalidWeights(
-            f"{name}: config.json says that the weights are quantized, which needs kernels of "
-            "others; take the model's own weights, or a GGUF file of them"
-        )
-    layers = getattr(text, "num_hidden_layers", 0)
-    there = len({part for key in weights.shapes for part in key.split(".") if part.isdecimal()})
-    if not 0 < layers <= there:
-        raise InvalidWeights(
-            f"{name}: config.json says {layers:,} layers, of its weights there are {there:,}; get "
-            "all of its files, or the config.json that belongs to them"
-        )
-    embedding = (getattr(text, "vocab_size", 0), getattr(text, "hidden_size", 0))
-    if embedding not in weights.shapes.values():
-        raise InvalidWeights(
-            f"{name}: config.json says a vocabulary of {embedding[0]:,} and states of "
-            f"{embedding[1]:,}, and no embedding of its weights is so; get the config.json that "
-            "belongs to them"
-        )
+    for part in (config, config.get_text_config()):
+        if getattr(part, "quantization_config", None):
+            raise InvalidWeights(
+                f"{name}: config.json says that the weights are quantized, which needs kernels of "
+                "others; take the model's own weights, or a GGUF file of them"
+            )
     return config
 
 

@@ -141,7 +141,7 @@ class AttachedDecoder:
                 "given a memory"
             ) from error
         layers = self.num_layers
-        if len(shapes) != layers:
+        if not shapes or len(shapes) != layers:
             raise InvalidWeights(
                 f"{self.name} attends in {len(shapes)} of its {layers} layers; it cannot be given "
                 "a memory"

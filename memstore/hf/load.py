@@ -95,7 +95,7 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
     """
     found = directory_of(name)
     directory = found if isinstance(found, Path) else downloaded(found)
-    weights = check_directory(directory)
+    check_directory(directory)
     where = ""
     with quiet(), without_panics(name):
         try:
@@ -103,7 +103,7 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
 
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
-                config=checked_configuration(name, directory, weights),
+                config=checked_configuration(name, directory),
                 dtype="auto",
                 use_safetensors=True,
                 output_loading_info=True,

@@ -129,9 +129,9 @@ def _convert(file: Path, directory: Path) -> None:
 
     from memstore.hf.checks import LOCAL, first_line, quiet, whole
     from memstore.hf.tokenizer import without_panics
-    from memstore.model.model_files import check_file
+    from memstore.model.model_files import check_fetched
 
-    check_file(file)
+    check_fetched(file)
     named: dict[str, Any] = {"gguf_file": file.name, **LOCAL}
     temporary = tempfile.TemporaryDirectory(prefix="memstore-model-", ignore_cleanup_errors=True)
     with quiet(), temporary as name, without_panics(file):

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.model_files import TOKENIZER_BYTES, read_file
+from memstore.model.model_files import read_file
 
 SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
 SEGMENT_CHARACTERS = 1 << 16  # text is tokenised in segments of at most this many characters
@@ -79,7 +79,7 @@ class Tokenizer:
         tokenizer.
         """
         path = Path(path)
-        data = read_file(path, TOKENIZER_BYTES)
+        data = read_file(path)
         try:
             return cls(Backend.from_str(data.decode()))
         except Exception as error:  # the library raises Exception itself
