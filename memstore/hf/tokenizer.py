@@ -5,24 +5,22 @@ model's chat template writes it.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from memstore.errors import InvalidInput, InvalidWeights
+from memstore.errors import InvalidWeights
 from memstore.hf.checks import first_line
-from memstore.model.landmark.byte_tokenizer import Tokenizer, byte_symbols
+from memstore.model.token_text import TokenText, byte_symbols
 
-_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
 _PROBE = "Zoë's 3 naïve cafés — 12,345 §; 記憶\n\n\tend  of   it. "
 
 
-class OffsetTokenizer:
+class OffsetTokenizer(TokenText):
     """A TextTokenizer (memstore.model.adapter) over a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -39,16 +37,10 @@ class OffsetTokenizer:
         text = json.dumps(described, sort_keys=True)
         self.fingerprint: str = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         with without_panics(type(tokenizer).__name__):
-            self._backend = Backend.from_str(text)
-        self._backend.encode_special_tokens = True  # "<|end|>" in a document is text
-        self._bytes = _token_bytes(described, len(tokenizer))
-        self.text_ids = len(self._bytes)  # ids of text, special ones among them
-        self._bytes.append(b"")  # of higher ids, which only fill up a model's vocabulary
-        self.character_counts = np.array(
-            [len(data.translate(None, _CONTINUATION)) for data in self._bytes], dtype=np.int64
-        )
-        ids = self.encode(_PROBE)
-        if b"".join(self._bytes[token] for token in ids).decode("utf-8", "replace") != _PROBE:
+            plain = Backend.from_str(text)
+        plain.encode_special_tokens = True  # "<|end|>" in a document is text
+        super().__init__(plain, _token_bytes(described, len(tokenizer)))
+        if self.decode(self.encode(_PROBE)) != _PROBE:
             raise InvalidWeights(
                 f"{type(tokenizer).__name__} changes the text that it cuts (or hides what its "
                 "tokens stand for), so no source could be named"
@@ -65,47 +57,6 @@ class OffsetTokenizer:
                 f"the tokenizer has {needed:,} ids, the model knows {vocab_size:,}; use the "
                 "tokenizer that it was trained with"
             )
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special ones. Raises InvalidInput for lone surrogates."""
-        return self.encode_batch([text])[0]
-
-    segments = staticmethod(Tokenizer.segments)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on RAYON_NUM_THREADS threads. Raises what `encode` raises."""
-        try:
-            with without_panics("the tokenizer"):
-                found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidInput(
-                "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
-            ) from error
-        return [encoding.ids for encoding in found]
-
-    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """The ids of a document that arrives in pieces, segment by segment (Tokenizer.segments)."""
-        for segment in self.segments(pieces):
-            yield self.encode(segment)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; a character that is cut shows as U+FFFD."""
-        return self._joined(ids).decode("utf-8", "replace")
-
-    def characters(self, ids: Sequence[int]) -> int:
-        """How many characters begin in these ids."""
-        known = np.minimum(np.asarray(ids, dtype=np.int64), self.text_ids)
-        return int(self.character_counts[known].sum())
-
-    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
-        """The characters that begin in these ids; the last one may end in the ids that follow."""
-        data, after = self._joined(ids).lstrip(_CONTINUATION), self._joined(following)
-        if data:
-            data += after[: len(after) - len(after.lstrip(_CONTINUATION))]
-        return data.decode("utf-8", "replace")
-
-    def _joined(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self._bytes[min(int(token), self.text_ids)] for token in ids)
 
 
 @contextmanager

@@ -4,15 +4,15 @@ nothing.
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memstore.model.landmark.byte_tokenizer as module
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.landmark.byte_tokenizer import SEGMENT_CHARACTERS, Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.token_text import SEGMENT_CHARACTERS
 
 TEXT = (
     "The red fox sat by the river, and the river ran to the sea. It was 1847; nobody “knew” why.\n"
@@ -78,7 +78,6 @@ def test_text_never_encodes_to_landmark_or_cmt(tokenizer):
     assert tokenizer.decode(
         [ids[0], tokenizer.landmark_id, tokenizer.cmt_id, *ids[1:5]]
     ) == tokenizer.decode(ids[:5])
-    assert len(tokenizer.character_counts) == tokenizer.vocab_size
 
 
 LONG_TEXTS = {
@@ -169,7 +168,7 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
 
 
 def test_the_shipped_tokenizer_has_2048_ids_and_loses_nothing():
-    shipped = Tokenizer.load(Path(module.__file__).parent / "weights" / "tokenizer.json")
+    shipped = Tokenizer.load(SHIPPED / "tokenizer.json")
     assert shipped.vocab_size == 2048
     assert shipped.decode(shipped.encode(TEXT)) == TEXT
     assert len(shipped.encode(TEXT)) < len(TEXT) / 2

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.model_files import read_file
+from memstore.model.token_text import TokenText, byte_symbols
 
 SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
-SEGMENT_CHARACTERS = 1 << 16  # text is tokenised in segments of at most this many characters
-_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
-_NOT_UNICODE = "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
 
 
-class Tokenizer:
+class Tokenizer(TokenText):
     """Text to token ids and back; ids 0..vocab_size-3 are text, then the landmark id, then the CMT
     id.
     """
@@ -40,16 +37,11 @@ class Tokenizer:
             ]
         )
         backend.decoder = decoders.ByteLevel()
-        self._backend = backend
+        super().__init__(backend, _token_bytes(backend))
         self.vocab_size: int = backend.get_vocab_size() + SPECIAL_IDS
         self.landmark_id: int = self.vocab_size - 2
         self.cmt_id: int = self.vocab_size - 1
-        self.text_ids: int = self.landmark_id
         self.fingerprint: str = _fingerprint(backend)
-        self._bytes = _token_bytes(backend)
-        # [vocab_size]: characters that begin in each token
-        self.character_counts = np.zeros(self.vocab_size, dtype=np.int64)
-        self.character_counts[: len(self._bytes)] = [_beginning(data) for data in self._bytes]
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -91,92 +83,8 @@ class Tokenizer:
             file.write(self._backend.to_str().encode())
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; the same ids, in one list, as `encode_stream` gives in segments.
-
-        Raises InvalidInput when the text holds half of a surrogate pair (it is not Unicode text).
-        """
-        if len(text) <= SEGMENT_CHARACTERS:
-            return self._encode_segment(text)
+        """The ids of a text, the same as `encode_stream` gives in segments."""
         return [token for ids in self.encode_stream([text]) for token in ids]
-
-    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """Token ids of a text that arrives in pieces, one list for each segment (see
-        `segments`).
-        """
-        for segment in self.segments(pieces):
-            yield self._encode_segment(segment)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts of at most 65,536 characters each, on RAYON_NUM_THREADS
-        threads.
-        """
-        try:
-            return [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidInput(_NOT_UNICODE) from error
-
-    @staticmethod
-    def segments(pieces: Iterable[str]) -> Iterator[str]:
-        """Cut a text that arrives in pieces into the segments that are tokenised one by one.
-
-        They depend on the text alone, never on the size of the pieces: each ends after the last
-        newline of its first 65,536 characters, else before the last white space, else there. Holds
-        one segment in memory (and the piece it came from).
-        """
-        buffer = ""
-        for piece in pieces:
-            buffer += piece
-            start = 0
-            while len(buffer) - start > SEGMENT_CHARACTERS:
-                end = start + _segment_end(buffer[start : start + SEGMENT_CHARACTERS])
-                yield buffer[start:end]
-                start = end
-            buffer = buffer[start:]
-        if buffer:
-            yield buffer
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, landmark and CMT ids left out. Bytes that are no UTF-8 (a cut character)
-        become U+FFFD.
-        """
-        return self._backend.decode([int(token) for token in ids if token < self.landmark_id])
-
-    def characters(self, ids: Sequence[int]) -> int:
-        """How many characters begin in these ids: those of a prefix of a text count its characters
-        exactly, even where a token splits one.
-        """
-        return int(self.character_counts[np.asarray(ids, dtype=np.int64)].sum())
-
-    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
-        """The characters that begin in these ids, `characters(ids)` of them; the last one may end
-        in the ids that follow.
-        """
-        data, after = (
-            b"".join(self._bytes[token] for token in some if token < self.landmark_id)
-            for some in (ids, following)
-        )
-        data = data.lstrip(_CONTINUATION)
-        if data:
-            data += after[: len(after) - len(after.lstrip(_CONTINUATION))]
-        return data.decode("utf-8", "replace")
-
-    def _encode_segment(self, text: str) -> list[int]:
-        try:
-            return self._backend.encode(text).ids
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidInput(_NOT_UNICODE) from error
-
-
-def _segment_end(window: str) -> int:
-    """Length of the segment that opens `window`, at least 1."""
-    newline = window.rfind("\n")
-    if newline >= 0:
-        return newline + 1
-    # Before the space, not after it: a word and the space before it are one token.
-    for position in range(len(window) - 1, 0, -1):
-        if window[position].isspace():
-            return position
-    return len(window)
 
 
 def _fingerprint(backend: Backend) -> str:
@@ -195,17 +103,3 @@ def _token_bytes(backend: Backend) -> list[bytes]:
     byte_of = {ord(symbol): byte for byte, symbol in enumerate(byte_symbols())}
     tokens = sorted(vocab, key=vocab.__getitem__)
     return [token.translate(byte_of).encode("latin-1") for token in tokens]
-
-
-def _beginning(data: bytes) -> int:
-    """How many characters begin in these bytes of UTF-8."""
-    return len(data.translate(None, _CONTINUATION))
-
-
-def byte_symbols() -> list[str]:
-    """The printable character that stands for each of the 256 bytes in a byte-level vocabulary
-    (GPT-2's table).
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(hidden)) for byte in range(256)]
