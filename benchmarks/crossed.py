@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import memstore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.serve.http.run import configured
+from memstore.serve.app import configured
 from memstore.serve.service import Service
 
 _TEXT = "The red fox lives behind the old mill. Its lamp burns all night. The north gate is shut."

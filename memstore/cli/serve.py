@@ -78,8 +78,8 @@ def serve(
     """
     try:
         from memstore.serve.api_keys import Keys
-        from memstore.serve.http.run import check_exposed
-        from memstore.serve.http.run import serve as run_server
+        from memstore.serve.app import check_exposed
+        from memstore.serve.app import serve as run_server
         from memstore.serve.service import Service
         from memstore.serve.settings import ServeSettings
     except ImportError as error:
@@ -141,8 +141,8 @@ def mcp(
         import anyio
 
         from memstore.serve.api_keys import Access
-        from memstore.serve.mcp.stdio import serve_stdio
-        from memstore.serve.mcp.tools import Caller
+        from memstore.serve.mcp_server import serve_stdio
+        from memstore.serve.mcp_tools import Caller
         from memstore.serve.service import Service
     except ImportError as error:
         raise InvalidInput(

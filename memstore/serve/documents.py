@@ -16,9 +16,9 @@ from memstore.model.document_ingest import IngestProgress
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.document_text import block_texts
 from memstore.model.texts.source_text import Text
-from memstore.serve.answering.worker import Job, Worker
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.api_keys import Access
+from memstore.serve.worker import Job, Worker
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 

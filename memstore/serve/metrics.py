@@ -11,7 +11,7 @@ from memstore.errors import InvalidInput, install_extra
 from memstore.tiers.stats import COUNTS
 
 if TYPE_CHECKING:
-    from memstore.serve.answering.answers import Outcome
+    from memstore.serve.answers import Outcome
     from memstore.store.memory_store import MemoryStore
 
 _HELP = {

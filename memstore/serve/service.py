@@ -3,13 +3,13 @@ documents and answers that requests ask for.
 """
 
 from memstore.model.model_api import ModelAPI
-from memstore.serve.answering.answers import Answers, decode_batch
-from memstore.serve.answering.worker import Worker
+from memstore.serve.answers import Answers, decode_batch
 from memstore.serve.api_keys import Keys
 from memstore.serve.documents import Documents
-from memstore.serve.mcp.tools import MemoryTools
+from memstore.serve.mcp_tools import MemoryTools
 from memstore.serve.metrics import ServerMetrics
 from memstore.serve.settings import ServeSettings
+from memstore.serve.worker import Worker
 from memstore.store.memory_store import MemoryStore
 
 

@@ -8,7 +8,7 @@ import pytest
 import memstore
 from memstore.model.read_trace import BLOCKS, OF_TOKEN, Trace
 from memstore.model.session import ReadUnit, StepReads
-from memstore.serve.answering.trace_report import pieces, report, unit_bytes
+from memstore.serve.trace_report import pieces, report, unit_bytes
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import word_reader
 

@@ -21,7 +21,7 @@ from memstore.errors import (
 )
 from memstore.serve.api_errors import as_api_error
 from memstore.serve.api_keys import Keys
-from memstore.serve.http.run import check_exposed
+from memstore.serve.app import check_exposed
 from memstore.serve.settings import ServeSettings
 from support.diary import QUESTION
 from support.serving import Served, serving

@@ -9,7 +9,7 @@ pytest.importorskip("fastapi")
 import memstore.serve
 from support.diary import ANSWER, DIARY, QUESTION
 
-PAGE = Path(memstore.serve.__file__).parent / "http" / "page"
+PAGE = Path(memstore.serve.__file__).parent / "page"
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
+from memstore.serve import mcp_tools as tools
 from memstore.serve.api_keys import Access, Keys
-from memstore.serve.mcp import tools
 from support.diary import ANSWER, DIARY, QUESTION, write_diary
 from support.paths import ROOT
 from support.serving import Served, serving

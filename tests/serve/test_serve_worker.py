@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memstore.serve.answering.worker import Job, Worker
 from memstore.serve.api_errors import Busy, Stopped
+from memstore.serve.worker import Job, Worker
 from support.serving import busy
 
 

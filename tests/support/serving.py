@@ -13,11 +13,11 @@ import uvicorn
 
 from memstore import MemoryStore, load_model
 from memstore.model.model_api import ModelAPI
-from memstore.serve.answering.worker import Worker
 from memstore.serve.api_keys import Keys
-from memstore.serve.http.run import configured
+from memstore.serve.app import configured
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
+from memstore.serve.worker import Worker
 from support.diary import DIARY
 
 

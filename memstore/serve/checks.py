@@ -1,18 +1,20 @@
-"""Checks of every request: middleware for framing, Host, Origin, API key and body, and the FastAPI
-dependencies that give a route what the key may do.
+"""What every request passes: middleware that checks framing, Host, Origin, API key and body;
+FastAPI dependencies that give a route what the key may do; and error responses.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from memstore.serve.api_errors import ApiError
+from memstore.errors import MemstoreError
+from memstore.serve.api_errors import ApiError, as_api_error, failed, unsupported
 from memstore.serve.api_keys import Access, Keys
-from memstore.serve.http.error_responses import error_response
 from memstore.serve.settings import ServeSettings
 
 Scope = MutableMapping[str, Any]
@@ -167,3 +169,61 @@ Writes = Annotated[Access, Depends(_writing)]
 """Of a route that changes something; 403 for a key that may only read."""
 ReadsAll = Annotated[Access, Depends(_reading_all)]
 """Of a route that reports on the whole server; 403 for a key of some documents."""
+
+
+# Every error of the app becomes OpenAI's error object
+
+_CODES = {
+    400: "invalid_value",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    415: "unsupported_type",
+    429: "overloaded",
+}
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response of an error."""
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Register handlers for every kind of error of an app."""
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return error_response(as_api_error(error))
+
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        return error_response(failed())  # uvicorn logs it
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        code = _CODES.get(error.status_code)
+        headers = dict(error.headers or {})
+        return error_response(
+            ApiError(error.status_code, str(error.detail), code=code, headers=headers)
+        )
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return error_response(_of_validation(error))
+
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(MemstoreError, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+def _of_validation(error: RequestValidationError) -> ApiError:
+    """The first wrong value of a request, by the name of its parameter."""
+    first = error.errors()[0]
+    _, *parts = first["loc"]  # after "body", "query" or "path"
+    param, what = ".".join(map(str, parts)), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: {what}", code="invalid_value")
+    if first["type"] == "extra_forbidden":
+        return unsupported(param)
+    message = f"{param or 'the body'}: {what}"
+    return ApiError(400, message, code="invalid_value", param=param or None)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from memstore import __version__
 from memstore.serve.api_errors import not_found
-from memstore.serve.http.checks import Reads, ReadsAll
+from memstore.serve.checks import Reads, ReadsAll
 from memstore.serve.service import Service
 
 _PAGE = Path(__file__).parent / "page"

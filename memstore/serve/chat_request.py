@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from memstore.model.model_api import ModelAPI
-from memstore.serve.answering.answers import Question, Turn
+from memstore.serve.answers import Question, Turn
 from memstore.serve.api_errors import ApiError, unsupported
 from memstore.serve.api_keys import Access
 from memstore.serve.requests import Lenient, Strict, entries

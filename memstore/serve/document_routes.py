@@ -12,8 +12,8 @@ from starlette.datastructures import FormData, UploadFile
 
 from memstore.model.texts.source_text import Text
 from memstore.serve.api_errors import ApiError
+from memstore.serve.checks import UPLOADS, Reads, Writes
 from memstore.serve.documents import converted
-from memstore.serve.http.checks import UPLOADS, Reads, Writes
 from memstore.serve.requests import Strict, entries
 from memstore.serve.service import Service
 

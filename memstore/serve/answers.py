@@ -14,9 +14,9 @@ from memstore.model.batched_forward import read_pending
 from memstore.model.chat_session import Chat
 from memstore.model.model_api import ModelAPI
 from memstore.model.session import Continuation
-from memstore.serve.answering import trace_report
-from memstore.serve.answering.worker import Worker
+from memstore.serve import trace_report
 from memstore.serve.api_errors import ApiError
+from memstore.serve.worker import Worker
 from memstore.store.memory_store import MemoryStore
 
 _FREED_EVERY = 64  # answers

@@ -16,7 +16,7 @@ from memstore.errors import InvalidInput
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.paths import expanded
-from memstore.serve.answering.answers import Answers, Question
+from memstore.serve.answers import Answers, Question
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
 from memstore.serve.documents import Documents

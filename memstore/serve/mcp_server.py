@@ -1,20 +1,25 @@
-"""The MCP server: handlers of the SDK's low-level server, for any transport.
+"""The MCP server: handlers of the SDK's low-level server, for any transport, and the one over stdin
+and stdout.
 
 The SDK's MCPServer offers the same tools to every client; here they depend on the API key of a
 request.
 """
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import mcp_types as types
 from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
 from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
 
 from memstore import __version__
 from memstore.errors import MemstoreError
 from memstore.serve.api_errors import ApiError, as_api_error
-from memstore.serve.mcp.tools import TOOLS, Caller, MemoryTools, Tool
+from memstore.serve.mcp_tools import TOOLS, Caller, MemoryTools, Tool
 
 CallerOf = Callable[[Any], Caller]
 """The client of a request, by the request's context."""
@@ -98,3 +103,33 @@ def _as_text(result: dict[str, Any]) -> str:
     for row in result.get("documents", ()):
         lines.append(f"{row['name']} ({row['state']}, {row['tokens']} tokens)")
     return "\n".join(lines) or "nothing was found"
+
+
+# Over stdin and stdout, for the one client that started this process
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def serve_stdio(tools: MemoryTools, caller: Caller, end: Callable[[int], None]) -> None:
+    """Serve one client over stdin and stdout until it closes them.
+
+    end: called with a termination signal, and ends the process: a read of stdin cannot be
+    cancelled.
+    """
+    server = mcp_server(tools, lambda ctx: caller)
+    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+    async def end_at_signal() -> None:
+        with anyio.open_signal_receiver(*handled) as arrived:
+            async for number in arrived:
+                await run_in_threadpool(end, number)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            if handled:
+                tasks.start_soon(end_at_signal)
+            async with stdio_server() as (requests, answers):
+                await server.run(requests, answers, server.create_initialization_options())
+            tasks.cancel_scope.cancel()
+    except* (BrokenPipeError, anyio.BrokenResourceError):
+        pass  # the client has closed stdout, and wants no answer

@@ -1,1 +1,0 @@
-"""Answers on the one thread that owns the model: queue, batched decoding, traces."""

@@ -1,0 +1,163 @@
+"""GET /v1/models and POST /v1/chat/completions, as in OpenAI's API. Answers are sent whole, or
+streamed as server-sent events; they stop when their client leaves.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from memstore.serve.answers import Outcome
+from memstore.serve.api_errors import ApiError, as_api_error
+from memstore.serve.chat_request import ChatRequest
+from memstore.serve.checks import Reads
+from memstore.serve.service import Service
+
+T = TypeVar("T")
+_DONE = "data: [DONE]\n\n"
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+    described = {"id": service.name, "object": "model", "created": int(time.time())}
+    described["owned_by"] = "memstore"
+
+    def check_model(name: str) -> None:
+        if name not in (service.name, "memstore"):
+            message = f"no model {name!r}; this server has {service.name!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    @routes.get("/v1/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [described]}
+
+    @routes.get("/v1/models/{name:path}")
+    def model(name: str) -> dict[str, Any]:
+        check_model(name)
+        return described
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def chat(
+        request: Request, given: ChatRequest, access: Reads
+    ) -> Response | dict[str, Any]:
+        check_model(given.model)
+        question = await run_in_threadpool(given.question, service, access)
+        pieces, outcome = service.answers.begin(question)
+        head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": service.name,
+        }
+        if given.stream:
+            usage = given.stream_options.include_usage
+            return await _streamed(request, _events(head, pieces, outcome, usage), pieces)
+        text = await _whole(request, pieces)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {
+            **head,
+            "object": "chat.completion",
+            "choices": [_choice({"message": message}, outcome.finish_reason)],
+            "usage": outcome.usage,
+            "memstore": outcome.memstore,
+        }
+
+    return routes
+
+
+def _choice(content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, **content, "finish_reason": reason, "logprobs": None}
+
+
+async def _events(
+    head: dict[str, Any], pieces: AsyncIterator[str], outcome: Outcome, usage: bool
+) -> AsyncIterator[str]:
+    """The events of a streamed answer."""
+
+    def chunk(*choices: dict[str, Any], **more: Any) -> str:
+        extra = {"usage": None} | more if usage else more
+        return _event({**head, "object": "chat.completion.chunk", "choices": [*choices], **extra})
+
+    begun = False
+    async for piece in pieces:
+        if not begun:
+            yield chunk(_choice({"delta": {"role": "assistant", "content": ""}}))
+            begun = True
+        if piece:
+            yield chunk(_choice({"delta": {"content": piece}}))
+    yield chunk(_choice({"delta": {}}, outcome.finish_reason), memstore=outcome.memstore)
+    if usage:
+        yield chunk(usage=outcome.usage)
+    yield _DONE
+
+
+async def _whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
+    """All pieces together. When the client leaves, they are stopped and ApiError 499 is raised."""
+
+    async def gather() -> str:
+        async with aclosing(pieces) as held:
+            return "".join([piece async for piece in held])
+
+    return await _unless_gone(request, gather())
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; when the client leaves it is cancelled, and ApiError 499 raised."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    made, gone = asyncio.create_task(work), asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not made.done():
+            raise ApiError(499, "the client went away", type="server_error", code="cancelled")
+        return made.result()
+    finally:
+        for task in (made, gone):
+            task.cancel()
+        await asyncio.gather(made, gone, return_exceptions=True)
+
+
+def _event(data: Mapping[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+async def _streamed(
+    request: Request, events: AsyncIterator[str], pieces: AsyncGenerator[str, None]
+) -> StreamingResponse:
+    """A response of events made from an answer's pieces. It begins with the first event: an error
+    before it is an ordinary error response, and a client that leaves before it leaves the queue. A
+    later error is an event.
+    """
+
+    async def begun() -> str | None:
+        return await anext(events, None)
+
+    try:
+        first = await _unless_gone(request, begun())
+    except BaseException:
+        await pieces.aclose()
+        raise
+
+    async def body() -> AsyncIterator[str]:
+        async with aclosing(pieces):  # ends the answer when the client leaves
+            if first is not None:
+                yield first
+            try:
+                async for one in events:
+                    yield one
+            except Exception as error:
+                yield _event(as_api_error(error).body)
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

@@ -1,1 +1,0 @@
-"""HTTP: what every request passes, how an answer is sent, and the inspector."""

@@ -1,1 +1,0 @@
-"""The Model Context Protocol: a memory as tools of an agent."""
