@@ -11,8 +11,7 @@ from typing import Any, Literal
 from memstore.freed_memory import return_freed_memory
 from memstore.model.answer import Answer, refusal
 from memstore.model.batched_forward import read_pending
-from memstore.model.chat_session import Chat
-from memstore.model.model_api import ModelAPI
+from memstore.model.model_api import Chat, ModelAPI
 from memstore.model.session import Continuation
 from memstore.serve import trace_report
 from memstore.serve.api_errors import ApiError
