@@ -5,10 +5,13 @@ bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes N
 """
 
 import math
-from typing import Annotated, Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
+
+from memstore.errors import InvalidInput
 
 T = TypeVar("T")
 Packed = bytes | memoryview
@@ -45,6 +48,25 @@ def typed(value: Any, form: type[T]) -> T:
         return msgspec.convert(value, form)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def check_settings(settings: Any) -> None:
+    """Compare the fields of a dataclass with their types. Raises InvalidInput, which names a field
+    that is out of range.
+    """
+    for name, form in _hints(settings.__class__).items():
+        value = getattr(settings, name)
+        try:
+            msgspec.convert(value.item() if hasattr(value, "item") else value, form)
+        except msgspec.ValidationError as error:
+            choices = get_args(form) if get_origin(form) is Literal else ()
+            why = f"choose one of {', '.join(choices)}" if choices else str(error)
+            raise InvalidInput(f"{name} is {value!r}: {why}") from None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def check_plain(value: Any, what: str) -> None:

@@ -32,7 +32,7 @@ from memstore import MemoryStore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.read_trace import Trace
-from memstore.model.session import Continuation, OnRead, Sampler
+from memstore.model.session import Continuation, OnRead, draw
 from memstore.training.corpus import read_documents
 
 QUESTION = "What does the text say of it, and what follows?"
@@ -156,7 +156,7 @@ def memory_turn(
             trace.begin(session)
             state = session.ask(QUESTION, trace.start)
             # goes on behind the end of a turn, as llama.cpp does
-            tokens = trace.tokens_of(Continuation(session, state, options.tokens + 3, Sampler()))
+            tokens = trace.tokens_of(Continuation(session, state, options.tokens + 3, draw))
             next(tokens), next(tokens)
             return taken(lambda: [next(tokens) for _ in range(options.tokens)], options.tokens)
 

@@ -29,7 +29,6 @@ from memstore.hf.models_by_name import reader_named
 from memstore.model.batched_forward import read_pending
 from memstore.model.landmark.checkpoint import SHIPPED_NAME
 from memstore.model.model_api import ModelAPI
-from memstore.model.session import Continuation, Sampler
 from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
 
@@ -48,8 +47,7 @@ def measure(
             for question in questions:
                 session: Any = held.enter_context(reader.session(store, caution=0.0))
                 state = session.ask(question, lambda: None)
-                sampler = Sampler(0.8, seed=repeat)
-                answers.append(Continuation(session, state, sys.maxsize, sampler))
+                answers.append(session.generate(state, sys.maxsize, temperature=0.8, seed=repeat))
 
             def tokens(count: int) -> None:
                 for _ in range(count):

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from torch import Tensor
 from memstore.closing import Closing
 from memstore.errors import InvalidConfig
 from memstore.model.adapter import ModelAdapter
-from memstore.model.lookup_settings import check_sampling
 from memstore.store.memory_store import MemoryStore
 
 Run = tuple[int, int, int]
@@ -155,24 +155,6 @@ Around = Callable[[], AbstractContextManager[None]]
 """Entered for what a forward pass that sessions share does for one of them alone."""
 
 
-class Sampler:
-    """Draws tokens: at temperature 0 the likeliest; otherwise samples, repeatably under `seed`,
-    from the likeliest that together have a probability of top_p. Raises InvalidInput for what is
-    out of range.
-    """
-
-    def __init__(
-        self, temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None
-    ) -> None:
-        check_sampling(temperature, top_p, seed)
-        self._temperature, self._top_p = temperature, top_p
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-
-    def draw(self, logits: Tensor) -> int:
-        """A token by its logits [vocabulary]."""
-        return draw(logits, self._temperature, self._generator, self._top_p)
-
-
 class Continuation(Iterator[int]):
     """The tokens that follow a state, each read back into its session once the next one is asked
     for: by `next`, or before it together with those of other sessions (batched_forward.py).
@@ -183,12 +165,14 @@ class Continuation(Iterator[int]):
         session: "AskSession",
         state: Tensor,
         max_new_tokens: int,
-        sampler: Sampler,
+        draw: Callable[[Tensor], int],
         *,
         stop: Callable[[int], bool] | None = None,
         end: Callable[[int], bool] | None = None,
     ) -> None:
-        """state: [hidden_size]. stop(token) ends after that token, end(token) before it."""
+        """state: [hidden_size]. draw: a token of logits [vocabulary]. stop(token) ends after that
+        token, end(token) before it.
+        """
         self.session = session
         self.around: Around = nullcontext
         self._last: int | None = None  # the token that was given and is not read yet
@@ -196,7 +180,7 @@ class Continuation(Iterator[int]):
         self._logits: Tensor | None = None  # of that state, where they are known
         self._failed: Exception | None = None
         self._left = max_new_tokens
-        self._sampler = sampler
+        self._draw_token = draw
         self._stop, self._end = stop, end
         self.stopped = False
 
@@ -245,7 +229,7 @@ class Continuation(Iterator[int]):
         logits = self._logits
         if logits is None:
             logits = self.session.reader.logits(self._state[None], quantized=True)[0]
-        return self._sampler.draw(logits)
+        return self._draw_token(logits)
 
 
 class AskSession(Closing):
@@ -359,10 +343,12 @@ class AskSession(Closing):
         logits: Tensor | None = None,
     ) -> Continuation:
         """The tokens that follow `state` [hidden_size], until the turn ends: see Continuation, and
-        Sampler for temperature, top_p and seed. logits: [vocabulary] of the state, if computed.
+        AnswerSettings for temperature, top_p and seed. logits: [vocabulary] of the state, if
+        computed.
         """
-        sampler = Sampler(temperature, top_p, seed)
-        tokens = Continuation(self, state, max_new_tokens, sampler, stop=stop, end=self.ends_turn)
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        sample = partial(draw, temperature=temperature, generator=generator, top_p=top_p)
+        tokens = Continuation(self, state, max_new_tokens, sample, stop=stop, end=self.ends_turn)
         tokens.read(state, logits)
         return tokens
 
@@ -379,9 +365,14 @@ def ends_sentence(piece: str) -> bool:
 
 
 def draw(
-    logits: Tensor, temperature: float, generator: torch.Generator | None, top_p: float = 1.0
+    logits: Tensor,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    top_p: float = 1.0,
 ) -> int:
-    """A token by logits [vocabulary]; temperature 0 takes the likeliest."""
+    """A token by logits [vocabulary]: the likeliest at temperature 0, else one of the likeliest
+    that together have a probability of top_p.
+    """
     if temperature == 0:
         return int(logits.float().argmax())  # of bfloat16 it takes a CPU five times as long
     # where the generator is: the same draw on every device

@@ -1,12 +1,11 @@
 """Settings of a server: where it listens, how much it takes on, and who may call it."""
 
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from memstore.errors import InvalidInput
+from memstore.decode import check_settings
 
 PORT = 8741
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -40,12 +39,7 @@ class ServeSettings:
     metrics: bool = False  # Prometheus at /metrics
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(ServeSettings, include_extras=True).items():
-            value = getattr(self, name)
-            try:
-                msgspec.convert(value, kind)
-            except msgspec.ValidationError as error:
-                raise InvalidInput(f"{name}: {error}, is {value}") from None
+        check_settings(self)
 
     @property
     def loopback(self) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.errors import DocumentNotFound
 from memstore.model.batched_forward import feed_batch, read_pending
-from memstore.model.session import Continuation, Sampler
+from memstore.model.session import Continuation
 from memstore.store.memory_store import MemoryStore
 from support.passage_reader import QUESTION, reader_of
 from support.passage_reader import memory as choosing_memory
@@ -128,8 +128,6 @@ def test_what_nobody_expects_ends_all_that_shared_the_walk(remembered, monkeypat
 
 def test_a_continuation_says_what_it_has_to_read_and_reads_it_once(remembered):
     reader, store = remembered
-    with pytest.raises(InvalidInput, match="temperature"):
-        Sampler(temperature=-1)
     (session,), (state,) = begun(reader, store, [QUESTION])
     running = session.generate(state, 2)
     assert running.pending is None
