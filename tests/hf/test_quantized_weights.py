@@ -207,8 +207,9 @@ def test_an_answer_with_them_is_said_in_other_numbers_only_after_its_first_token
     torch.testing.assert_close(states["full"][1], states["int8"][1], atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("kind", "weights"), [*((kind, "int8") for kind in KINDS), ("llama", "int4")]
+)
 def test_every_kind_of_decoder_generates_with_them(kind, weights):
     model = AttachedDecoder(of_kind(kind), weights)
     ids = torch.tensor([[7], [11]])

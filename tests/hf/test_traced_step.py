@@ -31,8 +31,11 @@ def by_modules(model: AttachedDecoder, given, enter=None):
         return run_layers(attach(model.model), given, ForwardCache(attend), enter=enter)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "exaone4"])  # of the last a norm is turned at once
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    # of exaone4 a norm is turned at once
+    [*((kind, 1) for kind in [*KINDS, "exaone4"]), ("llama", 3), ("gemma2", 3), ("mixtral", 3)],
+)
 def test_a_token_goes_through_graphs_as_through_modules(kind, rows, monkeypatch):
     """One row as on a GPU, whose norms are one operation."""
     monkeypatch.setattr(traced_step, "_has_norms", lambda device: rows == 1)
