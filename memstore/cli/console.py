@@ -15,18 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memstore.errors import MemstoreError
 
-_UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 2**10,
-    "MI": 2**20,
-    "GI": 2**30,
-    "TI": 2**40,
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 _SECONDS_BETWEEN_LINES = 5.0
 _NO_TERMINAL = (100, 24)  # columns and lines if stdout is no terminal
 _SHORTEST = 30  # characters of a passage or a heading, however narrow the terminal
@@ -36,19 +24,6 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 Show = Callable[[int, int, int], None]
 """Takes the characters read, all characters, and the tokens read."""
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62. Raises
-    ValueError.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
-    size = float(match[1]) * _UNITS[match[2].upper()]
-    if size >= 1 << 62:
-        raise ValueError(f"{text!r} is larger than any file can be; write a size below 4000000TB")
-    return int(size)
 
 
 def size(count: float) -> str:

@@ -5,13 +5,13 @@ A group of options is a dataclass. A command that takes one has an option for ea
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from memstore.cli import console
 from memstore.compute import Compute
 from memstore.share.object_store import without_credentials
 from memstore.share.publication_options import is_url
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = "memory"  # the directory of the memory, if neither --store nor the environment says
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 
 
 def parse_directory(text: str) -> Path:
@@ -34,11 +46,18 @@ def parse_directory(text: str) -> Path:
 
 
 def parse_size(text: str) -> int:
-    """`console.parse_size` for an option. Raises typer.BadParameter."""
-    try:
-        return console.parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62. Raises
+    typer.BadParameter.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size >= 1 << 62:
+        raise typer.BadParameter(
+            f"{text!r} is larger than any file can be; write a size below 4000000TB"
+        )
+    return int(size)
 
 
 def option(flag: str, metavar: str, help: str, **more: Any) -> Any:

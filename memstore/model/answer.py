@@ -67,6 +67,18 @@ class Source:
             ],
         )
 
+    @property
+    def citation(self) -> dict[str, Any]:
+        """What a reply shows of it, as JSON values."""
+        return {
+            "document": self.document,
+            "block": self.block,
+            "span": list(self.span),
+            "place": self.place,
+            "text": self.text,
+            "weight": self.weight,
+        }
+
 
 class Found(NamedTuple):
     """A block that a search found, how like the phrase it is, and what was read of it."""

@@ -207,12 +207,7 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
 def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
     """The `memstore` field of the answer."""
     may_read = question.may_read
-    shown = ("document", "block", "span", "place", "text", "weight")
-    sources = [
-        {name: getattr(source, name) for name in shown}
-        for source in answer.sources
-        if may_read(source.document)
-    ]
+    sources = [source.citation for source in answer.sources if may_read(source.document)]
     if question.trace:
         most = question.settings["max_sources"]
         told = trace_report.report(

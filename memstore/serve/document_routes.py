@@ -79,12 +79,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/memstore/search")
     async def search(given: Search, access: Reads) -> dict[str, Any]:
         found = await documents.search(access, given.query, given.documents, given.top_k)
-        shown = ("document", "block", "span", "place", "text", "weight")
-        return {
-            "object": "list",
-            "data": [{name: getattr(source, name) for name in shown} for source in found],
-            "answered": found.answered,
-        }
+        data = [source.citation for source in found]
+        return {"object": "list", "data": data, "answered": found.answered}
 
     @routes.get("/v1/memstore/text")
     def text(

@@ -132,11 +132,8 @@ class MemoryTools:
         found = await self.documents.search(
             caller.access, given.phrase, given.documents, given.top_k
         )
-        shown = ("document", "block", "span", "place", "text", "weight")
-        return {
-            "answered": found.answered,
-            "passages": [{name: getattr(source, name) for name in shown} for source in found],
-        }
+        passages = [source.citation for source in found]
+        return {"answered": found.answered, "passages": passages}
 
     async def list_documents(
         self, caller: Caller, given: ListDocuments, progress: OnProgress

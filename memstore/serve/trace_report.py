@@ -116,23 +116,12 @@ class _Known:
 
 def _source(source: Source, block: BlockRead, trace: Trace) -> dict[str, Any]:
     size = unit_bytes(trace.reader)
-    return _citation(source) | {
-        "weight": source.weight,
+    return source.citation | {
         "heads": _rows(block.heads, trace),
         "tiers": {
             tier: {"units": units, "bytes": units * size}
             for tier, units in sorted(block.units.items())
         },
-    }
-
-
-def _citation(source: Source) -> dict[str, Any]:
-    return {
-        "document": source.document,
-        "block": source.block,
-        "span": list(source.span),
-        "place": source.place,
-        "text": source.text,
     }
 
 
@@ -190,7 +179,7 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
             continue
         read = blocks.get(block_id)
         rows.append(
-            _citation(source)
+            source.citation
             | {
                 "score": source.weight,
                 "chosen": block_id in chosen,
