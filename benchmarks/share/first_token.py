@@ -31,9 +31,9 @@ from memstore import LandmarkModel, MemoryStore
 from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.open_published import PublishedCatalog
 from memstore.share.publish import publish
-from memstore.share.published_tables import PublishedDatabase
+from memstore.share.published_catalog import PublishedCatalog
+from memstore.share.published_database import PublishedDatabase
 from memstore.share.remote import Remote
 
 QUESTION = 16  # tokens

@@ -179,15 +179,16 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Read an exported document, making the memory if need be."""
+    from memstore.share.document_file import DocumentFile
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer.exports import check_export, read_head
     from memstore.store.write.admission import check_name
 
-    read_head(file)
+    exported = DocumentFile(file)
+    head = exported.head
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
-        head = check_export(file)  # so that a bad file makes no memory
+        exported.check()  # so that a bad file makes no memory
         check_name(head.document.name if name is None else name)
         memory = MemoryStore.create(store, head.signature, selector=head.selector)
     with memory:

@@ -105,7 +105,7 @@ def pull(
     from memstore.share.open_object_store import open_object_store
     from memstore.share.published import Published
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer.published_document import no_published
+    from memstore.store.transfer import PublishedDocument
     from memstore.store.write.admission import check_name
 
     try:
@@ -114,8 +114,7 @@ def pull(
         # so that a bad URL or name makes no memory
         published = Published.open(open_object_store(url))
         check_name(name if as_name is None else as_name)
-        if published.entry(name) is None:
-            raise no_published(published, name) from None
+        PublishedDocument.named(published, name)
         manifest = published.manifest
         memory = MemoryStore.create(
             store, manifest.signature, codec=manifest.codec, selector=manifest.selector

@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 from memstore.compute import Compute
 from memstore.disk.format.text_parts import Keep
 from memstore.errors import MemstoreError
+from memstore.share.upload import Sent
 
 Status = Literal["read", "there", "refused"]
 
@@ -22,8 +22,8 @@ class Given(NamedTuple):
     name: str
     path: str  # of its file, for errors
     data: bytes
-    known: tuple[str, ...]  # digests of texts that are published or staged already
-    taken: str | None = None  # the digest of the text that is published under its name
+    there: str | None = None  # digest of the text that is published under its name
+    as_wanted: bool = False  # is that kept as this ingest keeps texts?
 
 
 Batch = Sequence[Given]
@@ -35,7 +35,6 @@ class Outcome(NamedTuple):
     name: str
     status: Status
     size: int  # bytes of its file
-    digest: str = ""  # of its text
     passages: int = 0  # that were ingested; blocks, of a landmark model
     tokens: int = 0  # that were ingested
     error: tuple[str, str] | None = None  # the name of an error, and its message
@@ -50,7 +49,7 @@ class Done(NamedTuple):
     """The outcome for a batch."""
 
     documents: list[Outcome]
-    staged: str | None = None  # the object that names what was sent
+    sent: Sent | None = None  # what was uploaded of them
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,6 @@ class Job:
     codec: str | None = None  # of a new memory; None for the model's
     keep: Keep | None = None  # None: as the model does by itself
     replace: bool = False
-
-    def key(self, batch: Batch) -> str:
-        """The name of a batch under these settings."""
-        digest = blake2b(repr((self.model, self.codec, self.keep)).encode())
-        for one in batch:
-            data = blake2b(one.data, digest_size=20).hexdigest()
-            digest.update(repr((one.name, data)).encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()[:40]
 
 
 @dataclass

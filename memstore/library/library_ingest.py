@@ -1,31 +1,33 @@
-"""Ingesting a library: files in batches to the workers of a cluster, and one manifest at the end
-that names everything they staged.
+"""Ingesting a library: files in batches to the workers of a cluster, which upload what they read,
+while this process writes the manifests that name it.
 
-A text that is published or staged is not ingested again, so the same command continues where an
-earlier one ended, whichever of its processes did.
+A published text is not ingested again, so the same command continues where an earlier one ended,
+whichever of its processes did.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from memstore.documents.converted import LIMITS
 from memstore.documents.folder import File
 from memstore.errors import InvalidInput
-from memstore.library.batch import Batch, Given, Job, Outcome, Progress
+from memstore.library.batch import Batch, Done, Given, Job, Outcome, Progress
 from memstore.library.ray_engine import RayEngine
-from memstore.share.manifest import Entry
-from memstore.share.object_store import ObjectStore
+from memstore.share.entries import Entry
+from memstore.share.manifest import Manifest
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import check_form
+from memstore.share.publish import publish_sent
 from memstore.share.published import Published
-from memstore.share.staging import find_staged, publish_staged, read_all, remove_staged
+from memstore.share.upload import Sent
 from memstore.store.memory_store import MemoryStore
 
 _BATCH = 128 << 10  # bytes of files in a batch at most, but for one that is larger
 _LEAST = 4 << 10
 _DOCUMENTS = 256  # in a batch
 _EACH = 8  # batches for every worker at least, so that none is waited for long
+_COMMIT_SECONDS = 30.0  # between two manifests
 
 
 OnProgress = Callable[[Progress, list[Outcome]], None]
@@ -35,10 +37,12 @@ OnProgress = Callable[[Progress, list[Outcome]], None]
 def ingest_library(
     files: Sequence[File], job: Job, engine: RayEngine, on_progress: OnProgress
 ) -> tuple[Progress, int]:
-    """Ingest files and publish them; return the progress, and the number of the manifest.
+    """Ingest files and publish them; return the progress, and the number of the newest manifest (0
+    for none).
 
-    engine: any object with RayEngine's methods. Raises WrongModel, StoreUnavailable, and what
-    read_batch and the engine raise; then what is staged stays, and the same call continues.
+    Finished batches are published twice a minute, also where the ingest fails later. engine: any
+    object with RayEngine's methods. Raises WrongModel, StoreUnavailable, and what read_batch and
+    the engine raise.
     """
     return _Ingest(files, job, engine, on_progress).run()
 
@@ -60,88 +64,58 @@ class _Ingest:
         self, files: Sequence[File], job: Job, engine: RayEngine, on_progress: OnProgress
     ) -> None:
         self._files, self._job, self._engine, self._on_progress = files, job, engine, on_progress
-        self._objects: ObjectStore = open_object_store(job.url, make=True)
-        self._first = engine.describe(job)
+        self._objects = open_object_store(job.url, make=True)
         newest = Published.newest(self._objects)
-        check_form(self._first, newest, job.url)
-        names = [file.name for file in files]
-        self._before = {} if newest is None else newest.entries(names)
-        self._staged = find_staged(self._objects, self._first)
-        self._digests: dict[str, str] = {}  # of texts that are to be published, by name
+        self._number = 0 if newest is None else newest.manifest.number
+        self._before = {} if newest is None else newest.entries([file.name for file in files])
+        self._first: Manifest | None = None  # which the first manifest would be
+        self._entries: dict[str, Entry] = {}  # of uploaded documents that no manifest names yet
+        self._committed = time.monotonic()
         self._progress = Progress(len(files), sum(_size(file) for file in files))
 
     def run(self) -> tuple[Progress, int]:
-        sent: list[str] = []
-        for done in self._engine.read(self._job, self._batches()):
-            if done.staged is not None:
-                sent.append(done.staged)
-            self._add(done.documents)
-        self._staged += read_all(self._objects, self._first, sent)
-        wanted = {n: d for n, d in self._digests.items() if d not in self._published(n)}
-        outcome = publish_staged(
-            self._objects,
-            self._first,
-            wanted,
-            self._found(wanted),
-            self._before,
-            replace=self._job.replace,
-        )
-        names = {file.name for file in self._files}
-        remove_staged(self._objects, self._staged, names)
-        self._say_refused(outcome.refused)
-        return self._progress, outcome.number
+        try:
+            for done in self._engine.read(self._job, self._batches()):
+                self._add(done)
+                if time.monotonic() - self._committed > _COMMIT_SECONDS:
+                    self._commit()
+        finally:
+            self._commit()
+        return self._progress, self._number
 
-    def _add(self, documents: list[Outcome]) -> None:
-        for outcome in documents:
+    def _add(self, done: Done) -> None:
+        if done.sent is not None:
+            self._first = done.sent.first
+            self._entries |= done.sent.entries
+        for outcome in done.documents:
             self._progress.add(outcome)
-            if outcome.status != "refused":
-                self._digests[outcome.name] = outcome.digest
-        self._on_progress(self._progress, documents)
+        self._on_progress(self._progress, done.documents)
 
-    def _found(self, wanted: Mapping[str, str]) -> dict[str, Entry]:
-        """Staged entries of texts, by name and digest."""
-        return {
-            name: entry
-            for held in self._staged
-            for name, entry in held.entries.items()
-            if wanted.get(name) == entry.row.source_hash and self._as_kept(entry)
-        }
+    def _commit(self) -> None:
+        """Publish what workers uploaded."""
+        if self._first is not None and self._entries:
+            sent = Sent(self._first, dict(sorted(self._entries.items())), self._before)
+            self._entries = {}
+            self._number, refused = publish_sent(self._objects, sent, replace=self._job.replace)
+            self._report_refused(refused)
+        self._committed = time.monotonic()
 
-    def _say_refused(self, names: Sequence[str]) -> None:
+    def _report_refused(self, names: Sequence[str]) -> None:
         """Report documents under whose names others published other content."""
-        url = self._job.url
         for name in names:
             self._progress.documents.subtract(["read"])
             self._progress.documents["refused"] += 1
-            why = f"document {name!r} was published at {url} by another process"
+            why = f"document {name!r} was published at {self._job.url} by another process"
             self._on_progress(
                 self._progress, [Outcome(name, "refused", 0, error=("DocumentExists", why))]
             )
 
-    # Published and staged texts
-
-    def _published(self, name: str) -> tuple[str, ...]:
-        """The digest of the text that is published under a name, if it is kept as wanted."""
-        entry = self._before.get(name)
-        if entry is None or not self._as_kept(entry):
-            return ()
-        return (entry.row.source_hash,)
-
     def _as_kept(self, entry: Entry) -> bool:
+        """Are keys and values published of a document, or not, as this ingest keeps them?"""
         if self._job.keep is None:
             return True
         records = any(piece.kind == "records" for piece in entry.pieces)
         return not entry.row.of_passages or records == (self._job.keep == "kv")
-
-    def _known(self, name: str) -> tuple[str, ...]:
-        """The digests of texts of this name that are not ingested again."""
-        staged = [held.entries[name] for held in self._staged if name in held.entries]
-        if name in self._before and not self._job.replace:
-            staged = []
-        return (
-            *self._published(name),
-            *(entry.row.source_hash for entry in staged if self._as_kept(entry)),
-        )
 
     # Batches
 
@@ -154,8 +128,8 @@ class _Ingest:
             try:
                 batch.append(self._given(file))
             except InvalidInput as error:
-                refused = Given(file.name, str(file.path), b"", ())
-                self._add([Outcome.refused(refused, error)])
+                refused = Given(file.name, str(file.path), b"")
+                self._add(Done([Outcome.refused(refused, error)]))
             if sum(len(one.data) for one in batch) >= most or len(batch) == _DOCUMENTS:
                 yield batch
                 batch = []
@@ -168,14 +142,10 @@ class _Ingest:
                 data = opened.read(LIMITS.file_bytes + 1)
         except OSError as error:
             raise InvalidInput(f"cannot read {file.path}: {error.strerror}") from None
-        taken = self._before.get(file.name)
-        return Given(
-            file.name,
-            str(file.path),
-            data,
-            self._known(file.name),
-            None if taken is None else taken.row.source_hash,
-        )
+        there = self._before.get(file.name)
+        if there is None:
+            return Given(file.name, str(file.path), data)
+        return Given(file.name, str(file.path), data, there.row.source_hash, self._as_kept(there))
 
 
 def _size(file: File) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 from memstore.closing import Closing
 from memstore.errors import InvalidInput, MemstoreError, StoreUnavailable, install_extra
 from memstore.library.batch import Batch, Done, Job, Outcome
-from memstore.share.manifest import Manifest
 
 _AHEAD = 2  # batches for every worker that are given to Ray: one runs, one waits
 _CONNECT = 10.0  # seconds
@@ -45,12 +44,6 @@ class RayEngine(Closing):
     def workers(self) -> int:
         """The number of workers now."""
         return max(1, int(self._ray.cluster_resources().get(self._unit, 1)))
-
-    def describe(self, job: Job) -> Manifest:
-        """As memstore.library.reading.describe, by a worker."""
-        from memstore.library.reading import describe
-
-        return self._result(self._task(describe).remote(job))
 
     def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
         """As memstore.library.reading.read_batch, by all workers, in any order; takes batches as
@@ -103,8 +96,8 @@ class RayEngine(Closing):
         except wrong.RayError as error:
             why = str(error).partition("\n")[0]
             raise MemstoreError(
-                f"the cluster is lost ({type(error).__name__}: {why}); what was read is kept, and "
-                "the same command goes on from there"
+                f"the cluster is lost ({type(error).__name__}: {why}); finished batches are "
+                "published, and the same command continues"
             ) from None
 
     def close(self) -> None:

@@ -1,11 +1,10 @@
-"""The work of one worker: a batch of documents through a model into a temporary memory, and from
-there, staged, to the object store of the library.
+"""The work of one worker: ingests a batch of documents into a temporary memory, and uploads them to
+the object store of the library.
 """
 
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,9 +17,8 @@ from memstore.hf.models_by_name import reader_named
 from memstore.library.batch import Batch, Done, Given, Job, Outcome
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share.manifest import Manifest
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import PublishOptions
+from memstore.share.upload import PublishOptions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
 
@@ -28,15 +26,8 @@ _BUDGET = 128 << 20  # bytes of the host tier, of which an ingest reads its late
 _PREFIX = "memstore-library-"
 
 
-def describe(job: Job) -> Manifest:
-    """The first manifest of a library with these settings. Raises what loading a model raises."""
-    reader = _reader(job.model, job.compute)
-    signature, codec = reader.signature.public, job.codec or reader.codec
-    return Manifest(0, b"", 0.0, signature, codec, time.time(), reader.keeps, ())
-
-
 def read_batch(job: Job, batch: Batch) -> Done:
-    """Ingest documents and stage them. One that cannot be ingested is reported, and does not stop
+    """Ingest documents and upload them. One that cannot be ingested is reported, and does not stop
     the others.
 
     Raises InvalidWeights, StorageFull (this machine's), WrongModel, StoreUnavailable,
@@ -50,9 +41,9 @@ def read_batch(job: Job, batch: Batch) -> Done:
         except InvalidInput as error:
             outcomes.append(Outcome.refused(given, error))
             continue
-        if text.digest in given.known:
-            outcomes.append(Outcome(given.name, "there", len(given.data), text.digest))
-        elif given.taken not in (None, text.digest) and not job.replace:
+        if given.there == text.digest and given.as_wanted:
+            outcomes.append(Outcome(given.name, "there", len(given.data)))
+        elif given.there not in (None, text.digest) and not job.replace:
             outcomes.append(Outcome.refused(given, _other_content(given.name, job.url)))
         else:
             texts.append((given, text))
@@ -62,14 +53,12 @@ def read_batch(job: Job, batch: Batch) -> Done:
     with _scratch() as path, _memory(job, reader, path) as memory:
         for given, text in texts:
             outcomes.append(_ingest(job, reader, memory, given, text))
-        documents = memory.ready()
-        if not documents:
+        if not memory.ready():
             return Done(outcomes)
         objects = open_object_store(job.url, make=True)
-        options = PublishOptions(
-            keep=job.keep or "kv", replace=True
-        )  # what is refused is refused above
-        return Done(outcomes, memory.stage(objects, job.key(batch), options))
+        # what is not to be replaced was refused above
+        options = PublishOptions(keep=job.keep or "kv", replace=True)
+        return Done(outcomes, memory.send(objects, options))
 
 
 def _text(given: Given) -> Text:
@@ -86,8 +75,7 @@ def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text:
         if memory.has(given.name):  # what was read of it
             memory.forget(given.name)
         return Outcome.refused(given, error)
-    size = len(given.data)
-    return Outcome(given.name, "read", size, text.digest, document.blocks, document.tokens)
+    return Outcome(given.name, "read", len(given.data), document.blocks, document.tokens)
 
 
 def _other_content(name: str, url: str) -> DocumentExists:

@@ -9,15 +9,16 @@ the caller checks them, and drops damaged ones.
 
 import errno
 import fcntl
+import math
 import os
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from memstore.errors import InvalidInput, StorageFull
 from memstore.paths import expanded
@@ -42,9 +43,8 @@ class LocalCache:
         """
         self.path, self.budget = expanded(path), budget
         self.counter = TierCounter()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self.evicted = 0
-        self._folders: set[str] = set()  # that are there
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mark = self.path / _MARK
@@ -86,14 +86,16 @@ class LocalCache:
         except OSError as error:
             raise Failure("unreachable", f"{file}: {error.strerror}") from error
 
-    def get_many(self, keys: Sequence[str], most: Sequence[int]) -> list[bytes | Failure | None]:
+    def get_many(
+        self, keys: Sequence[str], most: int, until: float = math.inf
+    ) -> list[bytes | Failure | None]:
         """The values of some keys, of so many bytes each at most; of each None, or why it could not
-        be read.
+        be read. until: as of Valkey; no file is waited for.
         """
         found: list[bytes | Failure | None] = []
-        for key, size in zip(keys, most):
+        for key in keys:
             try:
-                found.append(self.get(key, size))
+                found.append(self.get(key, most))
             except Failure as failure:
                 self.counter.failed(failure.reason)
                 found.append(failure)
@@ -101,46 +103,44 @@ class LocalCache:
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Store values; those beyond the budget are passed over. Raises Failure."""
-        fitting: list[tuple[str, bytes, int]] = []
-        room = self.budget
+        fitting: list[tuple[str, bytes]] = []
+        needed = 0
         for key, value in items:
-            size = _pages(len(value))
-            if size <= room:
-                fitting.append((key, value, size))
-                room -= size
+            if needed + _pages(len(value)) <= self.budget:
+                fitting.append((key, value))
+                needed += _pages(len(value))
         if not fitting:
             return
         try:
-            with self._lock, self._counted() as count:
-                needed = self.budget - room
-                if count.value + needed > self.budget:
-                    count.value = self._sweep(int(self.budget * _KEPT) - needed)
-                count.write(count.value + needed)  # also if this process ends here
-                for key, value, size in fitting:
-                    count.value += size if self._write(key, value) else 0
+            with self._counted() as count:
+                used = count.read()
+                if used + needed > self.budget:
+                    used = self._sweep(int(self.budget * _KEPT) - needed)
+                count.write(used + needed)  # also if this process ends here
+                try:
+                    for key, value in fitting:
+                        used += _pages(len(value)) if self._new(key, value) else 0
+                finally:
+                    count.write(used)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             reason: Reason = "full" if full else "unreachable"
             self.counter.failed(reason)
             raise Failure(reason, f"{self.path}: {error.strerror}") from error
 
-    def _write(self, key: str, value: bytes) -> bool:
+    def _new(self, key: str, value: bytes) -> bool:
         """Write a value; False where it is there already."""
         file = self._file(key)
         if os.path.exists(file):
             return False
-        folder = os.path.dirname(file)
         other = f"{file}.{os.getpid()}.{threading.get_ident()}"
         try:
-            if folder not in self._folders:
-                os.makedirs(folder, mode=0o700, exist_ok=True)
-                self._folders.add(folder)
+            os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
             with open(other, "wb", buffering=0) as opened:
                 if opened.write(value) != len(value):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.rename(other, file)
         except OSError:
-            self._folders.discard(folder)  # it may have been deleted
             with suppress(OSError):
                 os.unlink(other)
             raise
@@ -152,40 +152,31 @@ class LocalCache:
         with suppress(OSError):
             size = _pages(os.stat(file).st_size)
             os.unlink(file)
-            self._change(-size)
+            with self._counted() as count:
+                count.write(max(0, count.read() - size))
 
     @property
     def used(self) -> int:
         """Bytes of the files, as counted."""
-        return self._change(0)
+        with self._counted() as count:
+            return count.read()
 
     def _file(self, key: str) -> str:
         name = blake2b(key.encode(), digest_size=20).hexdigest()
         return f"{self.path}/{name[:2]}/{name[2:]}"
 
-    # The count, and what goes
-
-    def _change(self, by: int) -> int:
-        with self._lock, self._counted() as count:
-            count.value = max(0, count.value + by)
-            return count.value
-
     def _sweep(self, most: int) -> int:
         """Delete what was used longest ago until `most` bytes are left; return how many are."""
         found: list[tuple[float, int, str]] = []
-        now, total = time.time(), 0
-        for folder in os.scandir(self.path):
-            if not folder.is_dir():
-                continue
+        for folder in filter(os.DirEntry.is_dir, os.scandir(self.path)):
             for file in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
                     status = file.stat()
-                    if "." in file.name:  # being written, or left by a writer that ended
-                        if now - status.st_mtime > _LEFT:
-                            os.unlink(file.path)
-                        continue
-                    found.append((status.st_mtime, _pages(status.st_size), file.path))
-                    total += found[-1][1]
+                    if "." not in file.name:
+                        found.append((status.st_mtime, _pages(status.st_size), file.path))
+                    elif time.time() - status.st_mtime > _LEFT:  # its writer has ended
+                        os.unlink(file.path)
+        total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= max(0, most):
                 break
@@ -197,26 +188,25 @@ class LocalCache:
 
     @contextmanager
     def _counted(self) -> "Iterator[_Count]":
-        """The count of bytes, under its lock as long as the block lasts."""
+        """The count of bytes, locked as long as the block lasts."""
         file = os.open(self.path / _MARK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            data = os.pread(file, _USED.size, 0)
-            count = _Count(file, _USED.unpack(data)[0] if len(data) == _USED.size else 0)
-            try:
-                yield count
-            finally:
-                count.write(count.value)
+            with self._lock:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield _Count(file)
         finally:
             os.close(file)
 
 
-@dataclass
-class _Count:
+class _Count(NamedTuple):
     """The bytes of the files, in a file."""
 
     file: int
-    value: int
+
+    def read(self) -> int:
+        """The number."""
+        data = os.pread(self.file, _USED.size, 0)
+        return int(_USED.unpack(data)[0]) if len(data) == _USED.size else 0
 
     def write(self, value: int) -> None:
         """Store a number now."""

@@ -11,25 +11,24 @@ see a change whole or not at all.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from memstore.decode import Amount, Block, Count, Positive
-from memstore.disk.format.document import Document
+from memstore.decode import Amount, Positive
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
 from memstore.share.calls import at_once
+from memstore.share.entries import Entries, Entry, Name, entries_of, plain_entries
 from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.packed_objects import PACKED_BYTES, digest_of, open_packed, pack
-from memstore.share.pieces import PIECE_BYTES, Digest, Kind, Layer, Piece
+from memstore.share.pieces import Digest
 
-FORMAT = 6
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"
@@ -38,33 +37,9 @@ LISTS = "lists"  # objects of the lists that passages are found by in two stages
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
-Name = Annotated[str, Meta(max_length=4096)]
 
 
 # Pages of the table of documents
-
-
-class Entry(NamedTuple):
-    """A published document: its row, without a number, and its pieces."""
-
-    row: Document  # its id is 1
-    pieces: tuple[Piece, ...]  # in order
-
-    @classmethod
-    def of(cls, row: Document, pieces: Iterable[Piece]) -> "Entry":
-        """The entry of a memory's row, without what concerns that memory alone."""
-        return cls(replace(row.portable(), id=1), tuple(sorted(pieces)))
-
-
-_PieceSize = Annotated[int, Meta(ge=1, le=PIECE_BYTES)]
-_Piece = tuple[Kind, Layer, Count, Positive, Block, Count, Count, _PieceSize, Digest]
-
-
-class Entries(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Entries as they are stored."""
-
-    segments: list[Name]
-    entries: list[tuple[dict[str, Any], list[_Piece]]]
 
 
 class PageRef(NamedTuple):
@@ -81,7 +56,7 @@ def read_page(objects: ObjectStore, page: PageRef) -> list[Entry]:
     """The documents of a page. Raises CorruptMemory, NewerFormat, StoreUnavailable."""
     what = f"{objects.url}: {page.name}"
     data = objects.get(page.name, page.size)
-    held = open_packed(_PAGE, FORMAT, data, Entries, what)
+    held = open_packed(_PAGE, data, Entries, what)
     try:
         if digest_of(data) != page.digest:
             raise ValueError("it is another page than the manifest names")
@@ -102,44 +77,12 @@ def write_pages(objects: ObjectStore, entries: Sequence[Entry]) -> list[PageRef]
     cuts = [len(entries) * at // parts for at in range(parts + 1)] if parts else []
 
     def write(some: Sequence[Entry]) -> PageRef:
-        data = pack(_PAGE, FORMAT, plain_entries(some))
+        data = pack(_PAGE, plain_entries(some))
         name = f"{PAGES}/{os.urandom(16).hex()}"
         objects.put(name, data)
         return PageRef(some[0].row.name, len(some), name, len(data), digest_of(data))
 
     return at_once(write, [entries[low:high] for low, high in pairwise(cuts)])
-
-
-def plain_row(row: Document) -> dict[str, Any]:
-    """A document's row as plain values, without its number; `asdict` takes ten times as long."""
-    values: dict[str, Any] = msgspec.to_builtins(row, builtin_types=(bytes,))
-    del values["id"]
-    return values
-
-
-def plain_entries(entries: Sequence[Entry]) -> tuple[list[str], list[Any]]:
-    """Entries as plain values: their segments, and rows with pieces that number the segments."""
-    segments: dict[str, int] = {}
-    plain = []
-    for entry in entries:
-        row = plain_row(entry.row)
-        pieces = [
-            (*p[:5], segments.setdefault(p.segment, len(segments)), *p[6:]) for p in entry.pieces
-        ]
-        plain.append((row, pieces))
-    return list(segments), plain
-
-
-def entries_of(held: Entries) -> list[Entry]:
-    """The entries of these plain values. Raises ValueError, IndexError."""
-    entries = []
-    for row, plain in held.entries:
-        document = Document.decode({**row, "id": 1})
-        if document.state != "ready":
-            raise ValueError("a document is not ready")
-        pieces = sorted(Piece(*p[:5], held.segments[p[5]], *p[6:]) for p in plain)
-        entries.append(Entry(document, tuple(pieces)))
-    return entries
 
 
 # Manifests
@@ -212,12 +155,12 @@ class Manifest:
         values |= {"selector": selector, "pages": self.pages}
         if self.lists is not None:
             values["lists"] = self.lists
-        return pack(_MANIFEST, FORMAT, values)
+        return pack(_MANIFEST, values)
 
     @classmethod
     def decode(cls, data: bytes | memoryview, what: str) -> "Manifest":
         """The manifest of an object. Raises CorruptMemory, NewerFormat."""
-        held = open_packed(_MANIFEST, FORMAT, data, _Manifest, what)
+        held = open_packed(_MANIFEST, data, _Manifest, what)
         try:
             form = None if held.selector is None else IndexSpec.decode(held.selector)
             names = [page.first for page in held.pages]

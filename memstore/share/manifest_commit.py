@@ -1,23 +1,19 @@
-"""Writing the next manifest of a publication, and manifests of documents that wait for it.
+"""Writing the next manifest of a publication.
 
 A change writes the pages that it touches, then manifest n + 1, by a create that fails where there
 is one: the loser of a race reads the winner's and tries again. So readers see a change whole or not
 at all, and none is lost.
-
-Documents that several processes sent wait, staged, for the manifest that publishes all of them: of
-each batch a manifest of its own, `staged/KEY`, which no reader looks for.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from memstore.errors import CorruptMemory, StoreUnavailable
+from memstore.share.entries import Entry
 from memstore.share.manifest import (
-    PAGE_ENTRIES,
-    Entry,
     ListsRef,
     Manifest,
     PageRef,
@@ -26,10 +22,8 @@ from memstore.share.manifest import (
     write_pages,
 )
 from memstore.share.object_store import ObjectStore
-from memstore.share.packed_objects import PACKED_BYTES
 from memstore.share.published import Published, note_newest
 
-STAGED = "staged"
 _TRIES = 100
 
 
@@ -41,30 +35,32 @@ class Change(NamedTuple):
 
 
 def commit(
-    objects: ObjectStore, change: Callable[[Published | None], tuple[Manifest, Change] | None]
+    objects: ObjectStore,
+    change: Callable[[Published | None], Change | None],
+    first: Manifest | None = None,
 ) -> Published | None:
-    """Write the next manifest.
+    """Write the next manifest; return the newest, or None where there is none.
 
-    change: takes the newest (None where there is none), and returns the manifest to begin from and
-    what changes, or None where nothing does; called again where another publisher was faster.
-    Return the newest.
+    change: takes the newest, and returns what changes, or None where nothing does; called again
+    where another publisher was faster. first: what the first manifest would be.
 
-    Raises StoreUnavailable; the publication then has all of the change, or none.
+    Raises StoreUnavailable (the publication then has all of the change, or none), MemoryNotFound
+    (nothing is published, and there is no `first`), and what `change` raises.
     """
     for _ in range(_TRIES):
-        newest = Published.newest(objects)
+        newest = Published.newest(objects) if first is not None else Published.open(objects)
         wanted = change(newest)
         if wanted is None:
             return newest
-        base, changes = wanted
-        pages = _changed_pages(objects, newest, changes.entries)
+        base = first if newest is None else newest.manifest
+        assert base is not None
         manifest = replace(
             base,
-            number=1 if newest is None else newest.manifest.number + 1,
+            number=1 if newest is None else base.number + 1,
             id=os.urandom(16),
             published=time.time(),
-            pages=tuple(pages),
-            lists=changes.lists or base.lists,
+            pages=tuple(_changed_pages(objects, newest, wanted.entries)),
+            lists=wanted.lists or base.lists,
         )
         if _create(objects, manifest):
             published = Published(objects, manifest)
@@ -95,54 +91,22 @@ def _create(objects: ObjectStore, manifest: Manifest) -> bool:
 def _changed_pages(
     objects: ObjectStore, newest: Published | None, changes: Mapping[str, Entry | None]
 ) -> list[PageRef]:
-    """The pages of the table with these documents in it, or out of it; writes those that are
-    new.
-    """
+    """The pages of the table with these documents in it, or out of it; writes changed ones."""
     old = () if newest is None else newest.manifest.pages
     touched: dict[int, dict[str, Entry | None]] = {}
     for name, entry in changes.items():
         number = 0 if newest is None else max(0, newest.page_of(name))
         touched.setdefault(number, {})[name] = entry
+    if newest is not None:  # all at the same time
+        newest.read_pages([old[number] for number in touched if number < len(old)])
     pages: list[PageRef] = []
-    carried: dict[str, Entry] = {}  # of pages that became small: the next takes them in
-    if newest is not None:
-        newest.entries([old[number].first for number in touched if number < len(old)])
     for number in range(max(len(old), 1)):
-        mine = touched.get(number)
-        if mine is None and not carried:
-            if number < len(old):
-                pages.append(old[number])
+        if number not in touched:
+            pages += old[number : number + 1]
             continue
-        held = dict(carried)
-        if newest is not None and number < len(old):
-            held |= {entry.row.name: entry for entry in newest.read(old[number])}
-        for name, entry in (mine or {}).items():
-            if entry is None:
-                held.pop(name, None)
-            else:
-                held[name] = entry
-        carried = {}
-        if len(held) < PAGE_ENTRIES // 4 and number + 1 < len(old):
-            carried = held
-            continue
-        pages += write_pages(objects, [held[name] for name in sorted(held)])
+        entries: dict[str, Entry | None] = {}
+        if newest is not None and old:
+            entries = {e.row.name: e for e in newest.read_pages([old[number]])[0]}
+        entries |= touched[number]
+        pages += write_pages(objects, [e for _, e in sorted(entries.items()) if e is not None])
     return pages
-
-
-def write_staged(objects: ObjectStore, key: str, first: Manifest, entries: Sequence[Entry]) -> str:
-    """Stage documents, in order of names; return the object. first: has their signature, codec and
-    selector. Raises StoreUnavailable.
-    """
-    pages = tuple(write_pages(objects, entries))
-    name = f"{STAGED}/{key}"
-    made = replace(first, number=1, id=os.urandom(16), published=time.time(), pages=pages)
-    objects.put(name, made.encode())
-    return name
-
-
-def read_staged(objects: ObjectStore, name: str) -> Published:
-    """The documents that an object stages. Raises ObjectNotFound, CorruptMemory, NewerFormat,
-    StoreUnavailable.
-    """
-    data = objects.get(name, PACKED_BYTES)
-    return Published(objects, Manifest.decode(data, f"{objects.url}: {name}"))

@@ -1,4 +1,4 @@
-"""Small objects: compressed msgpack with a magic, a format number and a checksum.
+"""Small objects, and the footers of exported files.
 
 magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
 """
@@ -13,11 +13,12 @@ from xxhash import xxh3_64_intdigest
 from memstore.decode import T, unpack
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat, OlderFormat
 
+FORMAT = 10  # of publications and exported documents
 PACKED_BYTES = 64 << 20  # a manifest, a page or a footer, packed or unpacked
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 
 
-def pack(magic: bytes, number: int, value: Any) -> bytes:
+def pack(magic: bytes, value: Any, *, number: int = FORMAT) -> bytes:
     """Encode plain values. Raises InvalidInput where readers would refuse the size."""
     plain = msgpack.packb(value)
     data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
@@ -34,18 +35,18 @@ def digest_of(data: bytes | memoryview) -> int:
     return int.from_bytes(bytes(data[-_DIGEST.size :]), "little")
 
 
-def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[T], what: str) -> T:
+def open_packed(magic: bytes, data: bytes | memoryview, form: type[T], what: str) -> T:
     """Decode an object. Raises CorruptMemory, NewerFormat, OlderFormat."""
     data = bytes(data)
     try:
         if len(data) < _HEAD.size + _DIGEST.size:
             raise ValueError("it is truncated")
-        found, newer, _ = _HEAD.unpack_from(data)
+        found, number, _ = _HEAD.unpack_from(data)
         if found != magic:
             raise ValueError("it is something else")
         if digest_of(data) != xxh3_64_intdigest(data[: -_DIGEST.size]):
             raise ValueError("its checksum does not match")
-        check_format(what, newer, number)
+        _check_format(what, number)
         return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
     except ValueError as error:
         raise CorruptMemory(
@@ -53,16 +54,15 @@ def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[
         ) from error
 
 
-def check_format(what: str, found: int, read: int) -> None:
-    """Is this the format that this version reads? Raises NewerFormat, OlderFormat."""
-    if found > read:
+def _check_format(what: str, number: int) -> None:
+    if number > FORMAT:
         raise NewerFormat(
-            f"{what} is in format {found}, this version reads {read}; update memstore"
+            f"{what} is in format {number}, this version reads {FORMAT}; update memstore"
         )
-    if found < read:
+    if number < FORMAT:
         raise OlderFormat(
             f"{what} was made by an older version; ingest the documents again (memstore ingest), "
-            "and publish them to another prefix"
+            "and export them again, or publish them to another prefix"
         )
 
 

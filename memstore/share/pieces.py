@@ -1,16 +1,14 @@
-"""Pieces: the parts of documents in a segment. A piece is the index of a run of records, or values
-of the tables of landmarks or tokens.
+"""Pieces: the parts of documents as published segments and exported files store them. A piece is
+the index of a run of records, or values of the tables of landmarks or tokens.
 
 A piece of values is, in little-endian order,
 
     magic "mV", a zero (u16), number of values (u32), XXH3-64 of the table that follows
-    of each value: its bytes (u32), bytes of its key (u16), first number of what it is about (u64:
-        block or token)
-    the keys, one after the other: as in the memory, without the document's number
+    of each value: first number of what it is about (u64: block or token), its bytes (u32)
     the values, one after the other: as in the memory, without their checksum
 
-so that its beginning tells where each value lies. The index of a
-run of records is, compressed by zstd,
+so that its beginning tells where each value is. The index of a run of records is, compressed by
+zstd,
 
     magic "mI", layers (u16), writes, first block, rows (u32 each), where the records begin in the
         segment (u64)
@@ -22,20 +20,19 @@ run of records is, compressed by zstd,
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import numpy as np
 import zstandard
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.disk.format.document import Document
 from memstore.disk.format.record import WRITE_BYTES, RecordForm, WriteId
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory
-from memstore.share.object_store import Extent, ObjectStore
+from memstore.share.document_parts import IndexRun, Part, Record, Tokens
 from memstore.share.packed_objects import decompressed
 
 Kind = Literal["records", "landmarks", "tokens"]
@@ -43,8 +40,9 @@ Digest = Annotated[int, Meta(ge=0)]
 
 PIECE_BYTES = 64 << 20  # of a piece: 8 MiB of values and one more, or an index
 _INDEX_BYTES = 16 << 20  # of an index of records, unpacked
-_VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<IHQ")
+_VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QI")
 _INDEX = struct.Struct("<2sHIIIQ")
+_BATCH_BYTES = 8 << 20  # of records that are read at once
 
 
 class Piece(NamedTuple):
@@ -59,72 +57,76 @@ class Piece(NamedTuple):
     first: Count  # block that it begins with; tokens: token
     take: Positive  # number of its values, or of the blocks that the document uses
     row: Block  # of records: the row of their index that it begins with; else 0
-    segment: str  # the object
+    segment: str  # the object; "" in an exported file
     offset: Count  # of the values, or of the index of the records
     length: Positive  # in bytes
     digest: Digest  # XXH3-64 of these bytes
 
 
+class Ranges(Protocol):
+    """Objects that are read by ranges of bytes: an object store, or one exported file."""
+
+    @property
+    def url(self) -> str:
+        """Where they are, for messages."""
+
+    def get_range(self, name: str, offset: int, length: int) -> memoryview:
+        """Bytes of an object, of exactly this length. Raises CorruptMemory, StoreUnavailable."""
+
+
+# Values
+
+
 class Value(NamedTuple):
-    """An entry of a table; its key is without the document's number."""
+    """An entry of the table of landmarks or tokens."""
 
     first: int  # block, or token, that it begins with
-    key: bytes
     value: bytes
-
-
-class ValueHead(NamedTuple):
-    """A value without its bytes, as the beginning of a piece lists it."""
-
-    first: int
-    key: bytes
-    length: int
 
 
 def encode_values(values: Sequence[Value]) -> bytes:
     """The piece of one or more values."""
-    table = b"".join(_VALUE.pack(len(v.value), len(v.key), v.first) for v in values)
-    table += b"".join(value.key for value in values)
+    table = b"".join(_VALUE.pack(first, len(value)) for first, value in values)
     start = _VALUES.pack(b"mV", 0, len(values), xxh3_64_intdigest(table))
-    return b"".join((start, table, *(value.value for value in values)))
+    return b"".join((start, table, *(value for _, value in values)))
 
 
-def table_bytes(values: int, key_bytes: int) -> int:
-    """Bytes of the beginning of a piece of so many values, with keys of this length."""
-    return _VALUES.size + values * (_VALUE.size + key_bytes)
+def table_bytes(values: int) -> int:
+    """Bytes of the beginning of a piece of so many values, which tells where they are."""
+    return _VALUES.size + values * _VALUE.size
 
 
-def decode_heads(data: bytes | memoryview, count: int) -> tuple[list[ValueHead], int]:
-    """The heads of the values of a piece of so many, from its beginning, and the offset of the
-    values. Raises ValueError.
+def decode_table(data: bytes | memoryview, count: int) -> dict[int, tuple[int, int]]:
+    """Offset in the piece and bytes of each of its `count` values, by its first number, from the
+    beginning of the piece. Raises ValueError.
     """
-    data = memoryview(data)
-    magic, zero, values, digest_of_table = _unpack(_VALUES, data, 0)
+    data, end = memoryview(data), table_bytes(count)
+    magic, zero, values, digest = _unpack(_VALUES, data)
     if magic != b"mV" or zero or values != count:
         raise ValueError(f"it is not a piece of {count} values")
-    end = _VALUES.size + count * _VALUE.size
     if end > len(data):
         raise ValueError("it is truncated")
-    heads, at = [], end
-    for length, key_bytes, first in _VALUE.iter_unpack(data[_VALUES.size : end]):
-        heads.append(ValueHead(first, bytes(data[at : at + key_bytes]), length))
-        at += key_bytes
-    if at > len(data):
-        raise ValueError("it is truncated")
-    if xxh3_64_intdigest(data[_VALUES.size : at]) != digest_of_table:
+    table = data[_VALUES.size : end]
+    if xxh3_64_intdigest(table) != digest:
         raise ValueError("the checksum of its table does not match")
-    return heads, at
+    places = {}
+    for first, length in _VALUE.iter_unpack(table):
+        places[first] = end, length
+        end += length
+    if len(places) != count:
+        raise ValueError("two of its values have one number")
+    return places
 
 
-def decode_values(data: bytes | memoryview, count: int) -> Iterator[Value]:
-    """The values of a piece of so many, whose bytes were checked. Raises ValueError."""
-    data = memoryview(data)
-    heads, at = decode_heads(data, count)
-    if at + sum(head.length for head in heads) != len(data):
+def decode_values(data: bytes | memoryview, count: int) -> list[Value]:
+    """The values of a piece of so many, whose checksum was compared. Raises ValueError."""
+    places = decode_table(data, count)
+    if table_bytes(count) + sum(length for _, length in places.values()) != len(data):
         raise ValueError("its values do not add up")
-    for head in heads:
-        yield Value(head.first, head.key, bytes(data[at : at + head.length]))
-        at += head.length
+    return [Value(first, bytes(data[at : at + size])) for first, (at, size) in places.items()]
+
+
+# Records
 
 
 class RecordIndex:
@@ -174,7 +176,7 @@ class RecordIndex:
     def decode(cls, data: bytes | memoryview) -> "RecordIndex":
         """The index of these bytes. Raises ValueError."""
         raw = decompressed(bytes(data), _INDEX_BYTES)
-        magic, count, known, first, rows, start = _unpack(_INDEX, raw, 0)
+        magic, count, known, first, rows, start = _unpack(_INDEX, raw)
         names = _INDEX.size + WRITE_BYTES * known
         at = names + 2 * count
         if magic != b"mI" or len(raw) != at + 4 * count * rows or first + rows > 1 << 32:
@@ -196,11 +198,6 @@ def most_record_bytes(raw: int) -> int:
     return raw + raw // 16 + 1024
 
 
-def record_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of records, in order of blocks."""
-    return sorted(piece for piece in pieces if piece.kind == "records")
-
-
 def piece_of(pieces: Sequence[Piece], block: int) -> Piece | None:
     """The piece that holds the records of a block, or None. pieces: of a document, in order."""
     at = bisect_left(pieces, ("records", 0, block + 1)) - 1
@@ -214,119 +211,102 @@ def row_of(piece: Piece, block: int) -> int:
     return piece.row + block - piece.first
 
 
-def _unpack(form: struct.Struct, data: bytes | memoryview, at: int) -> tuple:
-    if len(data) < at + form.size:
+def _unpack(form: struct.Struct, data: bytes | memoryview) -> tuple:
+    if len(data) < form.size:
         raise ValueError("it is truncated")
-    return form.unpack_from(data, at)
+    return form.unpack_from(data)
 
 
-_BATCH_BYTES = 8 << 20  # of records that are read at once
+# Reading
 
 
-class Checked(NamedTuple):
-    """Bytes of an object, and their XXH3-64."""
-
-    extent: Extent
-    digest: int
-
-
-def check_piece(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> None:
-    """Are these the bytes of a piece? Raises CorruptMemory."""
+def check_piece(objects: Ranges, piece: Piece, data: bytes | memoryview) -> None:
+    """Compare the bytes of a piece with its checksum. Raises CorruptMemory."""
     if len(data) != piece.length or xxh3_64_intdigest(data) != piece.digest:
         raise damaged(objects, piece, "its checksum does not match")
 
 
-def read_values(objects: ObjectStore, piece: Piece) -> list[Value]:
-    """The values of a piece. Raises CorruptMemory, StoreUnavailable."""
-    data = objects.get_range(piece.segment, piece.offset, piece.length)
-    check_piece(objects, piece, data)
-    return values_of(objects, piece, data)
-
-
-def values_of(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> list[Value]:
-    """The same from the bytes of the piece. Raises CorruptMemory."""
+def values_of(objects: Ranges, piece: Piece, data: bytes | memoryview) -> list[Value]:
+    """The values of a piece with these bytes. Raises CorruptMemory."""
     try:
-        return list(decode_values(data, piece.take))
+        return decode_values(data, piece.take)
     except ValueError as error:
         raise damaged(objects, piece, error) from error
 
 
-def index_of(
-    objects: ObjectStore, row: Document, piece: Piece, data: bytes | memoryview
-) -> RecordIndex:
-    """The index of a piece of records: of the write that its document's row names, or of passages.
-    Raises CorruptMemory.
+def index_of(objects: Ranges, row: Document, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+    """The index of a piece of records with these bytes, which must be of the document's write, or
+    of passages. Raises CorruptMemory.
     """
-    if row.of_passages:
-        return passages_index(objects, piece, data)
-    index = _index(objects, piece, data)
-    if index.first + piece.row != piece.first:
-        raise damaged(objects, piece, "it is the index of other blocks")
-    if index.writes != (row.write,):
-        raise damaged(objects, piece, "it is the index of another write")
-    return index
-
-
-def passages_index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> RecordIndex:
-    """The index of a run of passages. Raises CorruptMemory."""
-    index = _index(objects, piece, data)
-    if len(index.writes) != index.rows:
-        raise damaged(objects, piece, "it does not name its passages")
-    return index
-
-
-def _index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> RecordIndex:
     check_piece(objects, piece, data)
     try:
         index = RecordIndex.decode(data)
+        if index.rows < piece.row + piece.take:
+            raise ValueError("it is the index of other blocks")
+        if row.of_passages:
+            if len(index.writes) != index.rows:
+                raise ValueError("it does not name its passages")
+        elif index.first + piece.row != piece.first:
+            raise ValueError("it is the index of other blocks")
+        elif index.writes != (row.write,):
+            raise ValueError("it is the index of another write")
     except ValueError as error:
         raise damaged(objects, piece, error) from error
-    if index.rows < piece.row + piece.take:
-        raise damaged(objects, piece, "it is the index of other blocks")
     return index
 
 
-def records(
-    objects: ObjectStore, row: Document, pieces: Sequence[Piece], signature: Signature
-) -> Iterator[tuple[RecordKey, memoryview]]:
-    """A document's records in order of block and layer. They are not checked. Raises
+def read_piece(objects: Ranges, piece: Piece) -> memoryview:
+    """The bytes of a piece, which are not checked. Raises CorruptMemory, StoreUnavailable."""
+    return objects.get_range(piece.segment, piece.offset, piece.length)
+
+
+def read_parts(
+    objects: Ranges, signature: Signature, row: Document, pieces: Sequence[Piece]
+) -> Iterator[Part]:
+    """The parts of a document, as they were in the memory that wrote it: tokens, landmarks, then
+    records in order of block and layer. Checks values, and leaves records to the caller. Raises
     CorruptMemory, StoreUnavailable.
     """
-    indexes = dict[tuple[str, int], RecordIndex]()
+    for kind in ("tokens", "landmarks"):
+        for piece in (piece for piece in pieces if piece.kind == kind):
+            data = read_piece(objects, piece)
+            check_piece(objects, piece, data)
+            for first, value in values_of(objects, piece, data):
+                yield (
+                    Tokens(first, value) if kind == "tokens" else IndexRun(piece.part, first, value)
+                )
     most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
-    for piece in record_pieces(pieces):
+    indexes = dict[tuple[str, int], RecordIndex]()
+    for piece in sorted(piece for piece in pieces if piece.kind == "records"):
         which = piece.segment, piece.offset
         if which not in indexes:
-            data = objects.get_range(piece.segment, piece.offset, piece.length)
-            indexes[which] = index_of(objects, row, piece, data)
-        index = indexes[which]
-        block, end = piece.first, piece.first + piece.take
-        while block < end:
-            keys: list[RecordKey] = []
-            extents: list[tuple[int, int]] = []
-            while block < end:
-                for layer in index.layers:
-                    found = index.find(layer, row_of(piece, block))
-                    if found is None:
-                        continue
-                    if found[1] > most:
-                        raise damaged(objects, piece, f"a record of {found[1]:,} bytes")
-                    keys.append(RecordKey(row.id, block, layer))
-                    extents.append(found)
-                block += 1
-                if extents and extents[-1][0] + extents[-1][1] - extents[0][0] >= _BATCH_BYTES:
-                    break
-            if extents:
-                start = extents[0][0]
-                length = extents[-1][0] + extents[-1][1] - start
-                data = objects.get_range(piece.segment, start, length)
-                for key, (at, size) in zip(keys, extents):
-                    yield key, data[at - start : at - start + size]
+            indexes[which] = index_of(objects, row, piece, read_piece(objects, piece))
+        yield from _records(objects, piece, indexes[which], most)
 
 
-def damaged(objects: ObjectStore, piece: Piece, error: object) -> CorruptMemory:
+def _records(objects: Ranges, piece: Piece, index: RecordIndex, most: int) -> Iterator[Record]:
+    """The records of a piece, read some 8 MB at a time. most: bytes of a record."""
+    places: list[tuple[int, int, int, int]] = []  # block, layer, offset, bytes
+    for block in range(piece.first, piece.first + piece.take):
+        for layer in index.layers:
+            found = index.find(layer, row_of(piece, block))
+            if found is not None:
+                if found[1] > most:
+                    raise damaged(objects, piece, f"a record of {found[1]:,} bytes")
+                places.append((block, layer, *found))
+        last = block + 1 == piece.first + piece.take
+        if places and (last or places[-1][2] - places[0][2] >= _BATCH_BYTES):
+            start, end = places[0][2], places[-1][2] + places[-1][3]
+            data = objects.get_range(piece.segment, start, end - start)
+            for number, layer, at, size in places:
+                yield Record(number, layer, bytes(data[at - start : at - start + size]))
+            places = []
+
+
+def damaged(objects: Ranges, piece: Piece, error: object) -> CorruptMemory:
     """The error for a damaged piece."""
+    where = f"{piece.kind} at byte {piece.offset} of {piece.segment or 'it'}"
     return CorruptMemory(
-        f"{objects.url}: {piece.kind} at byte {piece.offset} of {piece.segment} are damaged "
-        f"({error}); run memstore verify, or publish the document again with --check"
+        f"{objects.url}: {where} are damaged ({error}); run memstore verify, or publish the "
+        "document again with --check"
     )

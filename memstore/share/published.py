@@ -15,8 +15,8 @@ from pathlib import Path
 
 from memstore.errors import CorruptMemory, MemoryNotFound, StaleMemory
 from memstore.share.calls import at_once
+from memstore.share.entries import Entry
 from memstore.share.manifest import (
-    Entry,
     Manifest,
     PageRef,
     manifest_name,
@@ -99,7 +99,7 @@ class Published:
 
     def documents(self) -> list[Entry]:
         """Every document, in order of names."""
-        return [entry for page in self._read(self.manifest.pages) for entry in page]
+        return [entry for page in self.read_pages(self.manifest.pages) for entry in page]
 
     def entry(self, name: str) -> Entry | None:
         """One document by name, or None."""
@@ -109,7 +109,7 @@ class Published:
         """Documents by name; those that there are. Reads the pages that may hold them alone."""
         wanted = {*names}
         pages = sorted({self.page_of(name) for name in wanted} - {-1})
-        found = self._read([self.manifest.pages[page] for page in pages])
+        found = self.read_pages([self.manifest.pages[page] for page in pages])
         return {e.row.name: e for page in found for e in page if e.row.name in wanted}
 
     def page_of(self, name: str) -> int:
@@ -120,11 +120,8 @@ class Published:
     def _firsts(self) -> list[str]:
         return [page.first for page in self.manifest.pages]
 
-    def read(self, page: PageRef) -> list[Entry]:
-        """The documents of one page, as it lies there."""
-        return self._read([page])[0]
-
-    def _read(self, pages: Sequence[PageRef]) -> list[list[Entry]]:
+    def read_pages(self, pages: Sequence[PageRef]) -> list[list[Entry]]:
+        """The documents of pages, all missing ones read at the same time."""
         missing = [page for page in pages if page.name not in self._pages]
         for page, entries in zip(missing, at_once(partial(read_page, self.objects), missing)):
             self._pages[page.name] = entries

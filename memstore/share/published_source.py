@@ -3,13 +3,15 @@ or the object store, in that order, many at a time. A record is used only once i
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 
 from torch import Tensor
 
 from memstore.block import BlockKey, RecordKey
+from memstore.disk.format.record import RECORD_FORMAT
 from memstore.disk.lmdb.environment import Version
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.tables.catalog import Catalog
@@ -18,20 +20,26 @@ from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
     CorruptMemory,
+    DocumentNotFound,
     MemoryNotFound,
     MissingBlock,
     StoreUnavailable,
 )
+from memstore.share.background_writes import BackgroundWrites
 from memstore.share.calls import Failure
 from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import Extent
-from memstore.share.pieces import most_record_bytes
-from memstore.share.published_tables import PublishedDatabase
+from memstore.share.passage_numbers import PassageNumbers
+from memstore.share.piece_reader import RecordPlace
+from memstore.share.pieces import most_record_bytes, piece_of, row_of
+from memstore.share.published_database import PublishedDatabase
 from memstore.share.valkey import Valkey
-from memstore.share.write_behind import Found, WriteBehind, record_names
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import Held
 from memstore.tiers.stats import TierCounter
+
+Found = tuple[Wanted, memoryview]
+"""A record of a batch, and its bytes."""
 
 
 class SharedSource:
@@ -41,20 +49,23 @@ class SharedSource:
         self,
         catalog: Catalog,
         database: PublishedDatabase,
+        passages: PassageNumbers,
         local: LocalCache | None,
         shared: Valkey | None,
     ) -> None:
         """catalog: over the database. local, shared: caches above the object store."""
-        self._catalog, self._database = catalog, database
-        self.remote, self.local, self.shared = database.remote, local, shared
-        self._signature = catalog.signature.digest
-        self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
+        self._catalog, self._database, self._passages = catalog, database, passages
+        self.remote, self.shared = database.remote, shared
+        self.caches: dict[str, LocalCache | Valkey] = {
+            **({} if local is None else {"local": local}),
+            **({} if shared is None else {"valkey": shared}),
+        }
         self.counters: Mapping[str, TierCounter] = {
-            **({} if local is None else {"local": local.counter}),
-            **({} if shared is None else {"valkey": shared.counter}),
+            **{name: cache.counter for name, cache in self.caches.items()},
             "remote": self.remote.counter,
         }
-        self._writes = WriteBehind(catalog.blocks, local, shared)
+        self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
+        self._writes = BackgroundWrites()
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
     def read_from(
@@ -76,46 +87,25 @@ class SharedSource:
                 {document: self._catalog.write_of(txn, document) for document in {*batch.documents}}
             )
         tiers = [""] * len(units)
-        local, shared = self.local, self.shared
-        if local is not None:
-            sizes = [self._most] * len(rest)
-            rest = self._from_cache(
-                "local", lambda names: local.get_many(names, sizes), batch, rest, tiers
-            )
-        if shared is not None and rest:
-            rest = self._from_cache(
-                "valkey",
-                lambda names: shared.get_many(names, self._most, until),
-                batch,
-                rest,
-                tiers,
-            )
+        for name in self.caches:
+            if rest:
+                rest = self._from_cache(name, batch, rest, until, tiers)
         if rest:
             self._from_store(batch, rest, until, used, tiers)
         return batch.lengths, tiers
 
     # Caches
 
-    @property
-    def caches(self) -> bool:
-        """Is there a cache, which may hold what another reader computed?"""
-        return self.local is not None or self.shared is not None
-
     def _from_cache(
-        self,
-        name: str,
-        get_many: Callable[[Sequence[str]], Sequence[bytes | Failure | None]],
-        batch: Batch,
-        wanted: Sequence[Wanted],
-        tiers: list[str],
+        self, name: str, batch: Batch, wanted: Sequence[Wanted], until: float, tiers: list[str]
     ) -> list[Wanted]:
-        """Fill the records that a cache holds; return the others, in order."""
-        began = time.perf_counter()
+        """Fill the records that a cache has; return the others, in order."""
+        began, cache = time.perf_counter(), self.caches[name]
         found: list[Found] = []
         missing: list[Wanted] = []
         unread: list[Wanted] = []  # the failure is counted
         try:
-            values = get_many(record_names(self._signature, wanted))
+            values = cache.get_many(self._names(wanted), self._most, until)
         except Failure:
             return list(wanted)
         for record, value in zip(wanted, values):
@@ -127,13 +117,20 @@ class SharedSource:
                 found.append((record, memoryview(value)))
         good, bad = _fill(batch, found)
         for record, failure in bad:
-            self.counters[name].failed(failure.reason)
-            self._writes.drop(name, record)
+            cache.counter.failed(failure.reason)
+            self._writes.add(partial(cache.drop, *self._names([record])), 0)
             unread.append(record)
         self._count(name, batch, good, missing, tiers, time.perf_counter() - began)
         if name == "valkey":
-            self._writes.keep(good, shared=False)
+            self._keep(good, self.caches.keys() - {"valkey"})
         return sorted(missing + unread, key=itemgetter(0))
+
+    def _names(self, records: Sequence[Wanted]) -> list[str]:
+        """The keys of records in every cache. A key identifies the content: the model, the write
+        that made the record (of a passage the digest of its tokens), the layer and the block.
+        """
+        start = f"memstore:{RECORD_FORMAT}:{self._catalog.signature.digest.hex()}:"
+        return [f"{start}{(write or b'').hex()}:{key[2]}:{key[1]}" for _, key, write, _ in records]
 
     def _count(
         self,
@@ -154,6 +151,25 @@ class SharedSource:
             seconds=seconds,
         )
 
+    def _keep(self, found: Sequence[Found], caches: Collection[str]) -> None:
+        """Store records that were read in caches, in the background."""
+        if not found or not caches:
+            return
+        whole = [(record, bytes(data)) for record, data in found if self._is_whole(record, data)]
+        self._writes.add(lambda: self._put(whole, caches), sum(len(data) for _, data in whole))
+
+    def _is_whole(self, record: Wanted, data: memoryview) -> bool:
+        """Are all heads of a record right? Those that were wanted were checked."""
+        _, key, write, places = record
+        table = self._catalog.blocks
+        if len(places) == table.geometry.num_kv_heads:
+            return True
+        try:
+            table.check(data, key, write)
+        except CorruptBlock:
+            return False
+        return True
+
     def keep_computed(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
         """Store a passage that a reader computed in the caches, in the background, as the record
         it would have been published in.
@@ -161,12 +177,19 @@ class SharedSource:
         k, v: [tokens, width] in the KV dtype, k without position. digest: of a codec.
         """
 
-        def encode() -> list[tuple[Wanted, bytes]]:
-            encode_passage = self._catalog.blocks.encode_passage
-            record = encode_passage(raw_view(k), raw_view(v), digest, codec)
-            return [((b"", RecordKey(0, 0, 0), digest, ()), record)]
+        def put() -> None:
+            encode = self._catalog.blocks.encode_passage
+            record = encode(raw_view(k), raw_view(v), digest, codec)
+            self._put([((b"", RecordKey(0, 0, 0), digest, ()), record)], self.caches)
 
-        self._writes.keep_made(encode, 2 * k.nbytes)
+        self._writes.add(put, 2 * k.nbytes)
+
+    def _put(self, records: Sequence[tuple[Wanted, bytes]], caches: Collection[str]) -> None:
+        names = self._names([record for record, _ in records])
+        named = [(name, data) for name, (_, data) in zip(names, records)]
+        for cache in caches:
+            with suppress(Failure):  # the cache counts it
+                self.caches[cache].put(named)
 
     # Object store
 
@@ -186,13 +209,11 @@ class SharedSource:
         """
         began = time.perf_counter()
         failed: list[tuple[Wanted, Failure]] = []
-        extents = self._database.find([(record[1].document, record[1]) for record in wanted], until)
         there: list[tuple[Wanted, Extent]] = []
-        for record, extent in zip(wanted, extents):
+        places = [self._place(key) for _, key, _, _ in wanted]
+        for record, extent in zip(wanted, self._database.pieces.find(places, until)):
             if extent is None:
-                raise MissingBlock(
-                    f"{record[1]}: no such record in {self.remote.objects.url}; run verify"
-                )
+                raise self._missing(record[1])
             if isinstance(extent, Failure):
                 failed.append((record, extent))
             elif extent.length > self._most:
@@ -218,7 +239,7 @@ class SharedSource:
         good, bad = _fill(batch, found)
         failed += bad
         self._count("remote", batch, good, [], tiers, time.perf_counter() - began)
-        self._writes.keep(good, shared=True)
+        self._keep(good, self.caches)
         if not failed:
             return
         # It may have been sent again, and pruning may have removed its segment.
@@ -228,12 +249,32 @@ class SharedSource:
             return
         raise self._error(batch, failed)
 
+    def _place(self, key: RecordKey) -> RecordPlace:
+        """Where a record of a document, or of a passage, is. Raises DocumentNotFound,
+        MissingBlock.
+        """
+        document, block = key.document, key.block
+        if self._passages.has(document):
+            _, document, block = self._passages.passage(document)
+        entry = self._database.state.entries.get(document)
+        if entry is None:
+            raise DocumentNotFound(
+                f"document {document} is not in {self.remote.objects.url}: it was unpublished"
+            )
+        piece = piece_of(entry.pieces, block)
+        if piece is None:
+            raise self._missing(key)
+        return RecordPlace(entry.row, piece, key.layer, row_of(piece, block))
+
+    def _missing(self, key: RecordKey) -> MissingBlock:
+        return MissingBlock(f"{key}: no such record in {self.remote.objects.url}; run verify")
+
     def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
         (_, key, _, _), failure = failed[0]
         if all(found.reason == "damaged" for _, found in failed):
-            return CorruptBlock(
-                f"{self.remote.objects.url}: {failure}; publish the document again with --check"
-            )
+            url = self.remote.objects.url
+            what = str(failure).removeprefix(f"{url}: ").partition(";")[0]
+            return CorruptBlock(f"{url}: {what}; publish the document again with --check")
         units = [batch.units[at] for record, _ in failed for at in record[3]]
         worst = next(f for _, f in failed if f.reason != "damaged")
         return BlocksUnavailable(

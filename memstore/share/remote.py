@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from memstore.errors import MemstoreError, ObjectNotFound, StoreUnavailable
+from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.calls import Calls, Failure, Reason
 from memstore.share.object_store import Extent, ObjectStore
 from memstore.tiers.stats import TierCounter
@@ -108,21 +108,16 @@ class Remote:
         raises, and StoreUnavailable.
         """
 
-        def asking() -> T | MemstoreError:
+        def tried() -> T:
             try:
                 return work()
             except StoreUnavailable as error:
                 raise as_failure(error) from error
-            except MemstoreError as error:
-                return error
 
         try:
-            result = self.calls.call(asking, self.until())
+            return self.calls.call(tried, self.until())
         except Failure as failure:
             raise self.error(failure) from failure
-        if isinstance(result, MemstoreError):
-            raise result
-        return result
 
     def error(self, failure: Failure) -> StoreUnavailable:
         """The error for a failed read, with the reason."""

@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
-from memstore.share.manifest import ListsRef, Manifest, PartsRef, new_lists_name
+from memstore.share.manifest import ListsRef, PartsRef, new_lists_name
 from memstore.share.manifest_commit import Change, commit
 from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.published import Published
@@ -34,12 +34,11 @@ def send_lists(
     ref = ListsRef(new_lists_name(), len(head), xxh3_64_intdigest(head), refs)
     objects.put(ref.head, head)
 
-    def change(newest: Published | None) -> tuple[Manifest, Change]:
-        newest = newest or Published.open(objects)
-        selector = newest.manifest.selector
+    def change(newest: Published | None) -> Change:
+        selector = None if newest is None else newest.manifest.selector
         if selector is None or selector.digest != digest:
             raise WrongModel(f"{objects.url} is found by another selector; open it again")
-        return newest.manifest, Change({}, lists=ref)
+        return Change({}, lists=ref)
 
     commit(objects, change)
     return ref.size + sum(part.size for part in refs)

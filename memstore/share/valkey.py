@@ -5,10 +5,8 @@ what the object store returns. A server that is unreachable or slow is skipped f
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -34,12 +32,25 @@ class Valkey:
         """
         self.shown = without_credentials(url)
         self.counter = TierCounter()  # counts every failed call
-        self._url = self._parse(url)
         self._timeout = timeout
         self._calls = Calls(self.counter, name="memstore-valkey")
-        self._lock = threading.Lock()
-        self._client: Any = None
-        _redis()
+        redis = _redis()
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        settings: dict[str, Any] = {
+            name: value
+            for name in ("username", "password")
+            if (value := os.environ.get(f"VALKEY_{name.upper()}"))
+        }
+        self._client = redis.Redis.from_url(
+            self._parse(url),
+            protocol=2,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),  # a cache that fails is passed over
+            **settings,
+        )
 
     def _parse(self, url: str) -> str:
         """The URL as redis-py takes it."""
@@ -65,8 +76,8 @@ class Valkey:
         latest. No more than most + 1 bytes of a value are received. Raises Failure.
         """
 
-        def get(client: Any) -> list[bytes | None]:
-            pipeline = client.pipeline(transaction=False)
+        def get() -> list[bytes | None]:
+            pipeline = self._client.pipeline(transaction=False)
             for key in keys:
                 pipeline.getrange(key, 0, most)
             return [value or None for value in pipeline.execute()]
@@ -75,61 +86,31 @@ class Valkey:
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Store values by key. Raises Failure."""
-
-        def send(client: Any, some: Sequence[tuple[str, bytes]]) -> None:
-            pipeline = client.pipeline(transaction=False)
-            for key, value in some:
-                pipeline.set(key, value)
-            pipeline.execute()
-
-        some, size = list[tuple[str, bytes]](), 0
-        for key, value in items:
-            some.append((key, value))
+        pipeline, size = self._client.pipeline(transaction=False), 0
+        for number, (key, value) in enumerate(items, 1):
+            pipeline.set(key, value)
             size += len(value)
-            if size >= _SENT_BYTES:
-                self._call(partial(send, some=some))
-                some, size = [], 0
-        if some:
-            self._call(partial(send, some=some))
+            if size >= _SENT_BYTES or number == len(items):
+                self._call(pipeline.execute)
+                size = 0
 
     def drop(self, key: str) -> None:
         """Delete a value. Raises Failure."""
-        self._call(lambda client: client.unlink(key))
+        self._call(lambda: self._client.unlink(key))
 
     def close(self) -> None:
         """Close the connections; idempotent."""
         self._calls.close()
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._client.close()
 
-    def _call(self, work: Callable[[Any], T], until: float = float("inf")) -> T:
+    def _call(self, work: Callable[[], T], until: float = float("inf")) -> T:
         def tried() -> T:
             try:
-                return work(self._connected())
+                return work()
             except Exception as error:  # redis-py also raises errors of its parser
                 raise Failure(_reason(error), f"{self.shown}: {type(error).__name__}") from error
 
         return self._calls.call(tried, min(until, time.monotonic() + self._timeout))
-
-    def _connected(self) -> Any:
-        with self._lock:
-            if self._client is None:
-                from redis.backoff import NoBackoff
-                from redis.retry import Retry
-
-                settings: dict[str, Any] = {
-                    "protocol": 2,
-                    "socket_timeout": self._timeout,
-                    "socket_connect_timeout": self._timeout,
-                    "retry": Retry(NoBackoff(), 0),  # a cache that fails is passed over
-                }
-                for name in ("username", "password"):
-                    if value := os.environ.get(f"VALKEY_{name.upper()}"):
-                        settings[name] = value
-                self._client = _redis().Redis.from_url(self._url, **settings)
-            return self._client
 
 
 def _redis() -> Any:

@@ -6,7 +6,7 @@ and torch is not imported before.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -42,11 +42,12 @@ from memstore.store.write.admission import Mode
 from memstore.store.write_locks import names_written, remove_leftovers, written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
+    from memstore.share.document_file import DocumentFile
     from memstore.share.object_store import ObjectStore
-    from memstore.share.publish import PublishOptions
     from memstore.share.publish import Report as Published
+    from memstore.share.upload import PublishOptions, Sent
     from memstore.store.retrieve.retrieval import Retrieval
-    from memstore.store.transfer.document_parts import Head, Part
+    from memstore.store.transfer import PublishedDocument
     from memstore.store.verify.report import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
@@ -484,16 +485,19 @@ class MemoryStore(Closing):
 
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
-        from memstore.store.transfer.exports import check_target, export_document
+        from memstore.share.document_file import check_target
+        from memstore.store.transfer import PublishedDocument, export_document
 
         catalog = self._on_disk().catalog
         file = expanded(file)
         check_target(file)
         (document,) = self.ready([name])
         if is_url(self.place):
-            from memstore.store.transfer.published_document import export_published
+            from memstore.share.open_object_store import open_object_store
+            from memstore.share.published import Published
 
-            return export_published(str(self.place), name, file)
+            published = Published.open(open_object_store(str(self.place)))
+            return PublishedDocument.named(published, name).export(file)
         return export_document(catalog, document, file)
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
@@ -503,26 +507,25 @@ class MemoryStore(Closing):
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
-        from memstore.store.transfer.exports import read_head, read_parts
+        from memstore.share.document_file import DocumentFile
 
         file = expanded(file)
-        head = read_head(file)
-        return self._import(head, read_parts(file, head), file, name)
+        return self._import(DocumentFile(file), file, name)
 
     def _import(
-        self, head: "Head", parts: "Iterable[Part]", source: Path | str, name: str | None
+        self, source: "DocumentFile | PublishedDocument", place: Path | str, name: str | None
     ) -> Document:
-        from memstore.store.transfer.exports import check_importable, import_document
+        from memstore.store.transfer import check_importable, import_document
 
-        original = head.document
+        original = source.head.document
         name = original.name if name is None else name
         admission.check_name(name)
         committed = self._writable()
         with written_here(committed, name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
             if found is None:
-                check_importable(committed.catalog, head, source)
-                found = import_document(committed.catalog, original, parts, name)
+                check_importable(committed.catalog, source.head, place)
+                found = import_document(committed.catalog, original, source.parts(), name)
         self._refresh()
         return found
 
@@ -550,8 +553,8 @@ class MemoryStore(Closing):
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
         from memstore.share.garbage_collection import GRACE
-        from memstore.share.publish import PublishOptions
-        from memstore.store.transfer.published_document import publish_from
+        from memstore.share.upload import PublishOptions
+        from memstore.store.transfer import publish_from
 
         catalog = self._on_disk().catalog
         if is_url(self.place):
@@ -561,13 +564,13 @@ class MemoryStore(Closing):
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
         return publish_from(catalog, documents, url, options, progress)
 
-    def stage(self, objects: "ObjectStore", key: str, options: "PublishOptions") -> str:
-        """Send every ready document for a manifest that is written later, from what several
-        processes stage; return the staged object. Raises as `publish` does.
+    def send(self, objects: "ObjectStore", options: "PublishOptions") -> "Sent":
+        """Upload every ready document for a manifest that another process writes. Raises as
+        `publish` does.
         """
-        from memstore.share.staging import stage
+        from memstore.share.upload import Upload
 
-        return stage(self._on_disk().catalog, self.ready(), objects, key, options)
+        return Upload(self._on_disk().catalog, self.ready(), objects, options).send()
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, as `import_document` does a file. Raises also
@@ -575,14 +578,11 @@ class MemoryStore(Closing):
         """
         from memstore.share.open_object_store import open_object_store
         from memstore.share.published import Published
-        from memstore.store.transfer.document_parts import Head
-        from memstore.store.transfer.published_document import entry_of, usable
+        from memstore.store.transfer import PublishedDocument
 
         self._writable()
         published = Published.open(open_object_store(url))
-        entry = entry_of(published, name)
-        head = Head(published.manifest.signature, entry.row, published.manifest.selector)
-        return self._import(head, usable(published, entry), url, as_name)
+        return self._import(PublishedDocument.named(published, name), url, as_name)
 
     # Maintenance
 

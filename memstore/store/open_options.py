@@ -26,7 +26,7 @@ def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> 
     """
     share = take_share_options(options)
     if is_url(path):
-        from memstore.share.open_published import open_published
+        from memstore.share.published_catalog import open_published
 
         with paused_collection():
             published: Catalog = open_published(str(path), share)

@@ -9,8 +9,8 @@ from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, WrongModel
 from memstore.hf import models_by_name
 from memstore.hf.models_by_name import default_name, name_of, reader_named
+from memstore.share.document_file import DocumentFile
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer.exports import read_head
 from support.commands import run, write_model
 from support.fake_device import FakeDevice
 
@@ -73,7 +73,7 @@ def test_names_are_not_part_of_the_signature_and_paths_are_not_published(tmp_pat
         store.export_document("text", tmp_path / "exported")
         store.publish(url)
     public = ModelName("tiny")
-    assert read_head(tmp_path / "exported").signature.model == public
+    assert DocumentFile(tmp_path / "exported").head.signature.model == public
     with MemoryStore.open(url) as published:
         assert published.signature.model == public
     with MemoryStore.open(tmp_path / "memory") as store:

@@ -12,17 +12,13 @@ pytest.importorskip("obstore")
 pytest.importorskip("transformers")
 
 from memstore.disk.format.document import Document
-from memstore.errors import MemoryNotFound, StoreUnavailable, WrongModel
+from memstore.errors import MemstoreError, StoreUnavailable, WrongModel
 from memstore.library import library_ingest, reading
 from memstore.library.library_ingest import index_library
-from memstore.share import staging
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import PAGES
-from memstore.share.manifest_commit import STAGED
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.share.published import Published
-from memstore.share.segments import FOLDER
 from memstore.store.retrieve import first_stage
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
 from support.many_passages import add, create
@@ -134,6 +130,7 @@ def test_an_ingest_killed_at_any_call_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     monkeypatch.setattr(library_ingest, "_LEAST", 1)  # each a batch
+    monkeypatch.setattr(library_ingest, "_COMMIT_SECONDS", 0.0)  # and a manifest
     path = folder(tmp_path / "library", 5)
     undisturbed = f"file://{tmp_path}/undisturbed"
     place = watched(monkeypatch, undisturbed)
@@ -155,40 +152,28 @@ def test_an_ingest_killed_at_any_call_continues(
         with pytest.raises((Killed, StoreUnavailable)):
             ingest(path, job(url))
         watched(monkeypatch, url)
-        _, number, told = ingest(path, job(url))
-        assert number == 1
+        _, _, told = ingest(path, job(url))
         read.add(sum(one.status == "read" for one in told.values()))
         assert content(url, tmp_path) == expected, f"ended at {calls[end]}"
         clean(url)
-    assert {0, 5} <= read and len(read) > 3  # all was staged, and nothing
+    assert 5 in read and len(read) > 3  # nothing was published, or some of it
 
 
-def test_pruning_keeps_what_is_staged_while_a_process_stages(
+def test_an_ingest_that_fails_publishes_its_finished_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
-    objects, engine = open_object_store(url, make=True), Here()
-    other = folder(tmp_path / "other", 1)
-    ingest(other, job(url))
-    aged: list[int] = []
-
-    def age(batch: int) -> None:
-        if batch == 3:
-            aged.append(batch)
-            files = [p for p in (tmp_path / "many").rglob("*") if p.is_file()]
-            *old, last = sorted(files, key=lambda p: (p.parent.name == STAGED, p.stat().st_mtime))
-            for file in old:
-                os.utime(file, (0, 0))
-            assert last.parent.name == STAGED
-            segments = len([*objects.names(FOLDER)])
-            prune(objects, grace=3600.0)
-            assert len([*objects.names(FOLDER)]) == segments
-
     monkeypatch.setattr(library_ingest, "_LEAST", 1)  # each a batch
-    engine.before = age
-    (path / "000.txt").write_text("Another name than that of the other folder.\n")
-    ingest(path, job(url, replace=True), engine)
-    assert aged
+    path, url, engine = folder(tmp_path / "library", 4), f"file://{tmp_path}/many", Here()
+
+    def fail(batch: int) -> None:
+        if batch == 2:
+            raise MemstoreError("the cluster is lost")
+
+    engine.before = fail
+    with pytest.raises(MemstoreError, match="lost"):
+        ingest(path, job(url), engine)
+    _, number, told = ingest(path, job(url))
+    assert number == 2 and [one.status for one in told.values()] == [*["there"] * 2, *["read"] * 2]
     clean(url)
 
 
@@ -206,22 +191,6 @@ def test_what_was_pruned_is_ingested_again(tmp_path: Path, replacing: bool) -> N
     _, number, told = ingest(path, job(url, replace=replacing))
     assert number == 2 and "read" in {one.status for one in told.values()}
     clean(url)
-
-
-def test_an_abandoned_ingest_is_pruned_where_nothing_was_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
-    objects = open_object_store(url, make=True)
-    with pytest.raises(MemoryNotFound):
-        prune(objects, grace=0.0)
-    monkeypatch.setattr(library_ingest, "publish_staged", dead)
-    with pytest.raises(Killed):
-        ingest(path, job(url))
-    there = [found.name for kind in (FOLDER, PAGES, STAGED) for found in objects.names(kind)]
-    assert prune(objects, grace=3600.0).objects == 0  # a process may continue
-    assert prune(objects, grace=0.0).objects == len(there) > 3
-    assert not any([*objects.names(kind)] for kind in (FOLDER, PAGES, STAGED))
 
 
 # Others at the same time
@@ -250,13 +219,16 @@ def take_a_name(url: str, path: Path) -> list[str]:
     return [f"{number:03}.txt" for number in range(6)]
 
 
-@pytest.mark.parametrize("others", [ingest_others, push_and_remove, take_a_name])
+@pytest.mark.parametrize(
+    ("others", "when"),
+    [(ingest_others, 1), (push_and_remove, 1), (take_a_name, 0), (take_a_name, 1)],
+)
 def test_what_others_publish_at_the_same_time_stays(
-    others: Callable[[str, Path], list[str]], tmp_path: Path
+    others: Callable[[str, Path], list[str]], when: int, tmp_path: Path
 ) -> None:
     path, url = folder(tmp_path / "library", 6), f"file://{tmp_path}/many"
     engine, names = Here(), list[str]()
-    engine.before = lambda batch: names.extend(others(url, tmp_path)) if batch == 1 else None
+    engine.before = lambda batch: names.extend(others(url, tmp_path)) if batch == when else None
     progress, _, told = ingest(path, job(url), engine)
     found = Published.open(open_object_store(url)).documents()
     assert [entry.row.name for entry in found] == names
@@ -270,28 +242,18 @@ def test_what_others_publish_at_the_same_time_stays(
     clean(url)
 
 
-def test_what_another_model_staged_is_not_used(
+def test_a_library_of_another_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, url = folder(tmp_path / "library", 4), f"file://{tmp_path}/many"
-    monkeypatch.setattr(library_ingest, "publish_staged", dead)
-    with pytest.raises(Killed):
-        ingest(path, job(url))
-    monkeypatch.setattr(library_ingest, "publish_staged", staging.publish_staged)
-    _, _, told = ingest(path, job(url, codec="raw"))
-    assert {one.status for one in told.values()} == {"read"}
-    manifest = Published.open(open_object_store(url)).manifest
-    assert manifest.codec == "raw"
+    from memstore.hf.models_by_name import reader_named
+
+    path, url = folder(tmp_path / "library", 2), f"file://{tmp_path}/many"
+    ingest(path, job(url))
+    (path / "000.txt").write_text("Another text about a lamp.\n")
+    shipped = reader_named("books-1m")
+    monkeypatch.setattr(reading, "_reader", lambda model, compute: shipped)
     with pytest.raises(WrongModel):
-        from memstore.hf.models_by_name import reader_named
-
-        shipped = reader_named("books-1m")
-        monkeypatch.setattr(reading, "_reader", lambda model, compute: shipped)
-        ingest(path, job(url))
-
-
-def dead(*arguments: object, **more: object) -> None:
-    raise Killed
+        ingest(path, job(url, replace=True))
 
 
 def test_directories_of_killed_workers_are_removed(

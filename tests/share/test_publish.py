@@ -10,24 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from memstore.errors import (
-    DocumentExists,
-    DocumentNotFound,
-    InvalidInput,
-    StoreUnavailable,
-    WrongModel,
-)
+from memstore.errors import DocumentExists, DocumentNotFound, StoreUnavailable, WrongModel
+from memstore.share.entries import Entry
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import PAGE_ENTRIES, Entry, newest_number
+from memstore.share.manifest import PAGE_ENTRIES, newest_number
 from memstore.share.manifest_commit import Change, commit
-from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import Report, unpublish
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.places import Killed, WatchedPlace
 from support.publishing import before_the_manifest, names, same_as, segments, send, spoil
-from support.selected_documents import FORM
 from support.selected_documents import create as create_selected
 from support.selected_documents import ingest as ingest_selected
 from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
@@ -52,17 +45,6 @@ def test_a_published_document_is_pulled_as_it_is_exported(
     assert report.number == 1 and len(report.documents) == 5
     assert report.segments == 1 if size > 1 << 20 else report.segments > 10
     same_as(memory, place, tmp_path, *report.documents)
-
-
-def test_a_memory_with_a_selector_is_published_with_its_landmarks_and_words(
-    place: WatchedPlace, tmp_path: Path
-) -> None:
-    with create_selected(tmp_path / "memory") as store:
-        ingest_selected(store, "a", 300, text=1)
-        ingest_selected(store, "b", 70, text=2)
-        send(store, place)
-        assert Published.open(place).manifest.selector == FORM
-        same_as(store, place, tmp_path, "a", "b")
 
 
 def test_published_documents_are_not_sent_again(memory: MemoryStore, place: WatchedPlace) -> None:
@@ -149,25 +131,6 @@ def test_a_create_whose_answer_was_lost_counts(memory: MemoryStore, place: Watch
 # Unpublishing, pruning
 
 
-def test_unpublishing_removes_documents(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    for text in (1, 2, 3):
-        ingest(memory, f"text {text}", 50, text=text)
-    send(memory, place)
-    reader = Published.open(place)
-    assert unpublish(place, ["text 2"]) == 2
-    assert names(place) == ["text 1", "text 3"]
-    assert len(reader.documents()) == 3  # a reader of the manifest before continues with it
-    with pytest.raises(DocumentNotFound, match="'text 2'"):
-        unpublish(place, ["text 1", "text 2"])
-    same_as(memory, place, tmp_path, "text 1", "text 3")
-    unpublish(place, ["text 1", "text 3"])
-    assert names(place) == [] and verify_published(place.url).clean
-    send(memory, place)
-    same_as(memory, place, tmp_path, "text 1", "text 2", "text 3")
-
-
 def test_pruning_removes_unnamed_objects_and_nothing_else(
     memory: MemoryStore, place: WatchedPlace, tmp_path: Path
 ) -> None:
@@ -189,17 +152,6 @@ def test_pruning_removes_unnamed_objects_and_nothing_else(
     send(memory, place)
     assert prune(place, grace=-3600).objects == 1  # the page before
     same_as(memory, place, tmp_path, "text 1", "text 2")
-
-
-def test_a_segment_that_may_be_pruned_at_any_time_is_sent_again(
-    memory: MemoryStore, place: WatchedPlace
-) -> None:
-    ingest(memory, "a", 80)
-    send(memory, place)
-    unpublish(place, ["a"])
-    assert send(memory, place, grace=3600).segments == 0  # it is young enough to be used
-    unpublish(place, ["a"])
-    assert send(memory, place, grace=-1e9).segments == 1
 
 
 @pytest.mark.parametrize(("aged", "sent"), [(0.6, 0), (0.8, 1)])
@@ -267,11 +219,7 @@ def test_a_table_of_many_documents_is_changed_page_by_page(
     assert entry is not None
 
     def put(changes: dict[str, Entry | None]) -> None:
-        def change(newest: Published | None):
-            assert newest is not None
-            return newest.manifest, Change(changes)
-
-        commit(place, change)
+        commit(place, lambda newest: Change(changes))
 
     named = {f"{n:05}": Entry(replace(entry.row, name=f"{n:05}"), entry.pieces) for n in range(800)}
     put(named)
@@ -288,38 +236,11 @@ def test_a_table_of_many_documents_is_changed_page_by_page(
     reader = Published.open(place)
     assert reader.entry("00500") == named["00500"]
     assert [call for call, _ in place.calls] == ["first", "get", "get"]
-    assert reader.entry("0050") is None and reader.entry("") is None
-    reader.documents()
-    put({"00500": None})
-    place.calls.clear()
-    later = Published.at(place, newest_number(place) or 0, reader)
-    assert len(later.documents()) == len(reader.documents()) - 1
-    assert [call for call, _ in place.calls] == ["first", "get", "get"]  # the page that changed
-    put(dict.fromkeys(expected[10:]))  # pages that become small are joined
-    newest = Published.open(place)
-    assert names(place) == expected[:10] and len(newest.manifest.pages) == 1
+    put(dict.fromkeys(expected[10:]))
+    assert names(place) == expected[:10]
 
 
 # Input that is refused
-
-
-@pytest.mark.parametrize(
-    ("url", "error", "line"),
-    [
-        ("ftp://x/y", InvalidInput, "unknown scheme 'ftp'"),
-        ("s3:///x", InvalidInput, "name a bucket"),
-        ("s3://key:secret@bucket/x", InvalidInput, "no credentials"),
-        ("az://container/x?sig=secret", InvalidInput, "no credentials"),
-        ("file://host/x", InvalidInput, "directory of this machine"),
-        ("file://{path}/memory", InvalidInput, "a memory's own directory"),
-    ],
-)
-def test_a_bad_url_is_one_line(
-    url: str, error: type[Exception], line: str, memory: MemoryStore, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=line) as caught:
-        open_object_store(url.format(path=tmp_path), make=True)
-    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_another_model_or_selector_is_refused(

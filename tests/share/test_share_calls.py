@@ -15,23 +15,9 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from memstore.share.calls import Calls, Failure, at_once, begin
-from memstore.share.valkey import Valkey
+from memstore.share.calls import Calls, Failure, at_once
 from memstore.tiers.stats import TierCounter
-from support.services import S3_ENVIRONMENT, free_port
-
-# A server that does not answer
-
-
-def test_an_unreachable_valkey_server_is_skipped_for_a_while() -> None:
-    cache = Valkey(f"redis://127.0.0.1:{free_port()}", timeout=60.0)
-    for reason in ("unreachable", "closed", "closed"):
-        with pytest.raises(Failure) as failed:
-            cache.get_many(["key"], 10, time.monotonic() + 60)
-        assert failed.value.reason == reason
-    assert cache.counter.failures() == {"unreachable": 1, "closed": 2}
-    cache.close()
-
+from support.services import S3_ENVIRONMENT
 
 # Deadlines
 
@@ -61,16 +47,6 @@ def test_calls_end_by_the_deadline_and_then_the_server_is_skipped_for_a_while(
 
 
 # Threads and interrupts
-
-
-def test_work_is_done_in_parallel_by_threads_that_end_with_it() -> None:
-    together = threading.Barrier(4)
-    waiting = begin(lambda _: together.wait(60), range(12), most=4, name="memstore-test")
-    assert sorted(turn.result(60) for turn in waiting) == sorted([*range(4)] * 3)
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("memstore-test")]
-    for thread in left:
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("way", ["at once", "until"])

@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli.options import Published
-from memstore.errors import InvalidConfig
 from memstore.share.object_store import first_line
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
-from support.passage_documents import ingest as ingest_passages
-from support.selected_documents import create
 from support.synthetic_documents import SIGNATURE, ingest
 
 
@@ -52,21 +48,6 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     assert run("verify", "--store", url, "--json").json["documents"] == 1
 
 
-def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: Path) -> None:
-    with create(tmp_path / "passages") as store:
-        ingest_passages(store, "a", 40)
-    told = run("share", "push", url, "--keep", "text", "--store", tmp_path / "passages", "--json")
-    assert told.json["documents"] == ["a"] and told.json["bytes"] > 0
-    passages = run("stats", "--store", url, "--json").json["passages"]
-    assert (passages["different"], passages["stored"]) == (40, 0)
-    assert run("verify", "--store", url).out.endswith("clean\n")
-    run("share", "push", url, "--store", tmp_path / "passages")
-    assert run("stats", "--store", url, "--json").json["passages"]["stored"] == 40
-    other = f"file://{tmp_path}/other"
-    refused(run("share", "push", other, "--keep", "text", "--store", memory), "not made of pass")
-    refused(run("share", "push", other, "--keep", "x", "--store", memory), "'x'", status=2)
-
-
 def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path) -> None:
     run("share", "push", url, "--store", memory)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")
@@ -95,6 +76,8 @@ def test_a_mistake_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("ls", "--store", url), "there is no such directory")
     refused(run("ls", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
     refused(run("ls", "--store", "file://[::1/x"), "not a URL")
+    refused(run("ls", "--store", "s3:///x"), "name a bucket")
+    refused(run("ls", "--store", "file://host/x"), "directory of this machine")
     refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "no such directory")
     assert not (tmp_path / "new").exists()
     run("share", "push", url, "--store", memory)
@@ -107,13 +90,6 @@ def test_a_mistake_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("share", "push", url, "--store", url), "only read", status=2)
     refused(run("share", "push", f"file://{memory}", "--store", memory), "own directory")
     refused(run("share", "push", url, "--store", tmp_path / "none"), "holds no memory")
-
-
-@pytest.mark.parametrize("name", ["deadline", "refresh", "local_budget"])
-def test_a_setting_of_zero_is_refused_by_its_name(name: str, url: str) -> None:
-    assert Published().options(url) == {}
-    with pytest.raises(InvalidConfig, match=f"{name} must be above 0"):
-        MemoryStore.open(url, **Published(**{name: 0}).options(url))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
@@ -139,7 +115,7 @@ def test_no_line_shows_a_secret_of_the_environment(
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),
     ):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("memstore.share.open_published.DEADLINE", 0.5)  # nobody is there
+    monkeypatch.setattr("memstore.share.published_catalog.DEADLINE", 0.5)  # nobody is there
     for arguments in (
         ("ls", "--store", "s3://bucket/x", "--json"),
         ("share", "push", "s3://bucket/AKIAEXAMPLE", "--store", memory),

@@ -37,7 +37,6 @@ from support.published import (
     open_at,
     truth,
     units_of,
-    write,
 )
 
 NAMED = (StoreUnavailable, CorruptMemory, DocumentNotFound)
@@ -113,18 +112,6 @@ def test_opening_survives_a_storm(texts: ObjectStore) -> None:
         except NAMED:
             pass
     assert opened > 8
-
-
-def test_failures_are_counted_by_reason_and_are_no_misses(texts: ObjectStore) -> None:
-    class Broken(WildServer):
-        def get_many(self, keys, most, until):
-            raise self._fail("late", "no answer")
-
-    with open_at(texts, shared=Broken(Wild(0, 0.0))) as store:
-        holds_what_was_written(store, units_of(store, "first")[:8])
-        valkey, remote = store.tier_stats()["valkey"], store.tier_stats()["remote"]
-        assert valkey["failed_late"] and valkey["failed"] == valkey["failed_late"]
-        assert valkey["hits"] == valkey["misses"] == 0 and remote["hits"] == 8
 
 
 def test_a_record_that_is_damaged_in_the_store_is_named(texts: ObjectStore) -> None:
@@ -234,12 +221,6 @@ def test_bad_options_are_one_line(
     with pytest.raises(MemstoreError, match=text) as raised:
         MemoryStore.open(texts.url, **options)
     assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_options_of_publications_are_not_for_directories(tmp_path: Path) -> None:
-    write(tmp_path / "m").close()
-    with pytest.raises(MemstoreError, match="is of published memories"):
-        MemoryStore.open(tmp_path / "m", deadline=3.0)
 
 
 @pytest.mark.parametrize("url", [lambda path: f"memory://{path}", lambda path: f"file://{path}/x"])

@@ -178,25 +178,6 @@ def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
     return Gone(place, Wild(0, 0.0))
 
 
-def test_a_document_that_is_unavailable_is_an_error_until_it_is_back(
-    model: LandmarkModel, path: Path, tmp_path: Path
-) -> None:
-    place = apart(model, path, tmp_path)
-    with open_at(place) as store:
-        place.gone = segments(store, "garden", "landmarks")
-        for ask in (model.ask, model.search):
-            with pytest.raises(StoreUnavailable, match="credentials are refused"):
-                ask(PHRASE, store)
-        with MemoryStore.open(path / "m") as directory:
-            for documents in (["river", "night"], None):
-                found, expected = (
-                    model.ask(PHRASE, memory, documents=documents, max_new_tokens=4)
-                    for memory in (store, directory)
-                )
-                assert found.tokens == expected.tokens
-                place.gone = frozenset()
-
-
 def test_blocks_that_become_unavailable_in_a_session_are_named(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:

@@ -11,11 +11,10 @@ import pytest
 from memstore.errors import InvalidConfig, StaleMemory
 from memstore.share import packed_objects as packed
 from memstore.share import published
-from memstore.share.manifest import FORMAT, manifest_name
+from memstore.share.manifest import manifest_name
 from memstore.share.open_object_store import open_object_store
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
-from support.commands import refused, run
 from support.places import WatchedPlace
 from support.published import open_at
 from support.synthetic_documents import SIGNATURE, ingest
@@ -97,7 +96,7 @@ def test_another_manifest_of_the_same_number_is_refused(url: str) -> None:
     values = msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
     first = Published.at(place, 1).manifest
     values |= {"id": first.id, "pages": first.pages}  # what an older one said
-    place.put(name, packed.pack(b"mRmanife", FORMAT, values))
+    place.put(name, packed.pack(b"mRmanife", values))
     with pytest.raises(StaleMemory, match="another manifest 2"):
         number_of(url)
 
@@ -124,13 +123,3 @@ def test_a_lowest_number_can_be_asked_for(url: str, tmp_path: Path) -> None:
         number_of(url, at_least=0)
     with pytest.raises(InvalidConfig, match="at_least is of published memories"):
         number_of(str(tmp_path / "memory"), at_least=1)
-
-
-def test_commands_show_the_number_and_ask_for_one(url: str, tmp_path: Path) -> None:
-    said = run("share", "push", url, "--store", tmp_path / "memory")
-    assert said.out.endswith("; manifest 2\n")
-    assert run("ls", "--store", url, "--at-least", "2").out.endswith("; manifest 2\n")
-    assert run("ls", "--store", url, "--json").json["manifest"] == 2
-    assert run("stats", "--store", url).out.endswith("published as manifest 2\n")
-    said = run("stats", "--store", url, "--at-least", "3")
-    refused(said, "one of 3 at least was asked for")

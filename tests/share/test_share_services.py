@@ -5,7 +5,6 @@ whatever the server loses, and however it ends, reads are slower and never wrong
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from memstore.store.memory_store import MemoryStore
 from support.hostile_proxy import KINDS, S3_ANSWERS, VALKEY_ANSWERS, proxy
 from support.paths import ROOT, TESTS
 from support.published import TEXTS, Wild, WildPlace, open_at, publish_all, truth, units_of, write
-from support.services import S3_ENVIRONMENT, free_port, make_bucket, s3_server
+from support.services import S3_ENVIRONMENT, make_bucket, s3_server
 from support.valkey_server import Server, valkey_server
 
 pytestmark = pytest.mark.services
@@ -153,31 +152,6 @@ def test_a_password_comes_from_the_environment_and_is_never_shown(
             assert "failed" not in store.tier_stats()["valkey"]
         shown = Valkey(f"redis://user:very-secret@127.0.0.1:{server.port}").shown
         assert "secret" not in shown and "user" not in shown
-
-
-def test_a_server_is_used_over_tls(
-    texts: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
-    subprocess.run(command, check=True, capture_output=True)
-    secured = free_port()
-    with valkey_server(
-        tmp_path / "server", "--tls-port", str(secured), "--tls-auth-clients", "no",
-        "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
-    ):  # fmt: skip
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        url = f"rediss://localhost:{secured}"
-        with open_at(texts, shared=Valkey(url, timeout=60.0), host_budget=4096) as store:
-            units = every(store)
-            for at in [*range(0, len(units), 32)] * 2:  # by the same connection
-                check(store, units[at : at + 32])
-                settled(store)
-            stats = store.tier_stats()["valkey"]
-            assert stats["hits"] == stats["misses"] == len(units) and "failed" not in stats
 
 
 def test_a_value_larger_than_a_record_is_refused_and_replaced(

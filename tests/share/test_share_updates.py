@@ -20,7 +20,7 @@ from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
-from memstore.share import published_states
+from memstore.share import published_tables
 from memstore.share.garbage_collection import prune
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
@@ -185,8 +185,8 @@ def test_a_chat_follows_what_is_published(
         library.replace()
         library.add()
         look(memory)
-        past = time.monotonic() + published_states.LEAVING
-        monkeypatch.setattr(published_states, "time", SimpleNamespace(monotonic=lambda: past))
+        past = time.monotonic() + published_tables.LEAVING
+        monkeypatch.setattr(published_tables, "time", SimpleNamespace(monotonic=lambda: past))
         look(memory)  # the old price is gone
         said = chat.ask(QUESTION, max_new_tokens=4)
         assert NEW in texts(said) and OLD not in texts(said)
@@ -217,8 +217,8 @@ def test_an_unpublished_document_is_forgotten_after_a_while(
         look(memory)
         assert store.document("mare").id != number and number in store.readable()
         assert number not in {row.id for row in store.documents()}
-        past = time.monotonic() + published_states.LEAVING
-        monkeypatch.setattr(published_states, "time", SimpleNamespace(monotonic=lambda: past))
+        past = time.monotonic() + published_tables.LEAVING
+        monkeypatch.setattr(published_tables, "time", SimpleNamespace(monotonic=lambda: past))
         look(memory)
         assert number not in store.readable()
         assert number not in store.retrieval._loaded

@@ -13,7 +13,7 @@ from memstore.share.manifest import manifest_number
 from memstore.share.publish import unpublish
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer.published_document import write_published
+from memstore.store.transfer import PublishedDocument
 from memstore.store.verify.verify_published import verify_published
 from support import passage_documents, synthetic_documents
 from support.places import Killed, WatchedPlace, in_memory
@@ -73,7 +73,7 @@ def contents(place: WatchedPlace, file: Path) -> dict[str, bytes]:
     """Every published document as it is exported."""
     found, newest = {}, Published.open(place)
     for entry in newest.documents():
-        write_published(newest, entry.row.name, file)
+        PublishedDocument(newest, entry).export(file)
         found[entry.row.name] = file.read_bytes()
     return found
 

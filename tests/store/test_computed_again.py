@@ -15,7 +15,6 @@ from memstore.disk.format.keys import record_range
 from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_object_store import open_object_store
-from memstore.share.pieces import record_pieces
 from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
@@ -316,7 +315,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
     store.publish(url)
     place = open_object_store(url)
     (entry,) = Published.open(place).documents()
-    (piece,) = record_pieces(entry.pieces)
+    (piece,) = (piece for piece in entry.pieces if piece.kind == "records")
     data = bytearray(place.get(piece.segment))
     data[piece.offset + 30 if part == "index" else 200] ^= 1  # in the first record
     place.put(piece.segment, bytes(data))

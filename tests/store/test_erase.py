@@ -341,8 +341,8 @@ def test_a_killed_import_goes_with_the_next_write_or_by_compacting(
         store.forget(SECRET, erase=True)
     code = """
 import os, signal
-from memstore.store.transfer import exports as transfer
-transfer.BATCH_BYTES = 10_000
+from memstore.store import transfer
+transfer._BATCH_BYTES = 10_000
 store_batch, batches = transfer._store, 0
 def count(*given):
     global batches

@@ -4,6 +4,7 @@ gone, and what somebody does never is.
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support import killed_calls
@@ -312,6 +313,42 @@ def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_rig
         memory = shutil.copytree(origin, tmp_path / str(call))
         assert killed(call, memory) in (KILLED, RIGHT), call
         check_after_kill(children, memory, export)
+
+
+@pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
+@pytest.mark.timeout(7200 if CALLS > 100 else 300)
+def test_an_export_and_a_publication_killed_at_any_call_are_as_before_or_complete(
+    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
+) -> None:
+    rng, (memory, export), told_calls = Random(12), begun, tmp_path / "calls"
+    older = tmp_path / "older"
+    with MemoryStore.open(memory, host_budget=1 << 20) as store:
+        store.export_document("stays", older)
+
+    def killed(call: int) -> tuple[int, Path, str]:
+        file, url = tmp_path / f"{call}.file", f"file://{tmp_path}/{call}"
+        shutil.copyfile(older, file)
+        return (
+            children.run("killed_job", told_calls, call, "leave_job", memory, file, url),
+            file,
+            url,
+        )
+
+    assert killed(0)[0] == RIGHT
+    calls, new = int(told_calls.read_text()), export.read_bytes()
+    assert calls > 30
+    seen = set[bool]()
+    for call in sorted({1, calls, *rng.sample(range(1, calls + 1), min(CALLS, calls))}):
+        code, file, url = killed(call)
+        assert code in (KILLED, RIGHT), call
+        assert file.read_bytes() in (new, older.read_bytes())
+        with suppress(MemoryNotFound):
+            assert verify_memory(url).clean and verify_memory(url).documents in (3, 4)
+        seen.add(file.read_bytes() == new)
+        assert children.run("leave_job", memory, file, url) == RIGHT
+        assert file.read_bytes() == new and verify_memory(url).documents == 3
+        assert not [*tmp_path.glob("*.partial")]
+    assert seen == {False, True} and verify_memory(memory).clean
 
 
 @pytest.mark.timeout(3600 if SECONDS > 60 else 300)

@@ -1,4 +1,4 @@
-"""Frames of exports, and values that somebody might put in them, with right checksums."""
+"""Values that somebody might put in a file, with right checksums."""
 
 import os
 from collections.abc import Iterator

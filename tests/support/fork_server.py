@@ -31,8 +31,8 @@ from memstore import errors
 from memstore.disk.format.document import Document
 from memstore.errors import MemstoreError
 from memstore.model.landmark.landmark_model import load_model
+from memstore.store import transfer  # noqa: F401
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer import exports  # noqa: F401
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
 from support import killed_calls, passage_documents, selected_documents, synthetic_documents
@@ -137,6 +137,20 @@ def shared_job(path: str, export: str) -> int:
             if name in names:
                 store.forget(name, erase=erase)
         store.compact()
+    return RIGHT
+
+
+def leave_job(path: str, file: str, url: str) -> int:
+    """Documents leave a memory: one to a file, all to a publication, of which one is removed."""
+    from memstore.share.garbage_collection import prune
+    from memstore.share.open_object_store import open_object_store
+    from memstore.share.publish import unpublish
+
+    with MemoryStore.open(path, read_only=True, host_budget=BUDGET) as store:
+        store.export_document("goes", file)
+        store.publish(url, replace=True)
+    unpublish(open_object_store(url), ["stays"])
+    prune(open_object_store(url), grace=-10.0)
     return RIGHT
 
 
@@ -251,6 +265,7 @@ JOBS = {
         several_job,
         changes_job,
         shared_job,
+        leave_job,
         crowd_job,
         killed_job,
         index_job,

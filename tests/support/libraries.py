@@ -18,8 +18,7 @@ from memstore.library.batch import Batch, Done, Job, Outcome, Progress
 from memstore.library.library_ingest import ingest_library
 from memstore.model.model_api import ModelAPI
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import MANIFESTS, Manifest
-from memstore.share.manifest_commit import STAGED
+from memstore.share.manifest import MANIFESTS
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.published import Published
@@ -54,9 +53,6 @@ class Here:
         self.workers = workers
         self.before: Callable[[int], object] = lambda batch: None
 
-    def describe(self, job: Job) -> Manifest:
-        return reading.describe(job)
-
     def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
         for number, batch in enumerate(batches):
             self.before(number)
@@ -74,6 +70,7 @@ def passages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few documents are read by the tiny passage model."""
     monkeypatch.setattr(reading, "_reader", lambda model, compute: tiny())
     monkeypatch.setattr(library_ingest, "_LEAST", 1000)
+    monkeypatch.setattr(library_ingest, "_COMMIT_SECONDS", 3600.0)
 
 
 def job(url: str, **more: Any) -> Job:
@@ -128,5 +125,5 @@ def clean(url: str) -> None:
     named = {page.name for page in newest.manifest.pages}
     named |= {piece.segment for entry in newest.documents() for piece in entry.pieces}
     there = {found.name for folder in ("segments", "pages") for found in objects.names(folder)}
-    assert there == named and not [*objects.names(STAGED)]
+    assert there == named
     assert len([*objects.names(MANIFESTS)]) == 1

@@ -14,9 +14,9 @@ from memstore.share.calls import Failure, Reason
 from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.open_published import PublishedCatalog
 from memstore.share.publication_options import REFRESH
-from memstore.share.published_tables import PublishedDatabase
+from memstore.share.published_catalog import PublishedCatalog
+from memstore.share.published_database import PublishedDatabase
 from memstore.share.remote import Remote
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter

@@ -7,9 +7,10 @@ import pytest
 
 from memstore.share.manifest import newest_number
 from memstore.share.object_store import ObjectStore
-from memstore.share.publish import PublishOptions, Report, publish
+from memstore.share.publish import Report, publish
 from memstore.share.published import Published
 from memstore.share.segments import SEGMENT_BYTES
+from memstore.share.upload import PublishOptions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.places import WatchedPlace, in_memory

@@ -14,9 +14,9 @@ from memstore.index.index_file import FilePart, Unusable
 from memstore.index.passage_files import Encoding, ListsHead, Made, PassageDirectory
 from memstore.share.manifest import ListsRef, PartsRef
 from memstore.share.object_store import Extent, ObjectStore
-from memstore.share.pieces import Checked
+from memstore.share.piece_reader import Checked
 from memstore.share.publication_options import DEADLINE
-from memstore.share.published_tables import PublishedDatabase
+from memstore.share.published_database import PublishedDatabase
 from memstore.share.remote import Remote
 from memstore.share.send_lists import send_lists
 from memstore.store.retrieve.listed_passages import state_of, tokens_covered
@@ -67,7 +67,7 @@ class PublishedLists:
 
     def _checked(self, where: Sequence[Checked]) -> list[bytes | memoryview]:
         try:
-            return self._database.pieces.checked(where)
+            return self._database.pieces.read(where)
         except ObjectNotFound:
             self._database.look_again()
             raise
@@ -81,7 +81,7 @@ class PublishedParts:
         checked: Callable[[Sequence[Checked]], list[bytes | memoryview]],
         objects: Sequence[PartsRef],
     ) -> None:
-        """checked: reads them: HeldPieces.checked."""
+        """checked: reads them: PieceReader.read."""
         self._read = checked
         self._names = [each.name for each in objects]
         self._ends = [0, *accumulate(each.size for each in objects)]

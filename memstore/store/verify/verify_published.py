@@ -11,14 +11,14 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.manifest import LISTS, Entry, ListsRef
+from memstore.share.entries import Entry
+from memstore.share.manifest import LISTS, ListsRef
 from memstore.share.object_store import without_credentials
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE
 from memstore.share.published import Published
 from memstore.share.segments import FOLDER
-from memstore.store.transfer.document_parts import Head, check_parts
-from memstore.store.transfer.published_document import parts
+from memstore.store.transfer import PublishedDocument
 from memstore.store.verify.report import Problem, Report
 
 
@@ -39,15 +39,14 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
     sizes = {found.name: found.size for found in published.objects.names(FOLDER)}
     for page in manifest.pages:
         try:
-            entries = published.read(page)
+            (entries,) = published.read_pages([page])
         except CorruptMemory as error:
             problems.append(Problem(None, "", str(error)))
             continue
         for entry in entries:
             try:
                 _check_sizes(entry, sizes)
-                head = Head(manifest.signature, entry.row, manifest.selector)
-                counted = check_parts(head, parts(published, entry))
+                counted = PublishedDocument(published, entry).check()
                 documents, found, size = documents + 1, found + counted[0], size + counted[1]
             except MemstoreError as error:
                 problems.append(_problem(entry, error))
@@ -72,7 +71,7 @@ def _check_lists(published: Published, selector: IndexSpec, lists: ListsRef) -> 
     """Are the lists of a selector as they were published? Raises StoreUnavailable."""
     from memstore.index.index_file import Unusable  # these import torch
     from memstore.index.passage_files import ListsHead
-    from memstore.share.published_tables import PublishedDatabase
+    from memstore.share.published_database import PublishedDatabase
     from memstore.share.remote import Remote
     from memstore.store.retrieve.published_lists import PublishedLists
 

@@ -28,7 +28,7 @@ from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest, StoredPassage
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
-from memstore.store.transfer.document_parts import Head, IndexRun, PartOrder, Record, Tokens
+from memstore.share.document_parts import Head, IndexRun, PartOrder, Record, Tokens
 
 Event = dict[str, Any]
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")

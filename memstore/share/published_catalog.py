@@ -6,20 +6,24 @@ from typing import Any
 from torch import Tensor
 
 from memstore.disk.format.document import Document
+from memstore.disk.format.record import WriteId
 from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_object_store import open_object_store
+from memstore.share.passage_numbers import PassageNumbers
+from memstore.share.pieces import piece_of
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
+from memstore.share.published_database import PublishedDatabase
 from memstore.share.published_source import SharedSource
-from memstore.share.published_tables import PublishedDatabase
+from memstore.share.published_tables import Snapshot
 from memstore.share.remote import Remote
 from memstore.share.valkey import Valkey
 
 
 class PublishedCatalog(Catalog):
-    """The read-only tables of a publication."""
+    """The read-only tables of a publication; `txn` is a Snapshot."""
 
     source: SharedSource
 
@@ -29,9 +33,9 @@ class PublishedCatalog(Catalog):
         """local, shared: caches between the host tier and the object store. Raises as
         Catalog.open.
         """
-        self._published = database
+        self._published, self._numbers = database, PassageNumbers()
         super().__init__(database)  # type: ignore[arg-type]
-        self.source = SharedSource(self, database, local, shared)
+        self.source = SharedSource(self, database, self._numbers, local, shared)
 
     @property
     def manifest(self) -> int:
@@ -39,14 +43,29 @@ class PublishedCatalog(Catalog):
         self._published.version  # noqa: B018 (looks for a newer one)
         return self._published.state.manifest.number
 
+    def documents(self, txn: Any) -> list[Document]:
+        """Every published document's row, in order of id."""
+        return [entry.row for _, entry in sorted(txn.state.published.items())]
+
+    def row(self, txn: Any, document: int) -> Document | None:
+        """A document's row by id, also of an unpublished document that stays a while, or None."""
+        entry = txn.state.entries.get(document)
+        return None if entry is None else entry.row
+
+    def write_of(self, txn: Any, number: int) -> WriteId:
+        """As Catalog.write_of. Raises DocumentNotFound."""
+        if self._numbers.has(number):
+            return self._numbers.passage(number).digest
+        return self.document(txn, number).write
+
     def changes(self, txn: Any) -> Changes:
         """The documents whose rows changed last, in this process."""
-        found: Changes = txn.changes
+        found: Changes = txn.state.changes
         return found
 
     def leaving(self, txn: Any) -> dict[int, Document]:
         """Unpublished documents that stay a while."""
-        return {number: self.document(txn, number) for number in txn.leaving}
+        return {number: self.document(txn, number) for number in txn.state.leaving}
 
     def counts(self) -> PassageCounts:
         """The passages of all documents, counted in each."""
@@ -55,13 +74,14 @@ class PublishedCatalog(Catalog):
         blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
         return PassageCounts(blocks, stored, size)
 
-    def _passage_at(self, txn: Any, digest: Digest, document: int, block: int) -> StoredAt:
+    def _passage_at(self, txn: Snapshot, digest: Digest, document: int, block: int) -> StoredAt:  # type: ignore[override]
         """Also stored where no record is published but a cache may have one that another reader
         computed.
         """
-        number = self._published.places.number(digest, document, block)
-        stored = self.source.caches or txn.has_records(document, block)
-        return StoredAt(number, 0, bool(stored), digest)
+        number = self._numbers.number(digest, document, block)
+        stored = bool(self.source.caches)
+        stored = stored or piece_of(txn.state.entries[document].pieces, block) is not None
+        return StoredAt(number, 0, stored, digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
         """Store what a session computed of a passage in the caches, so that other readers find it.
@@ -95,16 +115,9 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
         shared = Valkey(server, timeout=min(2.0, deadline / 10))
     remote = Remote(open_object_store(url, timeout=deadline), deadline=deadline)
     try:
-        return PublishedCatalog(
-            PublishedDatabase(
-                remote,
-                local,
-                refresh=options.get("refresh") or REFRESH,
-                at_least=options.get("at_least"),
-            ),
-            local,
-            shared,
-        )
+        refresh, at_least = options.get("refresh") or REFRESH, options.get("at_least")
+        database = PublishedDatabase(remote, local, refresh=refresh, at_least=at_least)
+        return PublishedCatalog(database, local, shared)
     except BaseException:
         remote.close()
         raise

@@ -1,8 +1,8 @@
-"""What a document consists of, as memories, files and published segments hold it: tokens, landmark
-keys and records, in order, and whether they are all of it.
+"""The parts of a document, as memories, exported files and publications hold them: tokens,
+landmarks and records, in this order; and the check that parts are those of a complete document.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,17 +22,23 @@ from memstore.errors import CorruptMemory
 
 
 class Tokens(NamedTuple):
+    """A value of the table of tokens."""
+
     first: Count  # token, or passage, that it begins with
-    value: bytes  # as in the memory
+    value: bytes
 
 
 class IndexRun(NamedTuple):
+    """A value of the table of landmarks."""
+
     part: Layer  # layer of landmark keys, or part of a selector's runs
     first_block: Block
-    value: bytes  # a run, as in the memory
+    value: bytes
 
 
 class Record(NamedTuple):
+    """A record as on disk."""
+
     block: Block
     layer: Layer
     data: bytes
@@ -42,7 +48,7 @@ Part = Tokens | IndexRun | Record
 
 
 class Head(NamedTuple):
-    """What is said of a document before its parts."""
+    """A document's row, and the model and selector that its parts are of."""
 
     signature: Signature
     document: Document
@@ -50,24 +56,47 @@ class Head(NamedTuple):
 
 
 def check_parts(head: Head, parts: Iterable[Part]) -> tuple[int, int]:
-    """Are these the parts of a whole document, in order? Return its records and their bytes. Raises
-    CorruptMemory.
+    """Check that these are the parts of a complete document, in order; return the number of its
+    records and their bytes. Raises CorruptMemory.
     """
     records = size = 0
     try:
-        order = PartOrder(head)
-        for part in parts:
-            order.add(part)
+        for part in PartOrder(head).checked(parts):
             if isinstance(part, Record):
                 records, size = records + 1, size + len(part.data)
-        order.end()
     except ValueError as error:
         raise CorruptMemory(f"a part of it is missing, or another's ({error})") from error
     return records, size
 
 
+def usable_parts(head: Head, parts: Iterable[Part]) -> Iterator[Part]:
+    """These parts, each checked so that a memory can use it: complete, in order, with finite
+    numbers, and tokens of the vocabulary. Raises ValueError, CorruptBlock.
+    """
+    vocabulary = head.signature.architecture.get("vocab_size")
+    most = vocabulary if isinstance(vocabulary, int) else 1 << 32
+    order = PartOrder(head)
+    for part in order.checked(parts):
+        if isinstance(part, Tokens):
+            if _largest_token(part, head) >= most:
+                raise ValueError(f"it has tokens beyond the vocabulary of {most}")
+        elif isinstance(part, Record):
+            order.blocks.check_numbers(part.data, *order.record_id(part.block, part.layer))
+        yield part
+
+
+def _largest_token(part: Tokens, head: Head) -> int:
+    first, value = part
+    if not head.document.of_passages:
+        return int(decode_tokens(first, value).ids.max())
+    passages = decode_part(first, value, head.signature.block_size).passages
+    return max(int(passage.ids.max()) for passage in passages)
+
+
 class PartOrder:
-    """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
+    """Checks that parts are those of a complete document, in order: `add` each, then `end`. Both
+    raise ValueError where they are not.
+    """
 
     def __init__(self, head: Head, *, unfinished: bool = False) -> None:
         """unfinished: a document that is still being read in may be whole as far as it goes."""
@@ -79,7 +108,7 @@ class PartOrder:
         _expect(ready and document.id > 0, "it is not ready")
         self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
         self._passages: PassageOrder | None = None
-        self._digests: list[Digest] = []  # of its passages
+        self.digests: list[Digest] = []  # of its passages, by block
         if document.of_passages:
             _expect(spec is not None, "passages are found by a selector")
             self._passages = PassageOrder()
@@ -96,6 +125,13 @@ class PartOrder:
             for layer, first in self._first.items()
             if block >= first
         )
+
+    def checked(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """All parts of a document, each checked before it is returned. Raises CorruptBlock too."""
+        for part in parts:
+            self.add(part)
+            yield part
+        self.end()
 
     def add(self, part: Part) -> None:
         """The next part. Raises CorruptBlock too."""
@@ -118,7 +154,7 @@ class PartOrder:
                 self._next_record(block) == (block, layer),
                 f"a record before block {block}, layer {layer} is missing, or it is one too many",
             )
-            length = self.blocks.check(data, *self.known_as(block, layer))
+            length = self.blocks.check(data, *self.record_id(block, layer))
             right = lengths[block]
             _expect(length == right, f"block {block} has {length} tokens instead of {right}")
 
@@ -139,13 +175,11 @@ class PartOrder:
             expected = next(self._records, None)
         return expected
 
-    def known_as(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
-        """By what key and write a record of the document says what it is, once all tokens are
-        there.
-        """
+    def record_id(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
+        """The key and the write that a record of the document names, once all tokens were added."""
         document = self._document
         if self._passages is not None:
-            return RecordKey(document.id, 0, layer), self._digests[block]
+            return RecordKey(document.id, 0, layer), self.digests[block]
         return RecordKey(document.id, block, layer), document.write
 
     def _add_tokens(self, part: Tokens) -> None:
@@ -153,7 +187,7 @@ class PartOrder:
             found = decode_part(part.first, part.value, self._size)
             self._passages.add(found)
             signature, codec = self.blocks.form.signature, self._document.codec
-            self._digests += [digest_of(signature, codec, one.ids) for one in found.passages]
+            self.digests += [digest_of(signature, codec, one.ids) for one in found.passages]
             return
         tokens = decode_tokens(part.first, part.value)
         _expect(part.first == self._tokens, "tokens are missing")

@@ -1,0 +1,216 @@
+"""Documents on their way out of a memory and into it: exports, publications, imports, pulls."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from memstore.block import RecordKey
+from memstore.disk.files import INDEX
+from memstore.disk.format.document import Document
+from memstore.disk.format.text_parts import decode_part
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, WrongModel
+from memstore.share.document_file import write_document
+from memstore.share.document_parts import (
+    Head,
+    IndexRun,
+    Part,
+    Record,
+    Tokens,
+    check_parts,
+    usable_parts,
+)
+from memstore.share.entries import Entry
+from memstore.share.open_object_store import open_object_store
+from memstore.share.pieces import read_parts
+from memstore.share.publish import Report, publish
+from memstore.share.published import Published
+from memstore.share.stored_parts import stored_parts
+from memstore.share.upload import PublishOptions
+
+_BATCH_BYTES = 16 << 20  # of an import's transaction
+
+# Out of a memory
+
+
+def export_document(catalog: Catalog, document: Document, file: Path) -> int:
+    """Write a ready document to a new file; return its bytes. A file that exists is replaced at the
+    end.
+
+    Raises InvalidInput (the file cannot be written; the document changed), StorageFull,
+    CorruptMemory.
+    """
+    head = Head(catalog.signature.public, document, catalog.index_spec)
+    return write_document(head, stored_parts(catalog, document), file)
+
+
+def publish_from(
+    catalog: Catalog,
+    documents: Sequence[Document],
+    url: str,
+    options: PublishOptions,
+    progress: Callable[[int, int], None],
+) -> Report:
+    """Publish ready documents of a memory's directory, and its lists if all of their documents are
+    published. Raises as MemoryStore.publish does.
+    """
+    objects = open_object_store(url, make=True)
+    report = publish(catalog, documents, objects, options, progress)
+    lists = catalog.database.path / INDEX
+    if catalog.index_spec is not None and lists.exists():
+        from memstore.index.passage_files import PassageDirectory  # these import torch
+        from memstore.store.retrieve.published_lists import carry
+
+        carry(PassageDirectory(lists), objects, catalog.index_spec.digest)
+    return report
+
+
+# Out of a publication
+
+
+class PublishedDocument:
+    """A document of a publication, read whole."""
+
+    def __init__(self, published: Published, entry: Entry) -> None:
+        """entry: of the publication."""
+        manifest = published.manifest
+        self._published, self._entry = published, entry
+        self.head = Head(manifest.signature, entry.row, manifest.selector)
+
+    @classmethod
+    def named(cls, published: Published, name: str) -> "PublishedDocument":
+        """The document of a name. Raises DocumentNotFound, CorruptMemory, StoreUnavailable."""
+        entry, url = published.entry(name), published.objects.url
+        if entry is None:
+            raise DocumentNotFound(
+                f"no document {name!r} is published at {url}; memstore ls --store {url} lists them"
+            )
+        return cls(published, entry)
+
+    def parts(self) -> Iterator[Part]:
+        """Its parts, each checked so that a memory can use it. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        try:
+            yield from usable_parts(self.head, self._read())
+        except (ValueError, CorruptBlock) as error:
+            raise CorruptMemory(
+                f"document {self._entry.row.name!r} at {self._published.objects.url} is damaged "
+                f"({error}); publish it again with --check"
+            ) from error
+
+    def check(self) -> tuple[int, int]:
+        """Read all of it; return the number of its records and their bytes. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        return check_parts(self.head, self._read())
+
+    def export(self, file: Path) -> int:
+        """Write it to a new file, as `export_document` does; return its bytes. Raises
+        CorruptMemory, StoreUnavailable, InvalidInput (the file), StorageFull.
+        """
+        return write_document(self.head, self._read(), file)
+
+    def _read(self) -> Iterator[Part]:
+        row, pieces = self._entry
+        return read_parts(self._published.objects, self.head.signature, row, pieces)
+
+
+# Into a memory
+
+
+def check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
+    """Raises WrongModel for a document of another model or selector than the memory's. source: a
+    file or URL, for messages.
+    """
+    path = catalog.database.path
+    catalog.signature.check_same(
+        head.signature, str(source), f"only a memory of that model can import it, and {path} is not"
+    )
+    if head.selector != catalog.index_spec:
+        specs = catalog.index_spec, head.selector
+        here, there = (spec.name if spec is not None else "none" for spec in specs)
+        raise WrongModel(
+            f"{source} was written for selector {there}, {path} has {here}, or another state of "
+            "it; import it into a memory with the same one"
+        )
+
+
+def import_document(
+    catalog: Catalog, original: Document, parts: Iterable[Part], name: str
+) -> Document:
+    """Store the parts of a document under `name`, which must be free; the caller holds the writer
+    lock.
+
+    Raises StorageFull, and what reading the parts raises; the memory is as it was.
+    """
+    database = catalog.database
+    imported = replace(original.portable(), name=name)
+
+    def begin(txn: Transaction) -> Document:
+        row = replace(
+            imported,
+            id=catalog.new_document_id(txn),
+            state="importing",
+            tokens=0,
+            blocks=0,
+            bytes=0,
+        )
+        catalog.put_document(txn, row)
+        return row
+
+    number = database.write(begin).id
+    imported = replace(imported, id=number)
+    done = False
+    try:
+        batch: list[Part] = []
+        size, last = 0, -1
+        for part in parts:
+            block = part.block if isinstance(part, Record) else -1
+            if size >= _BATCH_BYTES and block != last:  # a passage is stored whole
+                database.write(lambda txn: _store(txn, catalog, imported, batch))  # noqa: B023 (runs now)
+                batch, size = [], 0
+            batch.append(part)
+            size, last = size + max(len(x) for x in part if isinstance(x, bytes)), block
+
+        def end(txn: Transaction) -> Document:
+            _store(txn, catalog, imported, batch)
+            row = replace(imported, state="ready", bytes=catalog.record_bytes(txn, imported))
+            catalog.put_document(txn, row)
+            return row
+
+        row = database.write(end)
+        done = True
+        return row
+    finally:
+        if not done:
+            database.write(lambda txn: catalog.delete_document(txn, number), beyond_limit=True)
+
+
+def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:
+    number = document.id
+    for part in batch:
+        if isinstance(part, Tokens):
+            catalog.texts.put_part(txn, number, part.first, part.value)
+            if document.of_passages:
+                found = decode_part(part.first, part.value, catalog.signature.block_size)
+                digests = catalog.digests(document, found.passages)
+                catalog.refer(txn, document, part.first, digests)
+        elif isinstance(part, IndexRun):
+            catalog.runs.put_value(txn, number, *part)
+        elif not document.of_passages:
+            catalog.blocks.put(txn, RecordKey(number, part.block, part.layer), part.data)
+    if document.of_passages:
+        _store_passages(txn, catalog, document, [one for one in batch if isinstance(one, Record)])
+
+
+def _store_passages(
+    txn: Transaction, catalog: Catalog, document: Document, records: list[Record]
+) -> None:
+    """Store the records of those of these passages that have none."""
+    for record in records:
+        _, digest = next(catalog.digests_of(txn, document, record.block))
+        row = catalog.passages.find(txn, digest)
+        if row is not None and not row.bytes:
+            catalog.passages.store(txn, row, record.data)

@@ -1,1 +1,0 @@
-"""Documents in files and from publications, whole."""
