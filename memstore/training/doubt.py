@@ -1,5 +1,5 @@
-"""Fitting a Doubt: questions are asked of memories that lack what answers some of them, and a
-logistic regression learns to tell these from the others.
+"""Fitting a Doubt: questions are asked of memories that lack the answers of some of them, and a
+logistic regression learns when the passages that were read did not hold the answer.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def fit_doubt(
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Doubt, dict[str, float]] | None:
     """Fit a Doubt to a reader that may refuse; also returns the share of unanswerable questions
-    that is refused with each of CAUTIONS, told by cross-validation.
+    that is refused with each of CAUTIONS, by cross-validation.
 
     Contexts of one source and language make one memory; `questions` are divided among the largest
-    of these. Asked are questions whose answer stands in their context word for word. work:
-    directory of what was asked so far; an interrupted run continues there. None where there are too
-    few questions. Raises InvalidInput for a reader without an adapter that refuses.
+    of these. Asked are questions whose answer is in their context verbatim. work: directory of the
+    results so far; an interrupted run continues there. None where there are too few questions.
+    Raises InvalidInput for a reader without an adapter that refuses.
     """
     if reader.refusal is None or reader.adapter is None:
         raise InvalidInput("the model has no reading adapter that refuses")
@@ -67,18 +67,19 @@ def fit_doubt(
             torch.save(found, path.with_suffix(".partial"))
             path.with_suffix(".partial").replace(path)
         cases.append(torch.load(path, weights_only=True))
-    numbers = torch.cat([numbers for numbers, _ in cases] or [torch.zeros(0, 4)])
-    unanswered = torch.cat([unanswered for _, unanswered in cases] or [torch.zeros(0)])
+    numbers = torch.cat([numbers for numbers, _, _ in cases] or [torch.zeros(0, 4)])
+    lacking = torch.cat([lacking for _, lacking, _ in cases] or [torch.zeros(0)])
+    unanswered = torch.cat([unanswered for _, _, unanswered in cases] or [torch.zeros(0)])
     if min(int(unanswered.sum()), int((1 - unanswered).sum())) < _FOLDS:
         return None
     fold = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)) % _FOLDS
     told = torch.zeros(len(numbers))
     for held in range(_FOLDS):
-        weights, bias = _fit(numbers[fold != held], unanswered[fold != held])
+        weights, bias = _fit(numbers[fold != held], lacking[fold != held])
         told[fold == held] = (numbers[fold == held] @ weights + bias).sigmoid()
     shares = 1 - torch.tensor(CAUTIONS)
     above = told[unanswered == 0].quantile(shares).tolist()
-    weights, bias = _fit(numbers, unanswered)
+    weights, bias = _fit(numbers, lacking)
     refused = [float((told[unanswered == 1] > least).float().mean()) for least in above]
     scores = {
         f"unanswerable refused, caution {caution}": share
@@ -94,8 +95,10 @@ def _stands_in(question: AskedQuestion, context: str) -> bool:
 
 def _ask(
     reader: HuggingFacePassageModel, contexts: Sequence[AskedContext], count: int, rng: Random
-) -> tuple[Tensor, Tensor]:
-    """Evidence.numbers [n, 4] of so many questions, and 1 for each that nothing answers [n]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Evidence.numbers [n, 4] of so many questions; 1 for each whose passages lack the answer [n],
+    and 1 for each that nothing in the memory answers [n].
+    """
     titles = sorted({one.title for one in contexts})
     place = {title: at for at, title in enumerate(rng.sample(titles, len(titles)))}
     some = sorted(contexts, key=lambda one: place[one.title])[: max(8, count // 2)]
@@ -103,7 +106,7 @@ def _ask(
     out = set(rng.sample(names, round(_LEFT_OUT * len(some))))
     kept = [name for name in names if name not in out]
     asked = [(name, q) for name, one in zip(names, some) for q in one.questions if q.answers]
-    numbers, unanswered = [], []
+    numbers, lacking, unanswered = [], [], []
     with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
         store = MemoryStore.create(Path(directory) / "m", reader.signature, selector=reader.keeps)
         with store:
@@ -115,9 +118,18 @@ def _ask(
                 with reader.session(store, kept if rng.random() < 0.5 else few) as session:
                     session.ask(question.question, lambda: None)
                     if session.evidence is not None:
+                        document = None if name in out else store.document(name).id
+                        texts = [
+                            reader.tokenizer.decode(passage.ids.tolist())
+                            for one in session.chosen
+                            if one.document == document
+                            for passage in store.passages(one.document, one.block, one.block + 1)
+                        ]
                         numbers.append(torch.tensor(session.evidence.numbers))
+                        lacking.append(float(not any(_stands_in(question, one) for one in texts)))
                         unanswered.append(float(name in out))
-    return torch.stack(numbers) if numbers else torch.zeros(0, 4), torch.tensor(unanswered)
+    read = torch.stack(numbers) if numbers else torch.zeros(0, 4)
+    return read, torch.tensor(lacking), torch.tensor(unanswered)
 
 
 def _few(right: str | None, like: Sequence[str], kept: Sequence[str], rng: Random) -> list[str]:

@@ -50,9 +50,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Doubt:
-    """How probable it is that what a model read does not answer: a logistic regression with these
-    weights of Evidence.numbers. above: for each of CAUTIONS, the probability from which a refusal
-    is meant. adapter: digest of the reading adapter that it was fitted with.
+    """Probability that the passages a model read do not hold the answer: a logistic regression with
+    these weights of Evidence.numbers. above: for each of CAUTIONS, the probability above which the
+    model refuses. adapter: digest of the reading adapter that it was fitted with.
     """
 
     weights: tuple[float, float, float, float]
