@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memstore.closing import Closing
 from memstore.compute import Compute
-from memstore.disk.format.document import LABELS, Document
+from memstore.disk.format.document import Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches
@@ -156,8 +156,7 @@ class Memory(Closing):
         ReadOnlyMemory, MemoryLocked.
         """
         _check_labels(labels)
-        metadata = self.store.document(name).metadata
-        return self.store.describe(name, {**metadata, LABELS: dict(labels)})
+        return self.store.label(name, labels)
 
     def documents(self, where: Labels | None = None) -> list[Document]:
         """The ready documents, in the order in which they were added; where: only those whose
@@ -256,7 +255,7 @@ class Memory(Closing):
         document = self.reader.ingest(text, self.store, mode=mode, progress=progress)
         if labels is None:
             labels = {} if there is None else there.labels
-        return document if document.labels == labels else self.label(document.name, labels)
+        return self.store.label(document.name, labels)
 
     def _scope(self, documents: Sequence[str] | None, where: Labels | None) -> Sequence[str] | None:
         """The names of the documents to ask; None for all."""

@@ -133,7 +133,8 @@ class FileIngest:
         if done is not None and seen is not None:
             if seen.hash:
                 self._update_source(done, seen)
-            self._label(done, done.labels)
+            if self._labels is not None:
+                self._memory.label(done.name, self._labels)
             self._results.append(_result(done, "unchanged"))
             return
         text = checked(text_of(file, seen), which)
@@ -174,18 +175,10 @@ class FileIngest:
         if there.metadata.get(SOURCE) != seen.to_dict():
             self._memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
 
-    def _label(self, document: "Document", before: dict[str, Any]) -> None:
-        """Give a document its labels; without any, those it had before."""
-        from memstore.disk.format.document import LABELS
-
-        labels = before if self._labels is None else self._labels
-        if document.labels != labels:
-            self._memory.describe(document.name, {**document.metadata, LABELS: labels})
-
     def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
-        there = self._memory.document(text.name).labels if self._memory.has(text.name) else {}
+        before = self._memory.document(text.name).labels if self._memory.has(text.name) else {}
         result = _ingest_one(self._model, self._memory, text, mode, self._settings, which=which)
-        self._label(self._memory.document(text.name), there)
+        self._memory.label(text.name, before if self._labels is None else self._labels)
         self._results.append(result)
         if not self._quiet:
             console.say(_result_line(result))

@@ -35,6 +35,7 @@ def main() -> None:
         with suppress(ValueError, OSError):  # it is lower already, or unknown here
             resource.setrlimit(kind, (most, most))
     sys.path += [directory for directory in directories if directory not in sys.path]
+    sys.setrecursionlimit(10_000)  # formulas and shapes are nested
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # messages of libraries are not bounded
     try:
         result: Converted | str = convert(sys.stdin.buffer.read(), cast(Form, form), bounds)

@@ -4,7 +4,6 @@ What needs a library is read by a child process with limits of memory and proces
 no file can take more of this one than its bytes and its text.
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
@@ -24,7 +23,8 @@ LIBRARIES = (
 TOO_MUCH = 77  # exit status of a child that has no memory left
 _NOTES, _NOTE = 100, 200  # notes of a document, and characters of one, that are reported
 _TOO_MUCH = "needs too much memory or time to be read; split it, or save it again"
-_MODULES = {"epub": "archive", "pptx": "office", "xlsx": "office", "csv": "office", "odf": "office"}
+# Where read_KIND is, unless in the module of that name
+_MODULES = {"pptx": "office", "xlsx": "office", "csv": "office", "odf": "office"}
 _MODULES |= {"notebook": "mail", "text": "markdown"}
 
 
@@ -66,7 +66,6 @@ def _content(path: Path, limits: Limits) -> bytes:
 def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
     """The same in this process. Raises UnreadableDocument without a name."""
     limits, notes = limits.of_size(len(content)), list[str]()
-    sys.setrecursionlimit(10_000)
     try:
         given: bytes | dict[str, bytes] = content
         kind: Kind
@@ -83,8 +82,7 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
             result = compose(result, kind, limits, notes)
         if len(result.text) > limits.characters:
             raise UnreadableDocument(TOO_LONG.format(limits.characters))
-        told = tuple(note[:_NOTE] for note in result.notes[:_NOTES])
-        return replace(result, notes=told)
+        return replace(result, notes=tuple(note[:_NOTE] for note in result.notes[:_NOTES]))
     except UnreadableDocument:
         raise
     except ImportError as error:
@@ -101,9 +99,9 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
 def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
     import msgspec
 
-    told = msgspec.json.encode(limits.of_size(len(content))).decode()
+    bounds = msgspec.json.encode(limits.of_size(len(content))).decode()
     try:
-        done = run_tied("memstore.documents.child", form, told, *_directories(), given=content)
+        done = run_tied("memstore.documents.child", form, bounds, *_directories(), given=content)
     except OSError as error:
         raise MemstoreError(f"no process to read documents in did start: {error}") from error
     if done.returncode < 0 or done.returncode == TOO_MUCH:

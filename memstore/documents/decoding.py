@@ -78,9 +78,13 @@ def clean(text: str) -> str:
     text = text.translate(_GONE)
     if text.isascii():
         return text
-    text = _RAISED.sub(
-        lambda found: raised(text[: found.start()][-9:], found[0].translate(_DIGITS)), text
-    )
+    before = text
+
+    def exponent(found: re.Match[str]) -> str:
+        start = found.start()
+        return raised(before[max(0, start - 9) : start], found[0].translate(_DIGITS))
+
+    text = _RAISED.sub(exponent, text)
     folded = {
         ord(one): unicodedata.normalize("NFKC", one)
         for one in set(text)

@@ -47,7 +47,7 @@ def read_notebook(data: bytes, limits: Limits, notes: list[str]) -> Converted:
     """A notebook as Markdown: its texts, code and printed results. Raises UnreadableDocument."""
     try:
         cells, parts = json.loads(decode(data, notes))["cells"], list[str]()
-        for cell in cells:
+        for number, cell in enumerate(cells, 1):
             source = "".join(cell["source"])
             code = cell["cell_type"] == "code" and source.strip()
             parts.append(f"```\n{source}\n```" if code else source)
@@ -56,7 +56,7 @@ def read_notebook(data: bytes, limits: Limits, notes: list[str]) -> Converted:
                 printed = output.get("text") or shown.get("text/plain") or ""
                 parts.append("".join(printed))
                 if any(kind.startswith("image/") for kind in shown):
-                    notes.append(f"a picture of cell {cells.index(cell) + 1} is not read")
+                    notes.append(f"a picture of cell {number} is not read")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableDocument(f"is no notebook: {error!r}") from None
     text = "\n\n".join(part for part in parts if part.strip()) + "\n"

@@ -6,7 +6,7 @@ and torch is not imported before.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.decode import T
 from memstore.disk.files import INDEX, remove_index
-from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.document import LABELS, Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Keep, Passage
@@ -449,6 +449,15 @@ class MemoryStore(Closing):
             catalog.database.write(lambda txn: catalog.put_document(txn, document))
         self._refresh()
         return document
+
+    def label(self, name: str, labels: Mapping[str, Any]) -> Document:
+        """Replace a document's labels, and return it; equal labels write nothing. Raises as
+        `describe`.
+        """
+        document = self.document(name)
+        if document.labels == labels:
+            return document
+        return self.describe(name, {**document.metadata, LABELS: dict(labels)})
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memstore.disk.format.citations import PAGE, Place, Places, pack_places, unpack_places
 from memstore.documents import Converted, read
 from memstore.documents.conversion import convert
+from memstore.documents.decoding import clean
 from memstore.documents.detect import form_of
 from memstore.model.answer import Source
 from memstore.model.texts.document_text import block_texts
@@ -490,3 +491,8 @@ def test_places_go_with_the_text_that_is_replaced(model, tmp_path: Path) -> None
         assert document.places.at(0, 5) == "page 1"
         replaced = model.ingest(Text("Plain words.\n", "a"), store, mode="replace")
         assert replaced.metadata == {}
+
+
+def test_every_exponent_of_a_long_text_is_read() -> None:
+    text = clean("10⁶ m² " * 1_000)
+    assert text == "10^6 m^2 " * 1_000
