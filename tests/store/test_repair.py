@@ -21,7 +21,7 @@ from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import is_sound
 from memstore.errors import RESTORE, CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify.verify_memory import _child, verify_memory
 from support import passage_documents, synthetic_documents
 from support.fork_server import ForkServer
 from support.selected_documents import create as create_selected
@@ -194,6 +194,11 @@ def test_unreadable_commit_is_told_and_not_undone(memory: Path) -> None:
     with pytest.raises(CorruptMemory, match="cannot be read"):
         MemoryStore.open(memory).close()
     check_not_repaired(memory)
+
+
+def test_a_walk_past_more_documents_than_an_argument_can_name_ends(memory: Path) -> None:
+    events = [event["event"] for event in _child("walk", memory, list(range(1000, 101_000)))]
+    assert "whole" in events and events[-1] == "end"
 
 
 def test_truncated_file_is_told_and_not_repaired(memory: Path) -> None:

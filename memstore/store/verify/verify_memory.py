@@ -130,22 +130,25 @@ def _child(what: str, path: Path, numbers: list[int]) -> Iterator[dict[str, Any]
     the errors that it reports.
     """
     occupy_standard_streams()
-    command = python_command("memstore.store.verify.walk", what, str(path), json.dumps(numbers))
+    command = python_command("memstore.store.verify.walk", what, str(path))
     child = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # the numbers may be too many for an argument
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         process_group=0,  # an interrupt of this process is not for the child
     )
-    assert child.stdout is not None
+    assert child.stdin is not None and child.stdout is not None
     try:
         if not child.stdout.readline():
             raise MemstoreError(
                 "the process that verifies did not start; see what `python -I -c 'import lmdb'` "
                 "says, and install memstore with what it needs"
             )
+        with suppress(BrokenPipeError):  # it died
+            child.stdin.write(json.dumps(numbers) + "\n")
+            child.stdin.flush()
         for line in child.stdout:
             with suppress(ValueError):  # a child that dies leaves half a line
                 event = json.loads(line)

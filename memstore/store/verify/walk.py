@@ -35,14 +35,14 @@ _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
-def main(what: str, path: str, numbers: str) -> None:
-    """Do what `verify_memory` asks for: "walk" past the documents of these numbers, or "drop" them
-    and the records of passages of these numbers.
+def main(what: str, path: str) -> None:
+    """Do what `verify_memory` asks for, with the numbers in a line of standard input: "walk" past
+    the documents of these numbers, or "drop" them and the records of passages of these numbers.
     """
     if sys.platform == "linux":  # a killed repair leaves no child that keeps the memory locked
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     print(json.dumps({"event": "begin"}), flush=True)
-    chosen = set(json.loads(numbers))
+    chosen = set(json.loads(sys.stdin.readline()))
     try:
         if what == "drop":
             drop(Path(path), chosen)
