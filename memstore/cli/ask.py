@@ -35,13 +35,11 @@ Show = Callable[..., None]
 
 
 @command(
-    "ask",
-    'memstore ask "What is the pass key? The pass key is"',
-    "memstore ask - --json < questions.txt",
+    "ask", 'memstore ask "How much is the monthly rent?"', "memstore ask - --json < questions.txt"
 )
 def ask(
     question: Annotated[
-        str, typer.Argument(help="Taken as typed, and continued; - reads one a line from stdin.")
+        str, typer.Argument(metavar="QUESTION", help="The question; - reads one a line from stdin.")
     ],
     store: ReadStore,
     document: Documents = None,
@@ -54,11 +52,13 @@ def ask(
     published: Published,
     as_json: Json = False,
 ) -> None:
-    """Answer a question from a memory, and show what was read.
+    """Answer a question from a memory, with sources.
 
-    With "-" every line of stdin is a question with a session of its own; --json then prints
-    {"answers": [...]}. A question that cannot be asked is reported, the others are answered (exit
-    status 1).
+    Each source is a document, its page or heading, and the sentence that holds the answer. If the
+    memory does not seem to hold an answer, the closest passages are shown instead.
+
+    With "-" every line of stdin is a question of its own; --json then prints {"answers": [...]}. A
+    question that cannot be asked is reported, and the others are answered (exit status 1).
     """
     questions = [line for line in console.read_lines() if line] if question == "-" else [question]
     if not questions:
@@ -96,9 +96,10 @@ def chat(
     published: Published,
     as_json: Json = False,
 ) -> None:
-    """Ask one question a line in one session; Ctrl-D ends.
+    """Ask questions in one conversation, one a line; Ctrl-D ends it.
 
-    With --json the whole conversation is printed at its end, as {"answers": [...]}.
+    A question may refer to earlier ones. --json prints the whole conversation at its end, as
+    {"answers": [...]}.
     """
     show = None if as_json else partial(console.print_answer, stats=stats)
     options = open_options(store, tiers, published)
@@ -117,44 +118,44 @@ def chat(
 
 @command("search", 'memstore search "the silver lighthouse"')
 def search(
-    phrase: Annotated[str, typer.Argument(help="What to look for.")],
+    phrase: Annotated[str, typer.Argument(metavar="PHRASE", help="The words to look for.")],
     store: ReadStore,
     document: Documents = None,
     by: Annotated[
         Literal["passage", "document"],
-        typer.Option("--by", help="Show passages, or the best passage of each document."),
+        typer.Option("--by", help="Show passages, or only the best passage of each document."),
     ] = "passage",
-    top_k: Annotated[int, option("--top-k", "N", "How many of them to show.", min=1)] = 5,
-    stats: Annotated[bool, flag("--stats", "Show their characters and tiers, too.")] = False,
+    top_k: Annotated[int, option("--top-k", "N", "Most results to show.", min=1)] = 5,
+    stats: Annotated[bool, flag("--stats", "Also show characters and tiers.")] = False,
     *,
     model_options: ModelOptions,
     tiers: Tiers,
     published: Published,
     as_json: Json = False,
 ) -> None:
-    """Show where in a memory a phrase is found.
+    """Find passages of a memory by a phrase or a question, best first.
 
-    The percentage is how similar the words of the passage are to those of the phrase, each in its
-    context: mostly 60-90% for the same words, 10-30% where nothing is alike. For a model that
-    chooses with a selector it is the selector's score instead.
+    The score is the selector's, from 0 to 1. For a model with landmarks it is a percentage: the
+    similarity of the phrase's words to the passage's, mostly 60-90% for the same words and 10-30%
+    for unrelated ones. If no passage seems to answer the phrase, the first line says so.
     """
     options = open_options(store, tiers, published)
     with opened(store, model_options, options, documents=document) as (model, memory):
         with console.waiting("searching"):
             matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
         score = console.share if model.keeps is None else console.weight
-    found = [asdict(match) for match in matches]
+    found = _with_sentences([asdict(match) for match in matches], phrase)
     if as_json:
-        console.emit({"sources": found})
+        console.emit({"answered": matches.answered, "sources": found})
         return
-    console.print_sources(found, score=score, stats=stats)
+    console.print_matches(found, matches.answered, score=score, stats=stats)
 
 
 def _all_answered(
     questions: Iterable[str], answer: "Callable[..., Answer]", show: Show | None
 ) -> list[dict[str, Any]]:
-    """What `_answered` returns for each question, or its own error; an empty line after each
-    answer that is shown.
+    """Answer each question; return its answer or its own error. An empty line follows each answer
+    that is shown.
     """
     results = []
     for question in questions:
@@ -171,9 +172,22 @@ def _answered(question: str, answer: "Callable[..., Answer]", show: Show | None)
     """Answer one question; return plain values. The answer streams to a terminal."""
     with console.stream(show is not None) as on_text:
         result = {"question": question, **answer(question, on_text=on_text).to_dict()}
+    result["sources"] = _with_sentences(result["sources"], question, result["text"])
     if show is not None:
         show(result, streamed=on_text is not None)
     return result
+
+
+def _with_sentences(
+    sources: list[dict[str, Any]], question: str, answer: str = ""
+) -> list[dict[str, Any]]:
+    """The sources, each with the sentence that holds the answer."""
+    from memstore.model.texts.answer_sentence import answer_sentence
+
+    return [
+        source | {"sentence": answer_sentence(source["text"], question, answer)}
+        for source in sources
+    ]
 
 
 def _exit(result: dict[str, Any]) -> None:

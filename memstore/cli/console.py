@@ -35,6 +35,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things whose plural ends in s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A time as people read it, in two units at most."""
     whole = round(seconds)
@@ -128,20 +133,23 @@ def print_sources(
     score: Callable[[Mapping[str, Any]], str] | None = None,
     stats: bool = False,
 ) -> None:
-    """A numbered line a source, as wide as the terminal: its score, document, page or heading, and
-    passage; stats: also its characters and the tiers that had its blocks.
+    """Two lines a source, as wide as the terminal: number, score, document, page or heading; below
+    them its sentence. stats: also its characters and the tiers that its blocks came from.
     """
-    width = shutil.get_terminal_size(_NO_TERMINAL).columns
+    width = max(_SHORTEST, shutil.get_terminal_size(_NO_TERMINAL).columns)
+    digits = len(str(len(sources)))
+    indent = " " * (digits + 2)
     for number, source in enumerate(sources, 1):
         place = one_line(source["document"])
         if source["place"] is not None:
-            place += f", {shorten(source['place'], max(_SHORTEST, width // 3))}"
+            place += f", {one_line(source['place'])}"
+        head = f"{number:{digits}}. {'' if score is None else score(source)}"
+        say(head + shorten(place, max(_SHORTEST, width - len(head))))
+        say(indent + shorten(source["sentence"], width - len(indent)))
         if stats:
             first, end = source["span"]
             tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
-            place += f" [{first:,}-{end:,}] ({tiers})"
-        head = f"{number:{len(str(len(sources)))}}. {'' if score is None else score(source)}{place}"
-        say(f"{head}: {shorten(source['text'], max(_SHORTEST, width - len(head) - 2))}")
+            say(f"{indent}characters {first:,}-{end:,}{f', from {tiers}' if tiers else ''}")
 
 
 def weight(source: Mapping[str, Any]) -> str:
@@ -182,11 +190,9 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     """
     refused = not answer.get("answered", True) and not answer["text"]
     if refused:
-        needed = answer.get("needed")
-        least = "" if needed is None else f" A passage needs {needed:.2f}."
-        say(f"Not sure.{least} Closest:" if answer["sources"] else "Not sure.")
+        say(refusal(answer["sources"], answer.get("needed")))
     elif not answer["text"]:
-        say("(nothing was found)")
+        say("The model gave no answer.")
     elif not streamed:
         say(answer["text"])
     if answer["sources"] or stats:
@@ -194,6 +200,29 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     print_sources(answer["sources"], score=weight if stats or refused else None, stats=stats)
     if stats:
         say(cost(answer))
+
+
+def print_matches(
+    sources: Sequence[Mapping[str, Any]],
+    answered: bool,
+    *,
+    score: Callable[[Mapping[str, Any]], str] = weight,
+    stats: bool = False,
+) -> None:
+    """The passages that a search found; answered: does one of them seem to answer the phrase?"""
+    if not answered:
+        say(f"{refusal(sources)}\n")
+    print_sources(sources, score=score, stats=stats)
+
+
+def refusal(sources: Sequence[Mapping[str, Any]], needed: float | None = None) -> str:
+    """The line before the closest passages of a question that the memory does not answer; needed:
+    the score that a passage needs.
+    """
+    if not sources:
+        return "Not sure: the memory does not seem to hold an answer."
+    least = "" if needed is None else f" (an answer needs a score of {needed:.2f})"
+    return f"Not sure: the memory does not seem to hold an answer. Closest passages{least}:"
 
 
 # Progress: on a terminal a line that changes, elsewhere a line every few seconds

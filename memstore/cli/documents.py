@@ -28,6 +28,8 @@ from memstore.share.publication_options import is_url
 if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions
 
+_NAMES_WIDTH = 11  # columns of the names that `stats` shows
+
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
 def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
@@ -54,7 +56,7 @@ def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> Non
 
 @command("stats", "memstore stats")
 def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
-    """Say how much a memory holds."""
+    """Show how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(
@@ -64,31 +66,35 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     if as_json:
         console.emit(figures)
         return
-    quota = "none" if figures["quota"] is None else console.size(figures["quota"])
-    console.say(
-        f"{figures['documents']:,} documents, {figures['tokens']:,} tokens in "
-        f"{figures['blocks']:,} blocks"
-    )
-    if figures["model"] is not None:
-        console.say(f"read by {console.one_line(figures['model'])}")
-    console.say(
-        f"on disk {console.size(figures['file_bytes'])}, of it blocks "
-        f"{console.size(figures['bytes'])} "
-        f"({figures['codec']}); quota {quota}"
-    )
+    for name, value in _described(figures).items():
+        console.say(f"{name:{_NAMES_WIDTH}}{console.one_line(value)}")
+
+
+def _described(figures: dict[str, Any]) -> dict[str, str]:
+    """The figures of a memory in words."""
+    tokens, stored = figures["tokens"], figures["bytes"]
+    a_token = f", {console.size(stored / tokens)} a token" if tokens else ""
+    described = {
+        "documents": f"{figures['documents']:,}",
+        "tokens": f"{tokens:,} in {console.count(figures['blocks'], 'block')}",
+        "model": figures["model"],
+        "on disk": console.size(figures["file_bytes"]),
+        "blocks": f"{console.size(stored)}{a_token}; stored with {figures['codec']}",
+        "quota": None if figures["quota"] is None else console.size(figures["quota"]),
+        "manifest": None if figures["manifest"] is None else f"{figures['manifest']}",
+    }
     passages = figures["passages"]
     if passages["different"]:
-        console.say(
-            f"{passages['different']:,} different passages, keys and values of "
-            f"{passages['stored']:,}, {console.size(passages['bytes'])}"
+        described["passages"] = (
+            f"{passages['different']:,} different ones, {passages['stored']:,} of them with keys "
+            "and values"
         )
-    if figures["manifest"] is not None:
-        console.say(f"published as manifest {figures['manifest']}")
+    return {name: value for name, value in described.items() if value is not None}
 
 
 @command("rm", "memstore rm diary", "memstore rm diary letters --erase")
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The documents.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the documents.")],
     store: Store,
     erase: Annotated[
         bool, flag("--erase", "Rewrite the memory's file without any byte of the documents.")
@@ -97,10 +103,10 @@ def rm(
 ) -> None:
     """Remove documents from a memory.
 
-    None is removed where one of the names is unknown. The file keeps its size, and bytes of the
-    texts until later documents take their place, until `compact`. With --erase nothing of them is
-    left in the memory's files; no other process may have the memory open, and an index is built
-    again by `memstore index`.
+    If one of the names is unknown, nothing is removed. The file keeps its size until `memstore
+    compact`; until then, or until later documents overwrite them, bytes of the texts stay in it.
+    --erase leaves nothing of the documents in the memory's files: no other process may have the
+    memory open, and `memstore index` must build the index again.
     """
     from memstore.store.memory_store import MemoryStore
 
@@ -122,10 +128,10 @@ def rm(
 @command("verify", "memstore verify", "memstore verify --repair")
 def verify(
     store: ReadStore,
-    repair: Annotated[bool, flag("--repair", "Drop damaged documents, whole.")] = False,
+    repair: Annotated[bool, flag("--repair", "Remove damaged documents.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check everything a memory holds; status 1 if damaged."""
+    """Check everything that a memory holds; exit status 1 if something is damaged."""
     from memstore.store.verify.verify_memory import verify_memory
 
     report = verify_memory(store, repair=repair)
@@ -138,24 +144,27 @@ def verify(
             )
         for name in report.dropped:
             console.say(console.one_line(f"dropped: {name}"))
-        size = console.size(report.bytes)
-        whole = f"{report.documents:,} documents, {report.records:,} records, {size}"
-        console.say(
-            f"{whole}: "
-            f"{'clean' if report.clean or repair else 'whole, the rest is damaged (see --repair)'}"
+        documents, records = (
+            console.count(number, noun)
+            for number, noun in ((report.documents, "document"), (report.records, "record"))
         )
+        damaged = "undamaged; `memstore verify --repair` removes the damaged documents"
+        state = "clean" if report.clean or repair else damaged
+        console.say(f"{documents}, {records}, {console.size(report.bytes)}: {state}")
     if not (report.clean or repair):
         raise typer.Exit(1)
 
 
 @command("export", "memstore export diary diary.memstore")
 def export(
-    name: Annotated[str, typer.Argument(help="The document.")],
-    file: Annotated[Path, typer.Argument(help="The file to write: a new one, or an older export.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the document.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write: a new one, or an older export.")
+    ],
     store: ReadStore,
     as_json: Json = False,
 ) -> None:
-    """Write one document to a file that `import` reads.
+    """Write one document to a file that `memstore import` reads.
 
     Only a memory of the same model can import it.
     """
@@ -171,14 +180,16 @@ def export(
 
 @command("import", "memstore import diary.memstore --store other")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A file that `export` wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file that `memstore export` wrote.")
+    ],
     store: Store,
     name: Annotated[
         str | None, typer.Option("--name", metavar="N", help="Another name for the document.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read an exported document, making the memory if need be."""
+    """Read an exported document into a memory; create the memory if it does not exist."""
     from memstore.share.document_file import DocumentFile
     from memstore.store.memory_store import MemoryStore
     from memstore.store.write.admission import check_name
@@ -204,9 +215,9 @@ def import_(
 
 @command("compact", "memstore compact")
 def compact(store: Store, as_json: Json = False) -> None:
-    """Give the room of removed documents back to the disk.
+    """Return the disk space of removed documents.
 
-    The file is rewritten; no other process may have the memory open.
+    It rewrites the memory's file; no other process may have the memory open.
     """
     from memstore.store.memory_store import MemoryStore
 
@@ -227,12 +238,11 @@ def compact(store: Store, as_json: Json = False) -> None:
 def index(
     store: ReadStore, kind: IndexKind = None, *, model_options: ModelOptions, as_json: Json = False
 ) -> None:
-    """Build an approximate index over landmarks.
+    """Build an approximate index, for memories too large to search exactly.
 
-    For memories too large to search exactly. It is stored with the memory, or published with it,
-    and used by every later command. Documents read later are searched exactly until there are
-    enough of them to join it. Build it again after much has changed. --index is for models with
-    landmark keys of their own.
+    It is stored or published with the memory, and later commands use it. Documents that are
+    ingested later are searched exactly until there are enough of them to join the index. Build it
+    again after many changes. --index is for models with landmark keys.
     """
     options: OpenOptions = {}
     if kind is not None:

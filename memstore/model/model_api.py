@@ -183,9 +183,10 @@ class ModelAPI(ModelAdapter):
         store.retrieval.hold_documents(searched.values())
         scope = [(document.id, document.blocks) for document in searched.values()]
         ranking = self.ranked(phrase, store, scope)
+        most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
         sources = [
             Source.of(self, store, searched[one.document], one.block, one.reads, one.weight)
-            for one in islice(_best_of_each(ranking.found, by), top_k)
+            for one in islice(_best_of_each(ranking.found, by), most)
         ]
         return Matches(sources, ranking.answered)
 

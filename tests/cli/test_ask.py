@@ -5,13 +5,17 @@ import json
 import os
 import pty
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks.replay import Recorded
 from memstore.cli import console
+from memstore.model.passages.selector import Gate
+from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, STORY, refused, run, run_apart, start
+from support.tiny_decoder import word_reader
 
 pytestmark = pytest.mark.usefixtures("the_model")
 
@@ -31,55 +35,63 @@ def test_a_new_process_answers_with_sources_and_cost(store: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 60, 140])
-def test_sources_are_a_line_each_below_the_answer(
+def test_sources_are_two_lines_each_below_the_answer(
     store: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0")
     told = run(*ask, "--json").json
-    text, empty, *sources = run(*ask).out.splitlines()
-    assert (text, empty) == (told["text"], "") and 1 < len(told["sources"]) == len(sources)
-    for number, (line, source) in enumerate(zip(sources, told["sources"]), 1):
-        head, passage = f"{number}. story: ", " ".join(source["text"].split())
-        assert line.startswith(head) and passage.startswith(line[len(head) :].removesuffix("..."))
-        assert len(line) <= max(columns, len(head) + 30)
+    text, empty, *lines = run(*ask).out.splitlines()
+    assert (text, empty) == (told["text"], "") and 1 < len(told["sources"]) == len(lines) / 2
+    for number, source in enumerate(told["sources"], 1):
+        head, sentence = lines[2 * number - 2 : 2 * number]
+        assert head == f"{number}. story" and sentence.startswith("   ")
+        assert source["sentence"] in source["text"]
+        assert source["sentence"].startswith(sentence[3:].removesuffix("..."))
+        assert len(sentence) <= columns
 
 
 def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:
     ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0", "--stats")
-    _, empty, first, *_, last = run(*ask).out.splitlines()
-    assert empty == "" and re.match(r"1\. +\d+\.\d\d  story \[[\d,]+-[\d,]+\] \(", first)
+    _, empty, first, _, third, *_, last = run(*ask).out.splitlines()
+    assert empty == "" and re.match(r"1\. +\d+\.\d\d  story$", first)
+    assert re.match(r"   characters [\d,]+-[\d,]+, from (disk|host)", third)
     assert re.match(r"lookups [\d,]+ done, .* host .*; disk .* s$", last)
 
 
-@pytest.mark.parametrize(("needed", "shown"), [(0.66, " A passage needs 0.66."), (None, "")])
+@pytest.mark.parametrize(
+    ("needed", "shown"), [(0.66, " (an answer needs a score of 0.66)"), (None, "")]
+)
 def test_a_refusal_shows_the_closest_passages_and_their_scores(
     capsys: pytest.CaptureFixture[str], needed: float | None, shown: str
 ) -> None:
-    source = {"document": "tides", "place": None, "text": "It leaves at noon.", "weight": 0.54}
+    source = {"document": "tides", "place": None, "sentence": "It leaves at noon.", "weight": 0.54}
     answer = {"text": "", "answered": False, "needed": needed, "sources": [source]}
     console.print_answer(answer, streamed=False)
-    first, _, closest = capsys.readouterr().out.splitlines()
-    assert first == f"Not sure.{shown} Closest:"
-    assert closest == "1.    0.54  tides: It leaves at noon."
+    first, empty, *closest = capsys.readouterr().out.splitlines()
+    unsure = "Not sure: the memory does not seem to hold an answer."
+    assert (first, empty) == (f"{unsure} Closest passages{shown}:", "")
+    assert closest == ["1.    0.54  tides", "   It leaves at noon."]
 
 
-def test_a_source_names_its_page_or_heading_in_one_line(
+def test_a_source_names_its_page_or_heading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     passage = "The ferry leaves at noon,\nand again in the evening. " * 9
     console.print_sources(
         [
-            {"document": "tides.pdf", "place": "p. 3", "text": passage},
-            {"document": "tides.md", "place": "A very long heading " * 9, "text": passage},
-            {"document": "notes", "place": None, "text": "Short."},
+            {"document": "tides.pdf", "place": "p. 3", "sentence": passage},
+            {"document": "tides.md", "place": "A very long heading " * 9, "sentence": passage},
+            {"document": "notes", "place": None, "sentence": "Short."},
         ]
     )
-    one, two, three = capsys.readouterr().out.splitlines()
-    assert one.startswith("1. tides.pdf, p. 3: The ferry leaves at noon, and again in the")
-    assert two.startswith("2. tides.md, A very long heading") and ": The ferry leaves" in two
-    assert three == "3. notes: Short." and max(len(one), len(two)) <= 90
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1. tides.pdf, p. 3" and lines[4:] == ["3. notes", "   Short."]
+    assert lines[1].startswith("   The ferry leaves at noon, and again in the")
+    assert lines[1] == lines[3]
+    assert lines[2].startswith("2. tides.md, A very long heading") and lines[2].endswith("...")
+    assert max(map(len, lines)) <= 90
 
 
 def test_each_question_of_standard_input_has_its_own_session(store: Path) -> None:
@@ -90,7 +102,7 @@ def test_each_question_of_standard_input_has_its_own_session(store: Path) -> Non
     alone = run("ask", questions[0], "--store", store, "--json").json
     assert every[0]["tokens"] == alone["tokens"]
     refused(run("ask", "-", "--store", store, stdin=" \n"), "no question")
-    refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8")
+    refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8", status=1)
 
 
 def test_a_bad_question_does_not_stop_the_others(store: Path) -> None:
@@ -106,7 +118,7 @@ def test_a_bad_question_does_not_stop_the_others(store: Path) -> None:
     for wrong in (("--temperature", "nan"), ("--top-k", "0"), ("--document", "nobody")):
         for command in (("ask", "-"), ("chat",)):
             done = run(*command, "--store", store, "--json", *wrong, stdin=lines)
-            assert done.status == 1 and list(json.loads(done.out)) == ["error"]
+            assert done.status == 2 and list(json.loads(done.out)) == ["error"]
 
 
 def test_sampling_repeats_under_a_seed(store: Path) -> None:
@@ -139,12 +151,36 @@ def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
     first, end = sources[0]["span"]
     assert sources[0]["text"] == STORY[first:end]
     monkeypatch.setenv("COLUMNS", "1000")
-    for stats in ((), ("--stats",)):
-        lines = run(*search, *stats).out.splitlines()
-        for number, (line, source) in enumerate(zip(lines, sources, strict=True), 1):
-            assert line.startswith(f"{number}. {source['weight']:4.0%}  story")
-            assert line.endswith(f": {' '.join(source['text'].split())}")
-            assert (f"story [{source['span'][0]:,}-" in line) == bool(stats)
+    for stats in (0, 1):
+        lines = run(*search, *["--stats"][:stats]).out.splitlines()
+        for number, source in enumerate(sources):
+            head, sentence, *more = lines[number * (2 + stats) : (number + 1) * (2 + stats)]
+            assert head == f"{number + 1}. {source['weight']:4.0%}  story"
+            assert sentence == f"   {source['sentence']}" and source["sentence"] in source["text"]
+            assert [f"   characters {source['span'][0]:,}-" in one for one in more] == [
+                True
+            ] * stats
+
+
+def test_search_by_document_ends_after_the_last_document(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "boats").write_text(OTHER)
+    assert run("ingest", tmp_path / "boats", "--store", store).status == 0
+    search = ("search", "zyx", "--store", store, "--by", "document", "--top-k", "50")
+    assert len(run(*search).out.splitlines()) == 4
+    assert {one["document"] for one in run(*search, "--json").json["sources"]} == {"story", "boats"}
+
+
+def test_search_says_that_nothing_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    reader = word_reader(gate=Gate((1.0,) * 5))
+    with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as memory:
+        reader.ingest(OTHER, memory, name="boats")
+        found = reader.search("Who was the first president?", memory, by="document", top_k=9)
+    assert not found.answered and [one.document for one in found] == ["boats"]
+    console.print_matches([{**asdict(one), "sentence": "x"} for one in found], found.answered)
+    first, empty, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("Not sure: ") and empty == ""
 
 
 def test_tier_options_never_change_an_answer(store: Path) -> None:
@@ -199,5 +235,7 @@ def test_a_terminal_shows_progress_and_streams_the_answer(tmp_path: Path, story:
     ingest = shown("ingest", story, *store)
     assert "story: read;" in ingest and "Traceback" not in ingest
     ask = shown("ask", "The code of the red fox is", *store)
-    assert "reading the memory" in ask and "\r\n\r\n1. story: " in ask  # below the streamed answer
+    assert (
+        "reading the memory" in ask and "\r\n\r\n1. story\r\n" in ask
+    )  # below the streamed answer
     assert "searching" in shown("search", "the old mill", *store)

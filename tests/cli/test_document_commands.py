@@ -21,7 +21,7 @@ def test_maintaining_a_memory_needs_no_model(
         and stats["tokens"] > 0
         and stats["tiers"] == {}  # nothing was looked up
     )
-    assert "1 documents" in run("stats", "--store", store).out
+    assert "documents  1\n" in run("stats", "--store", store).out
     file = tmp_path / "story.memstore"
     assert (
         run("export", "story", file, "--store", store, "--json").json["bytes"]

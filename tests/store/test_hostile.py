@@ -386,7 +386,7 @@ def test_control_characters_are_escaped_on_the_terminal(capsys: pytest.CaptureFi
     console.print_answer(
         {
             "text": hostile,
-            "sources": [{**source, "text": hostile, "place": hostile}],
+            "sources": [{**source, "sentence": hostile, "place": hostile}],
             "lookups": {"done": 1, "skipped": 0},
             "tiers": {},
             "seconds": 0.0,

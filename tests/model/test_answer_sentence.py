@@ -1,0 +1,32 @@
+"""The sentence of a passage that holds an answer."""
+
+import pytest
+
+from memstore.model.texts.answer_sentence import answer_sentence
+
+LEASE = """## Rent
+
+The tenant pays a rent of 7,450 pounds. It is due on the first day of each month.
+The tenant has paid a deposit in May.
+"""
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "sentence"),
+    [
+        ("How much is the rent?", "7,450 pounds", "The tenant pays a rent of 7,450 pounds."),
+        ("When is it due?", "the first day", "It is due on the first day of each month."),
+        ("Was a deposit paid?", "", "The tenant has paid a deposit in May."),  # a refusal
+        ("Wer zahlt?", "niemand", "The tenant pays a rent of 7,450 pounds."),  # no common word
+    ],
+)
+def test_the_sentence_shares_words_with_the_answer_or_the_question(
+    question: str, answer: str, sentence: str
+) -> None:
+    assert answer_sentence(LEASE, question, answer) == sentence
+
+
+def test_a_row_of_a_table_is_a_sentence_and_blank_text_is_empty() -> None:
+    table = "| item | price |\n| pump | 310 |\n| seal | 12 |"
+    assert answer_sentence(table, "What does the seal cost?", "12") == "| seal | 12 |"
+    assert answer_sentence(" \n", "Who?") == ""
