@@ -1,7 +1,8 @@
 """The command line: one command for each verb of the library, each with --json. A command imports
 torch only if it needs it.
 
-Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (Ctrl-C), 143 (SIGTERM).
+Exit status: 0; 1, failed; 2, wrong usage or input; 130, Ctrl-C; 143, SIGTERM. Each failure is one
+line on stderr.
 """
 
 import errno
@@ -64,8 +65,8 @@ def memstore(
         ),
     ] = False,
 ) -> None:
-    """A memory for a transformer: it reads documents once, and any later process asks about
-    them.
+    """A retrieval-memory database for transformers: a model reads documents once, and any later
+    process answers questions from them, with sources.
     """
 
 
@@ -77,7 +78,7 @@ def _say_version() -> None:
 _GROUPS = (ingest, ask, documents, serve, train, adapt, demo)
 for _command in (command for group in _GROUPS for command in group.COMMANDS):
     app.command(_command.name, epilog=_command.epilog)(_command.run)
-_share = typer.Typer(help="Publish a memory to an object store, and take from there.")
+_share = typer.Typer(help="Publish a memory to an object store, and read it from there.")
 for _command in share.COMMANDS:
     _share.command(_command.name, epilog=_command.epilog)(_command.run)
 app.add_typer(_share, name="share")

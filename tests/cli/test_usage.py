@@ -26,7 +26,7 @@ def test_no_arguments_show_the_help() -> None:
 @pytest.mark.parametrize(
     ("line", "command", "words"),
     [
-        ("ask", "ask", "question"),
+        ("ask", "ask", "QUESTION"),
         ("ask Who? --tok-k 3", "ask", "--top-k"),
         ("ask Who? --seed many", "ask", "'many'"),
         ("ask who planted it", "ask", 'put the text in quotes: memstore ask "..."'),
@@ -42,6 +42,8 @@ def test_no_arguments_show_the_help() -> None:
         ("ingest a.txt --to s3://x --sync", "ingest", "--sync"),
         ("train a.txt --out run --preset huge", "train", "paper"),
         ("train a.txt --out run --rank 4", "train", "--model"),
+        ("serve --port 99999", "serve", "give a number from 0 to 65535"),
+        ("serve --port abc", "serve", "'abc' is no port"),
         ("share push", "share push", "URL"),
         ("share psuh s3://x", "share", "'push'"),
         ("share", "share", "command"),
