@@ -14,8 +14,33 @@ import typer
 
 from memstore.cli import console
 from memstore.disk.files import NO_SPACE
-from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
+from memstore.errors import (
+    BudgetExceeded,
+    DocumentExists,
+    DocumentNotFound,
+    InvalidConfig,
+    InvalidInput,
+    InvalidWeights,
+    MemoryExists,
+    MemoryNotFound,
+    MemstoreError,
+    StorageFull,
+    WrongModel,
+)
 from memstore.paths import expanded
+
+# errors of what the user named: a file, a folder, a model, a memory, a document, a setting
+_WRONG_INPUT = (
+    InvalidInput,
+    InvalidConfig,
+    InvalidWeights,
+    BudgetExceeded,
+    MemoryNotFound,
+    MemoryExists,
+    DocumentNotFound,
+    DocumentExists,
+    WrongModel,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +55,8 @@ class Command:
 def command(
     name: str, *examples: str, interrupted: str = "interrupted"
 ) -> Callable[[Callable[..., None]], Command]:
-    """Declare a command with its examples. An error becomes one line on stderr and exit status 1.
+    """Declare a command with its examples. An error becomes one line on stderr and an exit status:
+    2 for a wrong input, 1 for a failure.
 
     A parameter that is a dataclass of options (such as Tiers) becomes an option for each of its
     fields. With --json stdout gets {"error": {"name", "message"}} for a failure. interrupted: the
@@ -106,12 +132,12 @@ def _named(error: MemstoreError | OSError) -> MemstoreError:
 
 
 def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
-    told = console.report(error)
+    described = console.report(error)
     if as_json:
         if isinstance(error, WrongModel):
-            told["differences"] = error.differences
-        console.emit({"error": told})
-    raise typer.Exit(1) from None
+            described["differences"] = error.differences
+        console.emit({"error": described})
+    raise typer.Exit(2 if isinstance(error, _WRONG_INPUT) else 1) from None
 
 
 def exit_status(interrupt: KeyboardInterrupt) -> int:

@@ -11,6 +11,7 @@ from memstore.cli.ingest_files import FileIngest, checked, text_of
 from memstore.cli.ingest_ray import ingest_with_ray
 from memstore.cli.opening import opened
 from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, option, parse_size
+from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
@@ -28,7 +29,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest papers --recursive --sync --label team=research",
     "memstore ingest library --recursive --model smollm2",
     "memstore ingest library --recursive --to s3://team/library",
-    interrupted="interrupted; what was read is kept, and the same command goes on from there",
+    interrupted="interrupted; what was read is stored, and the same command resumes",
 )
 def ingest(
     paths: Annotated[
@@ -47,7 +48,7 @@ def ingest(
         option(
             "--name",
             "N",
-            "Name of the document; default: the file's. Prefix of the names of a folder's.",
+            "Name of the document; default: the file's. For a folder: prefix of the names.",
         ),
     ] = None,
     recursive: Annotated[
@@ -55,38 +56,35 @@ def ingest(
         typer.Option(
             "--recursive",
             "-r",
-            help="Read the files in folders; changed ones replace their documents.",
+            help="Read the files in folders; changed files replace their documents.",
         ),
     ] = False,
     sync: Annotated[
-        bool, flag("--sync", "Forget documents of these folders whose files are gone.")
+        bool, flag("--sync", "Remove documents of these folders whose files are gone.")
     ] = False,
-    replace: Annotated[
-        bool, flag("--replace", "Replace the document of that name by this text.")
-    ] = False,
+    replace: Annotated[bool, flag("--replace", "Replace a document of the same name.")] = False,
     label: Annotated[
-        list[str] | None,
-        option("--label", "KEY=VALUE", "A label of these documents; give it again for another."),
+        list[str] | None, option("--label", "KEY=VALUE", "Label of these documents (repeatable).")
     ] = None,
     quota: Annotated[
         int | None,
-        option("--quota", "SIZE", "Most that the memory's file may take.", parser=parse_size),
+        option("--quota", "SIZE", "Largest size of the memory's file.", parser=parse_size),
     ] = None,
     codec: Annotated[
         str | None,
         option(
             "--codec",
             "NAME",
-            "Of a new memory: zstd or raw, lossless; int8, smaller. Default: zstd; int8 where a "
-            "selector chooses blocks, as for --model smollm2.",
+            "New memory: zstd or raw (lossless) or int8 (smaller). Default: int8 for Hugging Face "
+            "models, such as smollm2, else zstd.",
         ),
     ] = None,
     keep: Annotated[
         Literal["kv", "text"] | None,
         typer.Option(
             "--keep",
-            help="kv: keys and values of passages; text: none, questions read their text. Default: "
-            "kv for a model with a reading adapter (`memstore adapt`), else text.",
+            help="kv stores keys and values of passages; text stores only tokens, which questions "
+            "read as text. Default: kv for a model with a reading adapter (`memstore adapt`).",
         ),
     ] = None,
     model_options: ModelOptions,
@@ -96,8 +94,7 @@ def ingest(
         option(
             "--to",
             "URL",
-            "Read on every worker of a Ray cluster, publish there what is read, and store it "
-            "nowhere else.",
+            "Read on all workers of a Ray cluster, and publish the memory at this URL only.",
         ),
     ] = None,
     address: Annotated[
@@ -105,16 +102,16 @@ def ingest(
         option(
             "--address",
             "HOST:PORT",
-            "Of the Ray cluster; default: $RAY_ADDRESS, else one that runs here, else a new one on "
-            "this machine.",
+            "Ray cluster; default: $RAY_ADDRESS, else the one that runs on this machine, else a "
+            "new one.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read documents into a memory, and make it if need be.
+    """Read documents into a memory; create the memory if it does not exist.
 
-    The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
-    is reported, the others are read (exit status 1).
+    The same text again changes nothing, and an interrupted ingest resumes. A file that cannot be
+    read is reported, and the others are read (exit status 1).
     """
     labels = _labels(label)
     alone = {"sync": sync, "quota": quota is not None, "label": labels is not None}
@@ -129,6 +126,11 @@ def ingest(
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "replace" if replace else "new"
     found = _find(paths, name, recursive, sync, without=None if to else store)
+    if not found.files:  # refused before a model is loaded or a memory created
+        for error in found.refused[:-1]:
+            console.report(error)
+        nothing = InvalidInput(f"no file was found in {', '.join(paths)}; nothing is changed")
+        raise found.refused[-1] if found.refused else nothing
     if to is not None:
         ingest_with_ray(
             found,
@@ -143,8 +145,6 @@ def ingest(
         return
     settings: dict[str, Any] = {"keep": keep}
     one_file = len(paths) == 1 and not found.folders
-    if one_file and found.refused:
-        raise found.refused[0]
     # a file that cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if one_file else None
     options = tiers.options(INGEST_BUDGET)
@@ -180,7 +180,7 @@ def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
     if keep is None:
         what = "passages are stored as text"
     else:
-        what = "answers from several stored passages are less right than from text"
+        what = "answers from several stored passages are less accurate than from text"
     console.note(f"note: this model has no reading adapter, so {what}; `memstore adapt` trains one")
 
 

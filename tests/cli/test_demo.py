@@ -62,7 +62,7 @@ def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
 
 def test_a_landmark_model_is_refused() -> None:
     refused_of = run("demo", "--model", "books-1m")
-    assert refused_of.status == 1 and "takes a language model" in refused_of.err
+    assert refused_of.status == 2 and "takes a language model" in refused_of.err
 
 
 def test_questions_are_spread_over_the_chapters() -> None:

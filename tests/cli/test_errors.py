@@ -54,7 +54,7 @@ def test_memories_of_another_model_or_a_newer_format_are_refused(
             txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": 99}))
 
         database.write(newer)
-    refused(run("ask", "Who?", "--store", store), "99", "update")
+    refused(run("ask", "Who?", "--store", store), "99", "update", status=1)
 
 
 def test_unknown_documents_and_empty_memories_are_reported(store: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_missing_or_old_transformers_is_reported(
 
 def test_json_output_names_the_error(tmp_path: Path) -> None:
     result = run("ls", "--store", tmp_path / "none", "--json")
-    assert result.status == 1 and result.err.startswith("error: ")
+    assert result.status == 2 and result.err.startswith("error: ")
     assert result.json["error"]["name"] == "MemoryNotFound"
 
 

@@ -60,7 +60,7 @@ def test_paths_of_any_bytes_work_and_are_printed_escaped(
         assert "\x1b" not in done.out and "\nx: forgotten:" not in done.out
         (done.out + done.err).encode()
     refused = run("ls", "--store", place / "none")
-    assert refused.status == 1 and refused.err.count("\n") == 1
+    assert refused.status == 2 and refused.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "writer.lock"])

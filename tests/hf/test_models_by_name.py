@@ -98,7 +98,7 @@ def test_commands_use_the_memorys_model_and_refuse_another(
     assert any(line.startswith("weights") for line in error["differences"])
     for options, said in ((("--device", "tpu"), "auto, cuda"), (("--dtype", "int3"), "bfloat16")):
         failed = run("ask", "Where?", "--store", store, *options)
-        assert failed.status == 1 and said in failed.err
+        assert failed.status == 2 and said in failed.err
     with pytest.raises(WrongModel):
         memstore.open(store, "books-1m")
 

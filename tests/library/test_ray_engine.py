@@ -228,7 +228,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(library: Path, tmp_path: Pa
     address, pipes = f"127.0.0.1:{free_port()}", {"stderr": subprocess.PIPE}
     words = library, "-r", "--to", f"file://{tmp_path}/many"
     told = ended(start("ingest", *words, "--address", address, fresh=True, **pipes))
-    assert told.status == 1 and f"no cluster of Ray at {address}" in told.err
+    assert told.status == 2 and f"no cluster of Ray at {address}" in told.err
 
 
 def test_a_document_that_ends_its_readers_is_told(

@@ -56,7 +56,7 @@ def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path)
     result = run("verify", "--store", url)
     assert result.status == 1 and result.out.startswith("damaged: a: document 1, block 0")
     refused(run("verify", "--store", url, "--repair"), "again with --check")
-    refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "is damaged")
+    refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "is damaged", status=1)
     segment.unlink()
     assert "missing" in run("verify", "--store", url).out
     for spoilt in (right[:500] + right[499:-1], right[:-9], None):  # as the message advises
@@ -101,7 +101,7 @@ def test_missing_credentials_are_named(scheme: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90IGEgc2VjcmV0")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/nonexistent/account.json")
-    refused(run("ls", "--store", f"{scheme}://bucket/x"), "credentials", "environment")
+    refused(run("ls", "--store", f"{scheme}://bucket/x"), "credentials", "environment", status=1)
 
 
 def test_no_line_shows_a_secret_of_the_environment(

@@ -124,7 +124,7 @@ def become_nobody() -> None:
         os.setuid(65534)
 
 
-def refused(result: Result, *words: str, status: int = 1) -> None:
+def refused(result: Result, *words: str, status: int = 2) -> None:
     """One line on stderr that says these words, nothing on stdout."""
     assert (result.status, result.out) == (status, "")
     assert result.err.startswith("error: ") and result.err.count("\n") == 1
