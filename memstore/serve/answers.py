@@ -13,6 +13,7 @@ from memstore.model.answer import Answer, refusal
 from memstore.model.batched_forward import read_pending
 from memstore.model.model_api import Chat, ModelAPI
 from memstore.model.session import Continuation
+from memstore.model.texts.answer_sentence import answer_sentence
 from memstore.serve import trace_report
 from memstore.serve.api_errors import ApiError
 from memstore.serve.worker import Worker
@@ -207,18 +208,20 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
 def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
     """The `memstore` field of the answer."""
     may_read = question.may_read
-    sources = [source.citation for source in answer.sources if may_read(source.document)]
-    if question.trace:
-        most = question.settings["max_sources"]
-        told = trace_report.report(
-            chat.trace, chat.session, text=answer.text, most=most, may_read=may_read
-        )
-        if answer.refused:
-            told["sources"] = [{**source, "tiers": {}} for source in sources]
-        return told
-    return {
+    report = {
         "answered": answer.answered,
         "needed": answer.needed,
         "doubt": answer.doubt,
-        "sources": sources,
+        "sources": [source.citation for source in answer.sources if may_read(source.document)],
     }
+    if question.trace:
+        most = question.settings["max_sources"]
+        traced = trace_report.report(
+            chat.trace, chat.session, text=answer.text, most=most, may_read=may_read
+        )
+        if answer.refused:
+            traced["sources"] = [{**source, "tiers": {}} for source in report["sources"]]
+        report |= traced
+    for source in report["sources"]:
+        source["sentence"] = answer_sentence(source["text"], question.text, answer.text)
+    return report

@@ -1,6 +1,4 @@
-"""The inspector: a page that shows what was read for an answer, and the routes that tell it of the
-model and the tiers.
-"""
+"""The page of the server, and the routes that describe the model, the memory and the tiers."""
 
 import time
 from pathlib import Path
@@ -57,7 +55,8 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/memstore")
     def about(access: Reads) -> dict[str, Any]:
-        model = service.model
+        model, figures = service.model, ("documents", "tokens", "file_bytes")
+        stats = None if access.only else service.store.stats()  # of all documents
         return {
             "object": "memstore",
             "version": __version__,
@@ -67,6 +66,7 @@ def router(service: Service) -> APIRouter:
             "heads": model.shape.num_heads,
             "kv_heads": model.shape.num_kv_heads,
             "block_size": model.shape.block_size,
+            "stored": None if stats is None else {name: stats[name] for name in figures},
             "write": service.documents.writable(access),
             "tiers": not access.only,
             "upload_bytes": service.settings.body_bytes,

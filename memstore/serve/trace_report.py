@@ -70,7 +70,6 @@ def report(
         ],
         "lookups": dict(trace.lookups),
         "tiers": trace.tiers,
-        "unit_bytes": unit_bytes(reader),
         "seconds": round(trace.seconds, 4),
         "model_seconds": round(trace.model_seconds, 4),
         "first_token_seconds": round(trace.first_token_seconds, 4),

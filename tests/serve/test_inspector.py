@@ -1,11 +1,10 @@
-"""The inspector in a real browser: ask and see what was read, upload and delete, by mouse, keyboard
-and on a phone, in light and dark; no error in the console, and no request to another host.
+"""The page in a real browser: an empty memory, a thread of answers and refusals, details, uploads
+and deletions, by mouse, by keyboard and on a phone; without errors in the console and requests to
+other hosts.
 """
 
 import json
-import os
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +12,8 @@ from support.browser import browsing, chromium
 from support.tiny_decoder import word_reader
 
 pytest.importorskip("fastapi")
+from memstore.cli.console import size
+from memstore.model.passages.selector import Gate
 from memstore.serve.api_keys import Access, Keys
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, QUESTION
@@ -27,10 +28,12 @@ pytestmark = [
 ]
 KEY = "a-key-for-the-inspector"
 HOSTILE = "The lid is <img src=x onerror=alert(1)> & <script>alert(2)</script> of the pot.\n"
-# pictures of the page, for docs/results; not taken unless asked for
-PICTURES = os.environ.get("MEMSTORE_PICTURES")
-WORDS = "document.querySelectorAll('#answer .word').length"
 TEXT = "document.getElementById({!r}).textContent"
+LAST = "document.querySelector('.turn:last-child {}')"
+ANSWER_TEXT = LAST.format(".answer") + ".textContent"
+READ = LAST.format(".read") + ".textContent"
+HEADS_OF = LAST.format(".heads-of") + ".textContent"
+WIDER = "document.documentElement.scrollWidth - window.innerWidth"
 
 
 @pytest.fixture(scope="module")
@@ -59,34 +62,65 @@ def _shown(open_page, server, *, expected=()):
 
 
 def ask(page, question=QUESTION):
-    page.ask("document.getElementById('question').value = ''")
+    turns = page.ask("document.querySelectorAll('.turn').length")
     page.click("#question")
     page.type(question)
     page.click("#send")
-    page.until("document.getElementById('asked').getAttribute('aria-busy') === 'false'")
+    page.until(f"document.querySelectorAll('.turn[aria-busy=false]').length === {turns + 1}")
 
 
-def take(page, name):
-    if PICTURES:
-        page.ask(SETTLED)
-        page.picture(Path(PICTURES) / f"{name}.png")
+def open_details(page):
+    page.click(".turn:last-child .details summary")
+    page.until(LAST.format(".cost"))
 
 
-def test_an_answer_streams_and_shows_what_was_read(page):
+def test_an_empty_memory_invites_to_upload_and_to_ask(open_page, tmp_path):
+    with serving(tmp_path / "mem", diary=False) as server:
+        for page in _shown(open_page, server):
+            page.until("document.getElementById('welcome').dataset.state === 'empty'")
+            assert "empty" in page.ask(TEXT.format("welcome-title"))
+            assert page.ask("document.querySelectorAll('#examples q').length") > 1
+            page.click("#welcome summary")
+            assert "Upload text, Markdown, PDF" in page.ask(TEXT.format("welcome"))
+            page.click("#example")
+            page.until("document.querySelectorAll('#examples button').length")
+            assert page.ask(TEXT.format("welcome-title")) == "Ask 1 document"
+            page.click("#examples button")
+            page.until("document.querySelector('.turn[aria-busy=false]')")
+            assert page.ask(ANSWER_TEXT) == ANSWER
+            assert page.ask("document.getElementById('welcome').hidden")
+            page.click("#clear")
+            page.until("!document.getElementById('welcome').hidden")
+
+
+def test_the_sizes_are_those_of_the_command_line(page, served):
+    figures = served.service.store.stats()
+    page.click("[data-view=documents]")
+    totals = page.until(TEXT.format("totals"))
+    assert f"{figures['documents']:,} document" in totals and f"{figures['tokens']:,}" in totals
+    assert f"{size(figures['file_bytes'])} on disk" in totals
+    numbers = [0, 999, 1000, 12_345, 999_950, 71_234_567, 10**13]
+    written = page.ask(f"import('/page/dom.js').then(({{ bytes }}) => {numbers}.map(bytes))")
+    assert written == [size(number) for number in numbers]
+
+
+def test_an_answer_streams_with_sources_below_it(page):
     page.ask(
         """window.shown = [];
-        new MutationObserver((records) => records.forEach((record) =>
-          record.addedNodes.forEach((node) => window.shown.push(node.textContent))))
-        .observe(document.getElementById('answer'), { childList: true })"""
+        const keep = () => window.shown.push(document.querySelector('.answer')?.textContent);
+        new MutationObserver(keep)
+        .observe(document.getElementById('thread'), { childList: true, subtree: true })"""
     )
     ask(page)
-    assert page.until(TEXT.format("answer")) == ANSWER
+    assert page.until(ANSWER_TEXT) == ANSWER
     shown = [text for text in page.ask("window.shown") if text]
     assert len(set(shown)) > 1 and all(ANSWER.startswith(text) for text in shown)
-    cost = page.ask(TEXT.format("cost"))
+    first = page.ask(LAST.format(".source") + ".textContent")
+    assert first.startswith("diary") and first.endswith(f"{ANSWER}.")  # one sentence
+    assert page.ask("document.querySelectorAll('.cell').length") == 0
+    open_details(page)
+    cost = page.ask(LAST.format(".cost") + ".textContent")
     assert "lookups" in cost and "skipped by the gate" in cost and "host" in cost
-    first = page.until("document.querySelector('#sources .source').textContent")
-    assert first.startswith("diary") and ANSWER in first
     heads = page.ask(
         """[...document.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label'))"""
     )
@@ -96,7 +130,7 @@ def test_an_answer_streams_and_shows_what_was_read(page):
 
 def test_a_source_opens_its_document_at_the_place_that_was_read(page):
     ask(page)
-    page.click("#sources .source")
+    page.click(".sources .source")
     place = page.until("document.querySelector('#document .place.marked')?.textContent")
     assert ANSWER in place
     strength = "getComputedStyle(document.querySelector({!r})).getPropertyValue('--shade')"
@@ -106,63 +140,98 @@ def test_a_source_opens_its_document_at_the_place_that_was_read(page):
         place = document.querySelector('#document .place').getBoundingClientRect();
         return place.top >= box.top && place.top < box.bottom; })()"""
     )
-    assert "alone" in page.ask(TEXT.format("heads-of"))
-    page.window(1120, 880)
-    page.ask("window.scrollTo(0, 0)")
-    page.prefers("dark")
-    take(page, "inspector-dark")
-    page.prefers("light")
-    page.click("#answer .word")
-    page.until("document.getElementById('heads-of').textContent.startsWith('for ')")
+    open_details(page)
+    page.click(".read .source")
+    page.until(f"{HEADS_OF}.endsWith('alone, by layer and head')")
+    page.click(".words .word")
+    page.until(f"{HEADS_OF}.startsWith('Attention to the memory for “')")
     assert ANSWER in page.ask("document.querySelector('#document .marked.place').textContent")
-    page.ask("window.scrollTo(0, 0)")
-    take(page, "inspector-light")
     page.click("#document-close")
     page.until("document.getElementById('document-panel').hidden")
 
 
 def test_a_click_on_a_word_shows_its_sources(page):
     ask(page, "What is the price of the brown mare?")
-    whole = page.ask(TEXT.format("sources"))
-    assert page.ask(WORDS) >= 1
-    page.click("#answer .word")
-    page.until("document.querySelector('#answer .word').ariaPressed === 'true'")
-    word = page.ask("document.querySelector('#answer .word').textContent")
-    assert word in page.ask(TEXT.format("shown")) and word in page.ask(TEXT.format("heads-of"))
-    of_word = page.ask(TEXT.format("sources"))
-    weights = "[...document.querySelectorAll('#sources .weight')].map((w) => Number(w.textContent))"
+    open_details(page)
+    whole, words = page.ask(READ), page.ask("document.querySelectorAll('.word').length")
+    page.click(".word")
+    page.until("document.querySelector('.word').ariaPressed === 'true'")
+    word = page.ask("document.querySelector('.word').textContent")
+    assert word in page.ask(LAST.format(".shown") + ".textContent") and word in page.ask(HEADS_OF)
+    of_word = page.ask(READ)
+    weights = "[...document.querySelectorAll('.read .weight')].map((w) => Number(w.textContent))"
     assert page.ask(weights) == sorted(page.ask(weights), reverse=True)
     page.press("Escape")
-    page.until("document.getElementById('shown').hidden")
-    assert page.ask(TEXT.format("sources")) == whole
-    assert of_word != whole or page.ask(WORDS) == 1
+    page.until("document.querySelector('.word').ariaPressed === 'false'")
+    assert page.ask(READ) == whole
+    assert of_word != whole or words == 1
+
+
+def test_a_refusal_is_a_plain_state_with_the_closest_passages(open_page, tmp_path):
+    reader = word_reader(gate=Gate((1.0,) * 5))
+    with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as store:
+        reader.ingest("The ladder of the mill broke. " * 60, store, name="inventory")
+    with serving(tmp_path / "mem", model=reader) as server:
+        for page in _shown(open_page, server):
+            ask(page, "Who was the first president of France?")
+            assert page.ask(ANSWER_TEXT).startswith("Not sure")
+            assert "ladder" not in page.ask(ANSWER_TEXT)  # the passages are listed below
+            assert page.ask(LAST.format("section") + ".ariaLabel") == "Closest"
+            closest = page.ask(LAST.format(".source") + ".textContent")
+            assert closest.startswith("inventory") and "The ladder of the mill broke." in closest
+            open_details(page)
+            assert page.ask("document.querySelectorAll('.turn .candidates li').length")
+            ask(page, "Who broke the ladder?")
+            assert page.ask("document.querySelectorAll('.turn').length") == 2
+
+
+def test_a_thread_keeps_its_turns_and_sends_the_answered_ones(page):
+    page.ask(
+        """window.sent = [];
+        const send = window.fetch;
+        window.fetch = (path, options) => {
+          const post = options?.method === 'POST';
+          if (post) window.sent.push(JSON.parse(options.body).messages.length);
+          return send(path, options); }"""
+    )
+    ask(page)
+    ask(page, "What is the price of the brown mare?")
+    page.click("#options summary")
+    page.click("#follow")
+    page.press("Escape")  # closes the menu
+    ask(page)
+    assert page.ask("window.sent") == [1, 3, 1]
+    turns = "[...document.querySelectorAll('.turn h2')].map((title) => title.textContent)"
+    assert page.ask(turns) == [QUESTION, "What is the price of the brown mare?", QUESTION]
 
 
 def test_all_of_it_can_be_done_by_keyboard(page):
-    page.ask("document.getElementById('main').focus()")
     focused = "document.activeElement.id || document.activeElement.className"
-    for _ in range(3):
-        page.press("Tab")
-        if page.ask(focused) == "question":
-            break
-    assert page.ask(focused) == "question"
+
+    def tab_to(wanted):
+        for _ in range(20):
+            page.press("Tab")
+            if page.ask(focused) == wanted:
+                return
+        raise AssertionError(f"no way to {wanted}")
+
+    page.ask("document.getElementById('main').focus()")
+    tab_to("question")
     page.type(QUESTION)
     page.press("Enter")
-    page.until(WORDS)
-    page.until("document.getElementById('asked').getAttribute('aria-busy') === 'false'")
-    seen = []
-    while "source" not in seen:
-        page.press("Tab")
-        seen.append(page.ask(focused))
-        assert len(seen) < 20, seen
-    assert "send" in seen and "word" in seen
+    page.until("document.querySelector('.turn[aria-busy=false]')")
+    page.ask("document.getElementById('main').focus()")
+    tab_to("source")
     page.press("Enter")
     page.until("document.querySelector('#document .place')")
-    page.ask("document.querySelector('.cell').focus()")
+    page.ask("document.querySelector('.details summary').focus()")
+    page.press("Enter")
+    tab_to("word")
+    tab_to("cell")
     page.press("ArrowRight")
     page.press("ArrowDown")
     assert page.ask("document.activeElement.ariaLabel").startswith("layer 3, head 1:")
-    assert page.ask(TEXT.format("heads-summary")).startswith("layer 3, head 1:")
+    assert page.ask(LAST.format(".heads-summary") + ".textContent").startswith("layer 3, head 1:")
 
 
 def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
@@ -181,8 +250,8 @@ def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
     assert page.ask("document.querySelector('#scope summary').textContent") == name
     page.click("#scope summary")
     ask(page, "What is the combination of the oak cellar?")
-    assert page.ask(TEXT.format("answer")) == "5812"
-    assert page.ask("document.querySelector('#sources b').textContent") == name
+    assert page.ask(ANSWER_TEXT) == "5812"
+    assert page.ask("document.querySelector('.sources b').textContent") == name
     page.click("[data-view=documents]")
     page.ask("fetch('/v1/memstore/documents').then((answer) => answer.text())")  # behind the page's
     forget = f"tr[data-name={json.dumps(name)}] .for-writers button"
@@ -193,7 +262,7 @@ def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
     page.until("document.querySelectorAll('#scope-list input[value=diary]').length === 1")
     listed = f"document.querySelectorAll('#scope-list input[value={json.dumps(name)}]').length"
     page.until(f"{listed} === 0")  # and is not asked any more
-    assert page.ask("document.querySelector('#scope summary').textContent") == "All documents"
+    assert page.ask("document.querySelector('#scope summary').textContent") == "Scope"
 
 
 def test_files_that_are_dropped_are_read_and_their_text_is_text(page, served):
@@ -218,24 +287,26 @@ def test_files_that_are_dropped_are_read_and_their_text_is_text(page, served):
     served.service.documents.delete(Access(), name)
 
 
-SETTLED = "Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null)))"
-
-
-def test_on_a_phone_nothing_is_wider_than_the_screen(page):
-    page.window(360, 740, phone=True)
-    wide = "document.documentElement.scrollWidth - window.innerWidth"
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_nothing_is_wider_than_the_screen(page, width):
+    page.window(width, 740, phone=True)
+    page.until("!document.getElementById('welcome').hidden")
+    assert page.ask(WIDER) <= 0
     ask(page)
-    page.click("#sources .source")
+    open_details(page)
+    assert page.ask(WIDER) <= 0
+    page.click(".sources .source")
     page.until("document.querySelector('#document .place')")
-    assert page.ask(wide) <= 0
-    page.ask("window.scrollTo(0, 0)")
-    take(page, "inspector-phone")
+    assert page.ask(WIDER) <= 0
+    page.click("#document-close")
+    page.click("#options summary")
+    assert page.ask(WIDER) <= 0
     page.click("[data-view=documents]")
     page.until("document.querySelector('tr[data-name]')")
-    assert page.ask(wide) <= 0
+    assert page.ask(WIDER) <= 0
     page.click("[data-view=tiers]")
     page.until("document.querySelector('.tier-panel')")
-    assert page.ask(wide) <= 0
+    assert page.ask(WIDER) <= 0
     small = page.ask(
         """[...document.querySelectorAll('nav button, #theme')]
         .filter((one) => one.getBoundingClientRect().height < 40).length"""
@@ -248,9 +319,8 @@ def test_the_tiers_are_drawn_over_time(page):
     page.click("[data-view=tiers]")
     page.until("document.querySelectorAll('.tier-panel[data-tier=host] circle').length")
     host = page.ask("document.querySelector('.tier-panel[data-tier=host]').textContent")
-    assert "found here" in host and "units looked up" in host and "of 67 MB" in host
+    assert "hits" in host and "lookups" in host and "of 67.1 MB" in host
     assert page.ask("document.querySelector('.tier-panel[data-tier=disk]') !== null")
-    take(page, "inspector-tiers")
 
 
 def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
@@ -265,7 +335,7 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
             page.until(TEXT.format("model"))
             assert page.ask("document.getElementById('key-form').hidden && problem.hidden")
             ask(page)
-            assert page.ask(TEXT.format("answer")) == ANSWER
+            assert page.ask(ANSWER_TEXT) == ANSWER
             page.click("[data-view=documents]")
             page.until("document.querySelector('tr[data-name=diary]')")
             assert page.ask("document.getElementById('drop').hidden")  # this key may only read
@@ -281,26 +351,27 @@ def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tm
         for page in _shown(open_page, server):
             page.ask("document.getElementById('most').value = '6'")
             ask(page, "How much does the copper anchor of the orchard weigh?")
+            open_details(page)
             rows = page.until(
-                """[...document.querySelectorAll('#choice li')].map((row) =>
+                """[...document.querySelectorAll('.candidates li')].map((row) =>
                 [row.className, row.querySelectorAll('.strip i').length, row.textContent])"""
             )
             layers = len(reader.shape.memory_layers)
             assert len(rows) > 2 and "copper anchor" in rows[0][2]
             assert [row[0] for row in rows].count("chosen") == 2 == sum(row[1] > 0 for row in rows)
             assert rows[0][:2] == ["chosen", layers]
-            assert "scored" in page.ask(TEXT.format("choice-gate"))
+            assert "scored" in page.ask(LAST.format(".choice") + ".textContent")
             assert page.ask("document.querySelectorAll('.cell').length") == layers * 4
-            page.click("#choice .source")
+            page.click(".candidates .source")
             place = page.until("document.querySelector('#document .place.marked')?.textContent")
             assert "copper anchor" in place
-            take(page, "inspector-choice")
             page.ask("document.getElementById('most').value = '4000'")
+            page.ask("document.getElementById('question').value = 'Where is the ladder?'")
             page.ask("document.getElementById('ask-form').requestSubmit()")
             page.until("!document.getElementById('stop').hidden")
-            page.until(TEXT.format("answer"))
+            page.until(ANSWER_TEXT)
             page.click("#stop")
             page.until("document.getElementById('stop').hidden")
-            page.until("document.getElementById('cost').textContent === 'stopped'")
+            page.until(LAST.format(".stopped") + ".textContent === 'Stopped.'")
             while server.service.worker.load["active"]:
                 page.ask("new Promise((resolve) => setTimeout(resolve, 20))")

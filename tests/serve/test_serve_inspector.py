@@ -58,10 +58,19 @@ def test_a_traced_answer_reports_what_every_token_read(http):
     assert got["choices"][0]["message"]["content"] == ANSWER
     assert "".join(token["text"] for token in report["tokens"]) == ANSWER
     assert 1 <= len(report["sources"]) <= 4
-    assert "The combination of the lime barn is 4467." in report["sources"][0]["text"]
+    assert report["sources"][0]["sentence"] == "The combination of the lime barn is 4467."
+    assert report["sources"][0]["sentence"] in report["sources"][0]["text"]
     assert report["attention"]["layers"] == http.get("/v1/memstore").json()["layers"]
     plain = http.post("/v1/chat/completions", json=asked | {"memstore": {}}).json()
     assert "tokens" not in plain["memstore"]
+    assert plain["memstore"].keys() <= report.keys()
+    assert plain["memstore"]["sources"][0]["sentence"] == report["sources"][0]["sentence"]
+
+
+def test_the_server_reports_how_much_is_stored(http, served):
+    figures = served.service.store.stats()
+    stored = http.get("/v1/memstore").json()["stored"]
+    assert stored == {name: figures[name] for name in ("documents", "tokens", "file_bytes")}
 
 
 def test_a_documents_text_is_sent_block_by_block(http, served):

@@ -88,6 +88,7 @@ def serving(
     model: ModelAPI | None = None,
     keys: Keys | None = None,
     diary: bool = True,
+    name: str = "memstore",
 ) -> Iterator[Served]:
     """Serve the memory in a directory; made, with DIARY read into it, if there is none."""
     model = model or load_model()
@@ -102,7 +103,7 @@ def serving(
     with store:
         if new and diary:
             model.ingest(DIARY, store, name="diary")
-        with serving_store(store, model, settings, keys=keys) as served:
+        with serving_store(store, model, settings, keys=keys, name=name) as served:
             yield served
 
 
@@ -113,9 +114,10 @@ def serving_store(
     settings: ServeSettings | None = None,
     *,
     keys: Keys | None = None,
+    name: str = "memstore",
 ) -> Iterator[Served]:
-    """Serve a memory that is open, and stays so."""
-    service = Service(model, store, settings, keys=keys)
+    """Serve a memory that is open, and stays so; name: of the model."""
+    service = Service(model, store, settings, keys=keys, name=name)
     try:
         config = configured(service)
         config.port = 0

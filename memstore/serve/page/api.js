@@ -3,6 +3,7 @@
 import { $ } from "./dom.js";
 
 const KEY = "memstore-key";
+export const ABOUT = "/v1/memstore";
 export const DOCUMENTS = "/v1/memstore/documents";
 
 export class Refused extends Error {

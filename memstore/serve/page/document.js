@@ -1,4 +1,4 @@
-// A document, open at a place: what was read of it is marked, the more the stronger.
+// A document, open at a place: what was read of it is marked, the more strongly the more was read.
 
 import { get, problem } from "./api.js";
 import { $, count, el } from "./dom.js";
@@ -28,9 +28,9 @@ export async function openDocument(at, sources = [], weights = []) {
     $("document-title").textContent = name;
     $("document-panel").hidden = false;
     $("document").replaceChildren(
-      el("button", { type: "button", class: "plain more", id: "earlier", onclick: earlier }, "earlier text"),
+      el("button", { type: "button", class: "plain more", id: "earlier", onclick: earlier }, "Earlier"),
       el("div", { class: "text", id: "document-text" }, ...answer.data.map(block)),
-      el("button", { type: "button", class: "plain more", id: "later", onclick: later }, "later text"));
+      el("button", { type: "button", class: "plain more", id: "later", onclick: later }, "Later"));
     edges();
     toPlace();
   } catch (error) {
@@ -80,7 +80,6 @@ function edges() {
 
 function toPlace() {
   const box = $("document"), place = box.querySelector(".place");
-  if (matchMedia("(max-width: 860px)").matches) $("document-panel").scrollIntoView({ block: "start" });
   if (place === null) return void (box.scrollTop = 0);
   const from = place.getBoundingClientRect().top - box.getBoundingClientRect().top;
   box.scrollTop += from - box.clientHeight / 3;
@@ -93,7 +92,7 @@ async function earlier() {
     $("document-text").prepend(...answer.data.map(block));
     first = start;
     edges();
-    box.scrollTop += box.scrollHeight - height; // what was seen stays where it is
+    box.scrollTop += box.scrollHeight - height; // the visible text does not move
   } catch (error) {
     problem(error);
   }

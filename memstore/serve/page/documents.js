@@ -1,10 +1,11 @@
 // The documents of the memory: the list, files that are uploaded, and deletion.
 
-import { DOCUMENTS, get, problem, remove, upload } from "./api.js";
-import { $, bytes, count, el, percent, when } from "./dom.js";
+import { ABOUT, DOCUMENTS, get, problem, remove, upload } from "./api.js";
+import { $, bytes, count, el, figure, percent, when } from "./dom.js";
 import { onlyThese } from "./ask.js";
 import { openDocument } from "./document.js";
 import { show } from "./page.js";
+import { welcome } from "./welcome.js";
 
 const EVERY = 400; // milliseconds between two looks at a file that is being ingested
 
@@ -14,7 +15,7 @@ export function startDocuments(served) {
   $("drop").hidden = !served.write;
   if (started) return;
   started = true;
-  const drop = $("drop");
+  const drop = document.body;
   for (const name of ["dragenter", "dragover"])
     document.addEventListener(name, (event) => {
       event.preventDefault();
@@ -24,9 +25,7 @@ export function startDocuments(served) {
   document.addEventListener("drop", (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    if (drop.hidden) return;
-    show("documents");
-    for (const file of event.dataTransfer.files) add(file);
+    if (!$("drop").hidden) for (const file of event.dataTransfer.files) add(file);
   });
   $("files").addEventListener("change", () => {
     for (const file of $("files").files) add(file);
@@ -36,7 +35,10 @@ export function startDocuments(served) {
 
 export async function documentsShown() {
   try {
-    const { data } = await get(DOCUMENTS);
+    const [{ data }, { stored }] = await Promise.all([get(DOCUMENTS), get(ABOUT)]);
+    $("totals").replaceChildren(...(stored === null ? [] : [
+      figure(count(stored.documents), stored.documents === 1 ? "document" : "documents"),
+      figure(count(stored.tokens), "tokens"), figure(bytes(stored.file_bytes), "on disk")]));
     if (JSON.stringify(data) === drawn) return; // a button that asks for confirmation stays
     drawn = JSON.stringify(data);
     $("no-documents").hidden = data.length > 0;
@@ -52,7 +54,7 @@ function row(one) {
   return el("tr", { "data-name": one.name },
     el("th", { scope: "row" }, el("button", { type: "button", class: "plain link",
       onclick: () => look(one.name) }, one.name)),
-    el("td", one.error ? { title: one.error } : {}, stateOf(one)),
+    el("td", { class: "wide", title: one.error }, stateOf(one)),
     el("td", { class: "number" }, count(one.tokens)),
     el("td", { class: "number wide" }, count(one.blocks)),
     el("td", { class: "number" }, bytes(one.bytes)),
@@ -62,8 +64,6 @@ function row(one) {
 
 async function look(name) {
   show("ask");
-  $("asked").hidden = false;
-  $("hint").hidden = true;
   await openDocument({ document: name });
   $("document").focus();
 }
@@ -82,7 +82,7 @@ function deletion(name) {
   button.addEventListener("blur", again);
   button.addEventListener("click", async () => {
     if (!button.classList.contains("danger")) {
-      button.textContent = "Delete it for good?";
+      button.textContent = "Delete for good?";
       button.classList.add("danger");
       return;
     }
@@ -93,14 +93,17 @@ function deletion(name) {
       problem(error);
     }
     documentsShown();
+    welcome(true);
   });
   return button;
 }
 
-async function add(file) {
+// Upload a file, and show its progress until the model has read it.
+export async function add(file) {
   const bar = el("progress", { max: "1", value: "0", "aria-label": `uploading ${file.name}` });
-  const state = el("span", { class: "quiet" }, "sending");
-  const item = el("li", {}, el("b", {}, file.name), bar, state);
+  const state = el("span", { class: "quiet", role: "status" }, "uploading");
+  const item = el("li", {}, el("b", {}, file.name), bar, state,
+    el("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: () => item.remove() }, "✕"));
   $("uploads").append(item);
   try {
     let row = await upload(file, (part) => (bar.value = part / 10));
@@ -124,4 +127,5 @@ async function add(file) {
     state.textContent = error.message;
   }
   documentsShown();
+  welcome(true);
 }

@@ -15,6 +15,8 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
+export const figure = (value, label) => el("span", { class: "figure" }, el("b", {}, value), ` ${label}`);
+
 export function svg(tag, props = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(props)) node.setAttribute(name, value);
@@ -22,11 +24,12 @@ export function svg(tag, props = {}, ...children) {
   return node;
 }
 
+// As `memstore stats` writes them.
 export function bytes(count) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
   let size = count, unit = 0;
-  while (size >= 999.5 && unit < units.length - 1) [size, unit] = [size / 1000, unit + 1];
-  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+  while (size >= 1000 && unit < units.length - 1) [size, unit] = [size / 1000, unit + 1];
+  return `${unit ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
 }
 
 export const count = (number) => number.toLocaleString("en");

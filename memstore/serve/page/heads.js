@@ -1,13 +1,12 @@
 // A picture of where attention to memory went: a row a layer, a cell a head; hatched as far as the
 // gate skipped its lookups.
 
-import { $, count, el, percent, roving, share } from "./dom.js";
+import { count, el, percent, roving, share } from "./dom.js";
 
-// attention: { layers, heads }; read: { mass, skipped, tokens } of what is shown, skipped null where
-// it is unknown; what: shown below the title.
-export function showHeads({ layers, heads }, { mass, skipped, tokens }, what) {
-  $("heads-panel").hidden = false;
-  $("heads-of").textContent = what;
+// Fill a place with it. attention: { layers, heads }; read: { mass, skipped, tokens } of what is shown,
+// skipped null where it is unknown; what: shown below the title.
+export function showHeads(place, { layers, heads }, { mass, skipped, tokens }, what) {
+  const summary = el("p", { class: "quiet heads-summary", role: "status" });
   const means = mass.map((row) => row.map((part) => (part ?? 0) / Math.max(tokens, 1)));
   const most = Math.max(...means.flat(), 1e-9), numbers = heads <= 12 && layers.length <= 12;
   const cells = [];
@@ -29,16 +28,17 @@ export function showHeads({ layers, heads }, { mass, skipped, tokens }, what) {
           const cell = el("span", {
             role: "gridcell", class: "cell", "aria-label": text,
             style: { "--shade": (part / most).toFixed(3), "--gone": gone.toFixed(3) },
-            onmouseenter: () => ($("heads-summary").textContent = text),
-            onfocus: () => ($("heads-summary").textContent = text),
+            onmouseenter: () => (summary.textContent = text),
+            onfocus: () => (summary.textContent = text),
           }, numbers && part >= 0.005 ? share(part) : "");
           cells.push(cell);
           return cell;
         }))));
   roving(cells, (at, key) =>
     ({ ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + heads, ArrowUp: at - heads })[key] ?? null);
-  $("heads").replaceChildren(grid);
   const all = means.flat(), middle = all.reduce((sum, part) => sum + part, 0) / Math.max(all.length, 1);
-  $("heads-summary").textContent = `${percent(middle)} of all heads' attention, on average`
+  summary.textContent = `${percent(middle)} of all heads' attention, on average`
     + (skipped === null ? "" : "; hatched: lookups that the gate skipped");
+  place.replaceChildren(el("p", { class: "quiet heads-of" }, `Attention to the memory ${what}, by layer and head`),
+    el("div", { class: "heads-scroll" }, grid), summary);
 }

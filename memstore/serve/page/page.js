@@ -1,10 +1,11 @@
 // The page as a whole: its views, its colours, the key, and which server this is.
 
-import { get, problem, useKey } from "./api.js";
+import { ABOUT, get, problem, useKey } from "./api.js";
 import { $ } from "./dom.js";
 import { startAsking } from "./ask.js";
 import { documentsShown, startDocuments } from "./documents.js";
 import { sampleTiers } from "./tiers.js";
+import { startWelcome, welcome } from "./welcome.js";
 
 const VIEWS = ["ask", "documents", "tiers"];
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
@@ -30,14 +31,15 @@ function colour(theme) {
 
 async function begin() {
   try {
-    const served = await get("/v1/memstore");
-    const kind = served.reader === "choosing" ? "chooses once for a question" : "looks up as it reads";
-    $("model").textContent = `${served.model}, ${kind}`;
+    const served = await get(ABOUT);
+    $("model").textContent = served.model;
     document.body.classList.toggle("may-write", served.write);
     document.querySelector("[data-view=tiers]").hidden = !served.tiers;
     problem(null);
     startAsking(served);
     startDocuments(served);
+    await welcome(served.write);
+    document.addEventListener("thread-cleared", () => welcome(served.write));
     if (served.tiers) sampleTiers(); // the first of the chart
   } catch (error) {
     problem(error);
@@ -57,6 +59,7 @@ $("key-form").addEventListener("submit", (event) => {
   $("key-form").hidden = true;
   begin();
 });
+startWelcome();
 const kept = localStorage.getItem("memstore-theme");
 colour(kept in THEMES ? kept : "auto");
 begin();

@@ -1,80 +1,96 @@
-// The blocks that were read, best first; and the candidates of a reader that chooses once.
+// Lists of passages: the sources of an answer, all that was read for it, and the candidates of a model
+// that chooses once for a question.
 
-import { $, bytes, el, plural } from "./dom.js";
+import { bytes, el, plural } from "./dom.js";
 import { openDocument } from "./document.js";
-
-let open = null;
 
 const figure = (weight) => weight.toFixed(weight < 100 ? 2 : 0);
 
-// weights: of every source, for what is shown; picked: called with the source that is shown, or null.
-export function showSources(report, weights, { picked }) {
-  open = null;
+// A passage as a button that opens its document there.
+function passage(one, { press, ...parts }) {
+  const button = el("button", {
+    type: "button", class: "source", "aria-expanded": "false",
+    "aria-label": `${one.document}, ${one.place ?? `characters ${one.span.join(" to ")}`}: open the document there`,
+    onclick: () => press(button),
+  },
+    el("span", { class: "source-head" },
+      el("b", {}, one.document),
+      el("span", { class: "quiet" }, parts.where ?? one.place ?? ""),
+      el("span", { class: "grow" }),
+      ...(parts.chips ?? []),
+      parts.number === undefined ? null : el("span", { class: "weight" }, parts.number)),
+    parts.part === undefined ? null : el("span", { class: "meter", style: { "--part": parts.part.toFixed(3) } }),
+    parts.strip ?? null,
+    el("span", { class: "text" }, parts.text ?? one.text.trim()));
+  return button;
+}
+
+// The best sources, each with the sentence that holds the answer; scores: show them.
+export function citations(report, most, { scores }) {
+  const weights = report.sources.map((source) => source.weight);
+  const same = (a, b) => a.document === b.document && a.sentence === b.sentence;
+  const different = report.sources.filter((one, at, all) => all.findIndex((other) => same(one, other)) === at);
+  return el("ol", { class: "sources" }, ...different.slice(0, most).map((source) =>
+    el("li", {}, passage(source, {
+      text: source.sentence,
+      number: scores ? figure(source.weight) : undefined,
+      press: () => openDocument(source, report.sources, weights),
+    }))));
+}
+
+// Everything that was read, by these weights of the sources; picked: called with the source that is
+// selected, or null.
+export function passages(report, weights, picked) {
   const order = report.sources.map((source, number) => number).filter((number) => weights[number] > 0);
   order.sort((a, b) => weights[b] - weights[a]);
   const most = Math.max(...weights, 1e-9);
-  $("sources-panel").hidden = false;
-  $("sources").replaceChildren(...order.map((number) => {
+  let open = null;
+  const press = (source) => (button) => {
+    const same = open === button;
+    open?.setAttribute("aria-expanded", "false");
+    open = same ? null : button;
+    button.setAttribute("aria-expanded", String(!same));
+    picked(same ? null : source);
+    if (!same) openDocument(source, report.sources, weights);
+  };
+  if (!order.length) return el("p", { class: "quiet" }, "Nothing of the memory.");
+  return el("ol", { class: "read" }, ...order.map((number) => {
     const source = report.sources[number];
-    const button = el("button", {
-      type: "button", class: "source", "aria-expanded": "false",
-      "aria-label": `${source.document}, characters ${source.span.join(" to ")}: open it there`,
-      onclick: () => pick(button, source, report, weights, picked),
-    },
-      el("span", { class: "source-head" },
-        el("b", {}, source.document),
-        el("span", { class: "quiet" }, source.place ?? "", ` [${source.span.join("–")}]`),
-        el("span", { class: "grow" }),
-        ...Object.entries(source.tiers).map(([tier, cost]) =>
-          el("span", { class: `tier tier-${tier}`, title: `${plural(cost.units, "unit", "units")} from ${tier}, ${bytes(cost.bytes)}` },
-            `${tier} ${bytes(cost.bytes)}`)),
-        el("span", { class: "weight" }, figure(weights[number]))),
-      el("span", { class: "meter", style: { "--part": (weights[number] / most).toFixed(3) } }),
-      el("span", { class: "text" }, source.text.trim()));
-    return el("li", {}, button);
+    return el("li", {}, passage(source, {
+      press: press(source),
+      where: `${source.place ?? ""} [${source.span.join("–")}]`,
+      chips: Object.entries(source.tiers).map(([tier, cost]) =>
+        el("span", { class: `tier tier-${tier}`, title: `${plural(cost.units, "unit", "units")} from ${tier}` },
+          `${tier} ${bytes(cost.bytes)}`)),
+      number: figure(weights[number]),
+      part: weights[number] / most,
+    }));
   }));
-  if (!order.length) $("sources").replaceChildren(el("li", { class: "quiet" },
-    report.sources.length ? "Nothing of the memory." : "Nothing was read."));
 }
 
-function pick(button, source, report, weights, picked) {
-  const same = open === button;
-  open?.setAttribute("aria-expanded", "false");
-  open = same ? null : button;
-  button.setAttribute("aria-expanded", String(!same));
-  picked(same ? null : source);
-  if (!same) openDocument(source, report.sources, weights);
-}
-
-// served: what the server said of its reader.
-export function showChoice(choice, { layers }) {
-  $("choice-panel").hidden = choice === null;
-  if (choice === null) return;
+// choice: of the report; served: what the server said of its model.
+export function candidates(choice, { layers }) {
   const { confidence, threshold, blocks } = choice;
-  $("choice-gate").textContent = `${plural(blocks, "block", "blocks")} scored`
+  const gate = el("p", { class: "quiet" }, `${plural(blocks, "passage", "passages")} scored`
     + (confidence === null ? "" : `; the best ${confidence.toFixed(2)}`)
-    + (threshold === null ? "" : `, the gate wants ${threshold.toFixed(2)}`)
-    + "; shaded, what each layer took of those that were read";
+    + (threshold === null ? "" : `, an answer needs ${threshold.toFixed(2)}`)
+    + "; shaded, the attention of each layer to what was read");
   const scores = choice.candidates.map((row) => row.score);
   const best = Math.max(...scores), least = Math.min(0, ...scores);
   const most = Math.max(1e-9, ...choice.candidates.flatMap((row) => row.layers ?? []));
-  $("choice").replaceChildren(...choice.candidates.map((row) => {
-    const taken = row.layers === null ? null : el("span", {
-      class: "strip", role: "img",
-      "aria-label": `attention that each layer gave it: ${row.layers.map((part, at) => `layer ${layers[at]} ${part.toFixed(2)}`).join(", ")}`,
-    }, ...row.layers.map((part, at) => el("i", {
-      title: `layer ${layers[at]}: ${part.toFixed(2)}`, style: { "--shade": (part / most).toFixed(3) } })));
-    return el("li", { class: row.chosen ? "chosen" : "" },
-      el("button", { type: "button", class: "source",
-        "aria-label": `${row.document}, characters ${row.span.join(" to ")}: open it there`,
-        onclick: () => openDocument(row, [row], [1]) },
-        el("span", { class: "source-head" },
-          el("b", {}, row.document), el("span", { class: "quiet" }, ` [${row.span.join("–")}]`),
-          el("span", { class: "grow" }),
-          row.chosen ? el("span", { class: "tier" }, "read") : null,
-          el("span", { class: "weight" }, row.score.toFixed(2))),
-        el("span", { class: "meter", style: { "--part": ((row.score - least) / Math.max(best - least, 1e-9)).toFixed(3) } }),
-        taken,
-        el("span", { class: "text" }, row.text.trim())));
-  }));
+  return [gate, el("ol", { class: "candidates" }, ...choice.candidates.map((row) =>
+    el("li", { class: row.chosen ? "chosen" : "" }, passage(row, {
+      press: () => openDocument(row, [row], [1]),
+      where: `[${row.span.join("–")}]`,
+      chips: row.chosen ? [el("span", { class: "tier" }, "read")] : [],
+      number: row.score.toFixed(2),
+      part: (row.score - least) / Math.max(best - least, 1e-9),
+      strip: row.layers === null ? null : strip(row.layers, layers, most),
+    }))))];
+}
+
+function strip(parts, layers, most) {
+  const of = (part, at) => `layer ${layers[at]} ${part.toFixed(2)}`;
+  return el("span", { class: "strip", role: "img", "aria-label": `attention by layer: ${parts.map(of).join(", ")}` },
+    ...parts.map((part, at) => el("i", { title: of(part, at), style: { "--shade": (part / most).toFixed(3) } })));
 }

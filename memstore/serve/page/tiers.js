@@ -1,7 +1,7 @@
-// The tiers since this page was opened: the share found in each, and how full it is.
+// The tiers since this page was opened: the hit rate of each, and how full it is.
 
 import { get, problem } from "./api.js";
-import { $, bytes, count, el, percent, seconds, svg } from "./dom.js";
+import { $, bytes, count, el, figure, percent, seconds, svg } from "./dom.js";
 
 const EVERY = 3000, WIDTH = 480, HEIGHT = 72, KEPT = 1200; // an hour
 
@@ -27,22 +27,18 @@ function draw() {
     return el("section", { class: "tier-panel", "data-tier": name },
       el("h3", {}, name),
       el("p", { class: "figures" },
-        figure(looked ? percent(now.hits / looked) : "–", "found here"),
-        figure(count(looked), "units looked up"),
+        figure(looked ? percent(now.hits / looked) : "–", "hits"),
+        figure(count(looked), "lookups"),
         figure(bytes(now.bytes), "delivered"),
-        figure(seconds(now.seconds), now.budget ? "waited for below" : "spent reading"),
-        now.prefetched ? figure(count(now.prefetched), "read ahead in time") : null,
-        now.evictions ? figure(count(now.evictions), "dropped for room") : null),
+        figure(seconds(now.seconds), now.budget ? "waiting" : "reading"),
+        now.prefetched ? figure(count(now.prefetched), "prefetched") : null,
+        now.evictions ? figure(count(now.evictions), "evicted") : null),
       now.budget ? el("p", {},
         el("meter", { min: "0", max: String(now.budget), value: String(now.held),
           "aria-label": `${name}: ${bytes(now.held)} of ${bytes(now.budget)}` }),
         ` ${bytes(now.held)} of ${bytes(now.budget)}`) : null,
       chart(name));
   }));
-}
-
-function figure(value, label) {
-  return el("span", { class: "figure" }, el("b", {}, value), ` ${label}`);
 }
 
 // The share found in each interval with lookups, and how full the tier was.
@@ -61,7 +57,7 @@ function chart(name) {
   const minutes = Math.max(1, Math.round(length / 60));
   return el("figure", {},
     svg("svg", { viewBox: `-36 -8 ${WIDTH + 42} ${HEIGHT + 16}`, role: "img",
-      "aria-label": `${name}: share found in each interval of the last ${minutes} min` },
+      "aria-label": `${name}: hit rate of the last ${minutes} min` },
       svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: 0, y2: 0 }),
       svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }),
       svg("text", { x: -4, y: 4 }, "100%"), svg("text", { x: -4, y: HEIGHT + 4 }, "0%"),
@@ -70,6 +66,5 @@ function chart(name) {
       ...rates.map(([a, b, n]) => svg("circle", { class: "rate", cx: a.toFixed(1), cy: b.toFixed(1), r: 3 },
         svg("title", {}, `${count(n)} units`)))),
     el("figcaption", { class: "quiet" },
-      `the last ${minutes} min: share of lookups that were found here`
-      + (fill.length ? "; dashed, how full it is" : "")));
+      `hit rate of the last ${minutes} min` + (fill.length ? "; dashed: how full the tier is" : "")));
 }

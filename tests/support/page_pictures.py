@@ -1,0 +1,94 @@
+"""Pictures of the page of `memstore serve` with the default model, for docs/results.
+
+PYTHONPATH=.:tests python -m support.page_pictures DIR
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from memstore.cli.demo import chapters
+from memstore.hf.models_by_name import default_name, reader_named
+from support.browser import Page, browsing
+from support.serving import serving
+
+SIZES = {"wide": (1280, 860), "phone": (390, 844)}
+ANSWERED = "What was the schooner Nantasket carrying when she overtook the Spray?"
+SECOND = "Who gave Slocum the white cheese?"
+REFUSED = "Who was the first president of France?"
+
+
+def ask(page: Page, question: str) -> None:
+    """Ask, and wait for the end of the answer."""
+    turns = page.ask("document.querySelectorAll('.turn').length")
+    page.click("#question")
+    page.type(question)
+    page.press("Enter")
+    page.until(f"document.querySelectorAll('.turn[aria-busy=false]').length === {turns + 1}", 600)
+
+
+@contextmanager
+def shown(url: str, profile: Path) -> Iterator[Page]:
+    """The page of a server in a new browser."""
+    with browsing(profile) as pages:
+        page = pages()
+        page.open(url)
+        page.until("document.getElementById('model').textContent")
+        yield page
+        assert page.complaints == []
+
+
+def take(page: Page, directory: Path, name: str) -> None:
+    """The page in each size, light and dark."""
+    for size, (width, height) in SIZES.items():
+        page.window(width, height, phone=size == "phone")
+        for colours in ("light", "dark"):
+            page.prefers(colours)
+            page.ask("Promise.all(document.getAnimations().map((one) => one.finished))")
+            page.ask("document.querySelector('.turn:last-child')?.scrollIntoView()")
+            page.picture(directory / f"page-{name}-{size}-{colours}.png")
+
+
+def main(directory: Path) -> None:
+    """Write all pictures to a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model = reader_named(default_name())
+    with TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        with serving(
+            work / "memory", model=model, diary=False, name="SmolLM2-135M-Instruct"
+        ) as server:
+            with shown(server.url, work / "empty") as page:
+                page.until("document.getElementById('welcome').dataset.state === 'empty'")
+                take(page, directory, "empty")
+                book = work / "sailing-alone.md"
+                parts = [f"# {name.title()}\n\n{text}" for name, text in chapters()[2:5]]
+                book.write_text("\n\n".join(parts))
+                page.give_file("#first-files", book)
+                page.until("document.getElementById('welcome').dataset.state === 'ready'", 600)
+            with shown(server.url, work / "asked") as page:
+                take(page, directory, "ready")
+                ask(page, ANSWERED)
+                ask(page, SECOND)
+                take(page, directory, "thread")
+                page.click(".turn:last-child .sources .source")
+                page.until("document.querySelector('#document .place')")
+                take(page, directory, "document")
+                page.click("#document-close")
+                page.click(".turn:last-child .details summary")
+                page.until("document.querySelector('.turn:last-child .cell')")
+                take(page, directory, "details")
+                ask(page, REFUSED)
+                take(page, directory, "refusal")
+                page.click("[data-view=documents]")
+                page.until("document.querySelector('tr[data-name]')")
+                take(page, directory, "documents")
+                page.click("[data-view=tiers]")
+                page.until("document.querySelector('.tier-panel')")
+                take(page, directory, "tiers")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
