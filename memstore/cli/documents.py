@@ -85,9 +85,10 @@ def _described(figures: dict[str, Any]) -> dict[str, str]:
     }
     passages = figures["passages"]
     if passages["different"]:
+        whole = passages["stored"] == passages["different"]
+        stored_ones = "all" if whole else f"{passages['stored']:,}"
         described["passages"] = (
-            f"{passages['different']:,} different ones, {passages['stored']:,} of them with keys "
-            "and values"
+            f"{passages['different']:,} different, {stored_ones} with keys and values"
         )
     return {name: value for name, value in described.items() if value is not None}
 
