@@ -1,0 +1,64 @@
+"""The scripts of examples/ run as their docstrings say."""
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from memstore.model.landmark.landmark_model import load_model
+from support.diary import ANSWER, DIARY, QUESTION, write_diary
+from support.paths import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def printed(name: str, *arguments: object, directory: Path) -> str:
+    """What an example prints, run in a directory with the small model."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *map(str, arguments)],
+        cwd=directory,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MEMSTORE_MODEL": "books-1m",
+            "OPENAI_API_KEY": "",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_an_example_is_short_and_says_how_to_run_it(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= 40
+    assert f"python examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
+
+
+def test_a_folder_is_read_and_asked(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "diary.txt").write_text(DIARY)
+    out = printed("folder_to_answers.py", "letters", QUESTION, directory=tmp_path)
+    assert out.startswith("1 documents") and f"{QUESTION}\n{ANSWER}\n- diary.txt: " in out
+
+
+@pytest.mark.services
+def test_the_openai_client_streams_an_answer_with_sources(tmp_path: Path) -> None:
+    write_diary(tmp_path / "memory", load_model())
+    out = printed("openai_client.py", "memory", QUESTION, directory=tmp_path)
+    assert out.startswith(f"{ANSWER}\n- diary: ")
+
+
+@pytest.mark.services
+@pytest.mark.skipif(find_spec("langchain_core") is None, reason="needs LangChain: make services")
+def test_the_langchain_retriever_fills_the_prompt_of_a_chain(tmp_path: Path) -> None:
+    write_diary(tmp_path / "memory", load_model())
+    out = printed("langchain_retriever.py", "memory", QUESTION, directory=tmp_path)
+    assert "diary: " in out and ANSWER in out and out.endswith(f"Question: {QUESTION}\n")
