@@ -30,9 +30,6 @@ from memstore.errors import InvalidInput
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
 
-Show = Callable[..., None]
-"""`console.print_answer`, as the command line wants it."""
-
 
 @command(
     "ask", 'memstore ask "How much is the monthly rent?"', "memstore ask - --json < questions.txt"
@@ -148,11 +145,13 @@ def search(
     if as_json:
         console.emit({"answered": matches.answered, "sources": found})
         return
-    console.print_matches(found, matches.answered, score=score, stats=stats)
+    if not matches.answered:
+        console.say(f"{console.refusal(found)}\n")
+    console.print_sources(found, score=score, stats=stats)
 
 
 def _all_answered(
-    questions: Iterable[str], answer: "Callable[..., Answer]", show: Show | None
+    questions: Iterable[str], answer: "Callable[..., Answer]", show: Callable[..., None] | None
 ) -> list[dict[str, Any]]:
     """Answer each question; return its answer or its own error. An empty line follows each answer
     that is shown.
@@ -168,7 +167,9 @@ def _all_answered(
     return results
 
 
-def _answered(question: str, answer: "Callable[..., Answer]", show: Show | None) -> dict[str, Any]:
+def _answered(
+    question: str, answer: "Callable[..., Answer]", show: Callable[..., None] | None
+) -> dict[str, Any]:
     """Answer one question; return plain values. The answer streams to a terminal."""
     with console.stream(show is not None) as on_text:
         result = {"question": question, **answer(question, on_text=on_text).to_dict()}

@@ -202,26 +202,14 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
         say(cost(answer))
 
 
-def print_matches(
-    sources: Sequence[Mapping[str, Any]],
-    answered: bool,
-    *,
-    score: Callable[[Mapping[str, Any]], str] = weight,
-    stats: bool = False,
-) -> None:
-    """The passages that a search found; answered: does one of them seem to answer the phrase?"""
-    if not answered:
-        say(f"{refusal(sources)}\n")
-    print_sources(sources, score=score, stats=stats)
-
-
 def refusal(sources: Sequence[Mapping[str, Any]], needed: float | None = None) -> str:
     """The line before the closest passages of a question that the memory does not answer; needed:
     the score that a passage needs.
     """
     if not sources:
         return "Not sure: the memory does not seem to hold an answer."
-    least = "" if needed is None else f" (an answer needs a score of {needed:.2f})"
+    below = needed is not None and sources[0]["weight"] < needed  # else the model doubted them
+    least = f" (an answer needs a score of {needed:.2f})" if below else ""
     return f"Not sure: the memory does not seem to hold an answer. Closest passages{least}:"
 
 

@@ -28,8 +28,6 @@ from memstore.share.publication_options import is_url
 if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions
 
-_NAMES_WIDTH = 11  # columns of the names that `stats` shows
-
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
 def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
@@ -67,7 +65,7 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
         console.emit(figures)
         return
     for name, value in _described(figures).items():
-        console.say(f"{name:{_NAMES_WIDTH}}{console.one_line(value)}")
+        console.say(f"{name:11}{console.one_line(value)}")
 
 
 def _described(figures: dict[str, Any]) -> dict[str, str]:
@@ -86,10 +84,9 @@ def _described(figures: dict[str, Any]) -> dict[str, str]:
     passages = figures["passages"]
     if passages["different"]:
         whole = passages["stored"] == passages["different"]
-        stored_ones = "all" if whole else f"{passages['stored']:,}"
-        described["passages"] = (
-            f"{passages['different']:,} different, {stored_ones} with keys and values"
-        )
+        computed = "all" if whole else f"{passages['stored']:,}"
+        different = f"{passages['different']:,} different"
+        described["passages"] = f"{different}, {computed} with keys and values"
     return {name: value for name, value in described.items() if value is not None}
 
 

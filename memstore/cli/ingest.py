@@ -75,8 +75,7 @@ def ingest(
         option(
             "--codec",
             "NAME",
-            "New memory: zstd or raw (lossless) or int8 (smaller). Default: int8 for Hugging Face "
-            "models, such as smollm2, else zstd.",
+            "New memory: zstd or raw (lossless), int8 (smaller); default: the model's.",
         ),
     ] = None,
     keep: Annotated[
@@ -90,20 +89,14 @@ def ingest(
     model_options: ModelOptions,
     tiers: Tiers,
     to: Annotated[
-        str | None,
-        option(
-            "--to",
-            "URL",
-            "Read on all workers of a Ray cluster, and publish the memory at this URL only.",
-        ),
+        str | None, option("--to", "URL", "Read on a Ray cluster, and publish the memory here.")
     ] = None,
     address: Annotated[
         str | None,
         option(
             "--address",
             "HOST:PORT",
-            "Ray cluster; default: $RAY_ADDRESS, else the one that runs on this machine, else a "
-            "new one.",
+            "Ray cluster; default: $RAY_ADDRESS, else one on this machine.",
         ),
     ] = None,
     as_json: Json = False,

@@ -35,7 +35,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         words = sys.argv[1:] or ["--help"]
-        status = _app_for(words[0])(words, prog_name="memstore", standalone_mode=False)
+        status = app(words, prog_name="memstore", standalone_mode=False)
         sys.stdout.flush()
     except UsageError as error:
         console.note(_wrong_usage(error, *sys.argv[1:2]))
@@ -82,20 +82,6 @@ _share = typer.Typer(help="Publish a memory to an object store, and read it from
 for _command in share.COMMANDS:
     _share.command(_command.name, epilog=_command.epilog)(_command.run)
 app.add_typer(_share, name="share")
-
-
-def _app_for(verb: str) -> typer.Typer:
-    """The app with this command or group alone, since declaring all options takes 20 ms; the whole
-    app if `verb` is neither.
-    """
-    commands = [command for command in app.registered_commands if command.name == verb]
-    groups = [group for group in app.registered_groups if group.name == verb]
-    if not commands and not groups:
-        return app
-    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.registered_callback = app.registered_callback
-    alone.registered_commands, alone.registered_groups = commands, groups
-    return alone
 
 
 def _wrong_usage(error: typer.BadParameter, verb: str = "") -> str:

@@ -21,18 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = "memory"  # the directory of the memory, if neither --store nor the environment says
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
-_UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 2**10,
-    "MI": 2**20,
-    "GI": 2**30,
-    "TI": 2**40,
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?))?B?\s*", re.IGNORECASE)
 
 
 def parse_directory(text: str) -> Path:
@@ -52,11 +41,11 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
-    size = float(match[1]) * _UNITS[match[2].upper()]
+    number, letter, binary = match.groups()
+    exponent = "KMGT".index(letter.upper()) + 1 if letter else 0
+    size = float(number) * (1024 if binary else 1000) ** exponent
     if size >= 1 << 62:
-        raise typer.BadParameter(
-            f"{text!r} is larger than any file can be; write a size below 4000000TB"
-        )
+        raise typer.BadParameter(f"{text!r} is more than a file holds; write less than 4000000TB")
     return int(size)
 
 
@@ -102,17 +91,6 @@ Documents = Annotated[
 Stats = Annotated[
     bool, flag("--stats", "Also show weights, characters, tiers, lookups and seconds.")
 ]
-TopK = Annotated[
-    int | None, option("--top-k", "K", "Most blocks that a lookup reads; default: the model's.")
-]
-ScoreRange = Annotated[
-    float | None,
-    option(
-        "--score-range",
-        "B",
-        "Read only blocks that score within B of the best; default: the model's.",
-    ),
-]
 Seed = Annotated[int | None, option("--seed", "S", "Seed of random choices.")]
 IndexKind = Annotated[
     str | None,
@@ -123,8 +101,7 @@ AtLeast = Annotated[
     option(
         "--at-least",
         "N",
-        "Published memory: refuse manifests older than number N; default: those older than the "
-        "last one that the local cache knows.",
+        "Published memory: oldest manifest to accept; default: the newest that was seen.",
         min=1,
     ),
 ]
@@ -151,9 +128,7 @@ class ModelOptions:
     dtype: Annotated[
         str,
         option(
-            "--dtype",
-            "auto|float32|bfloat16|float16",
-            "Number format of the model; auto: bfloat16 where it is clearly faster.",
+            "--dtype", "auto|float32|bfloat16|float16", "Number format; auto: bfloat16 if faster."
         ),
     ] = "auto"
     weights: Annotated[
@@ -190,15 +165,16 @@ class Answering:
 class Lookup:
     """What is looked up for an answer; None leaves it to the model."""
 
-    top_k: TopK = None
-    score_range: ScoreRange = None
+    top_k: Annotated[
+        int | None, option("--top-k", "K", "Most blocks that a lookup reads; default: the model's.")
+    ] = None
+    score_range: Annotated[
+        float | None,
+        option("--score-range", "B", "Read only blocks that score within B of the best."),
+    ] = None
     cmt_cutoff: Annotated[
         float | None,
-        option(
-            "--cmt-cutoff",
-            "C",
-            "Skip lookups whose gate is below C; 0 skips none; default: the model's.",
-        ),
+        option("--cmt-cutoff", "C", "Skip lookups whose gate is below C; 0 skips none."),
     ] = None
     caution: Annotated[
         float | None,
@@ -211,11 +187,7 @@ class Lookup:
     ] = None
     granularity: Annotated[
         str | None,
-        option(
-            "--granularity",
-            "G",
-            "Who chooses blocks: per_token_per_head, per_token, per_head or shared.",
-        ),
+        option("--granularity", "G", "Choose per_token_per_head, per_token, per_head or shared."),
     ] = None
 
 
@@ -258,10 +230,7 @@ class Published:
     local_budget: Annotated[
         int | None,
         option(
-            "--local-budget",
-            "SIZE",
-            "Published memory: size of the local cache, such as 20GB; default: 8GiB.",
-            parser=parse_size,
+            "--local-budget", "SIZE", "Size of the local cache; default: 8GiB.", parser=parse_size
         ),
     ] = None
     valkey: Annotated[
@@ -279,11 +248,7 @@ class Published:
     ] = None
     refresh: Annotated[
         float | None,
-        option(
-            "--refresh",
-            "S",
-            "Published memory: seconds between looks for a newer manifest; default: 5.",
-        ),
+        option("--refresh", "S", "Published memory: seconds between updates; default: 5."),
     ] = None
     at_least: AtLeast = None
 

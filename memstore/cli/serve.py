@@ -51,11 +51,7 @@ def serve(
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        option(
-            "--allow-origin",
-            "URL",
-            "Origin of web pages that may call the server, https://host (repeatable).",
-        ),
+        option("--allow-origin", "URL", "Origin of web pages that may call it (repeatable)."),
     ] = None,
     active: Annotated[int, option("--active", "N", "Questions answered at once.")] = 8,
     waiting: Annotated[
@@ -122,11 +118,7 @@ def mcp(
     store: ReadStore,
     allow_paths: Annotated[
         list[Path] | None,
-        option(
-            "--allow-paths",
-            "DIR",
-            "Directory whose files the agent may ingest (repeatable); default: none.",
-        ),
+        option("--allow-paths", "DIR", "Directory that the agent may ingest (repeatable)."),
     ] = None,
     read_only: Annotated[
         bool, flag("--read-only", "Offer no tools that change the memory.")

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -170,17 +169,16 @@ def test_search_by_document_ends_after_the_last_document(store: Path, tmp_path: 
     assert {one["document"] for one in run(*search, "--json").json["sources"]} == {"story", "boats"}
 
 
-def test_search_says_that_nothing_answers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    reader = word_reader(gate=Gate((1.0,) * 5))
-    with MemoryStore.create(tmp_path / "mem", reader.signature, selector=reader.keeps) as memory:
+def test_search_says_that_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reader, store = word_reader(gate=Gate((1.0,) * 5)), tmp_path / "mem"
+    with MemoryStore.create(store, reader.signature, selector=reader.keeps) as memory:
         reader.ingest(OTHER, memory, name="boats")
-        found = reader.search("Who was the first president?", memory, by="document", top_k=9)
-    assert not found.answered and [one.document for one in found] == ["boats"]
-    console.print_matches([{**asdict(one), "sentence": "x"} for one in found], found.answered)
-    first, empty, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("Not sure: ") and empty == ""
+    monkeypatch.setattr("memstore.hf.models_by_name.reader_of", lambda *_, **__: reader)
+    search = ("search", "Who was the first president?", "--store", store, "--by", "document")
+    first, empty, head, _ = run(*search).out.splitlines()
+    assert first == "Not sure: the memory does not seem to hold an answer. Closest passages:"
+    assert empty == "" and head.endswith("  boats")
+    assert run(*search, "--json").json["answered"] is False
 
 
 def test_tier_options_never_change_an_answer(store: Path) -> None:

@@ -51,6 +51,7 @@ function fill(details, turn, report, usage, refused) {
 function costs(report, usage) {
   const parts = [`${seconds(report.seconds)}, first word after ${seconds(report.first_token_seconds)}`];
   if (usage !== null) parts.push(`${plural(usage.prompt_tokens, "token", "tokens")} of question`);
+  if (report.doubt !== null) parts.push(`doubt ${report.doubt.toFixed(2)}`);
   const { done, skipped } = report.lookups;
   if (report.reader === "landmarks")
     parts.push(`${plural(done, "lookup", "lookups")}, ${count(skipped)} skipped by the gate`);
