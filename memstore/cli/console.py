@@ -186,7 +186,7 @@ def _tier(counts: Mapping[str, Any]) -> str:
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = False) -> None:
     """An answer (unless it was streamed), or that the model refused to answer, and the sources
-    below an empty line; stats: also their weights, and the cost of the answer.
+    below an empty line, each sentence once; stats: all of them, with their weights, and the cost.
     """
     refused = not answer.get("answered", True) and not answer["text"]
     if refused:
@@ -197,7 +197,11 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
         say(answer["text"])
     if answer["sources"] or stats:
         say("")
-    print_sources(answer["sources"], score=weight if stats or refused else None, stats=stats)
+    different: dict[object, Mapping[str, Any]] = {}
+    for number, source in enumerate(answer["sources"]):  # blocks may share a sentence
+        different.setdefault(number if stats else (source["document"], source["sentence"]), source)
+    score = weight if stats or refused else None
+    print_sources(list(different.values()), score=score, stats=stats)
     if stats:
         say(cost(answer))
 
@@ -225,12 +229,8 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.text import Text
 
-    status = Console(stderr=True).status(Text(visible(what)))
-    status.start()
-    try:
+    with Console(stderr=True).status(Text(visible(what))) as status:
         yield status.stop
-    finally:
-        status.stop()
 
 
 @contextmanager

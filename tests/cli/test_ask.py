@@ -41,13 +41,14 @@ def test_sources_are_two_lines_each_below_the_answer(
     ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0")
     told = run(*ask, "--json").json
     text, empty, *lines = run(*ask).out.splitlines()
-    assert (text, empty) == (told["text"], "") and 1 < len(told["sources"]) == len(lines) / 2
-    for number, source in enumerate(told["sources"], 1):
-        head, sentence = lines[2 * number - 2 : 2 * number]
-        assert head == f"{number}. story" and sentence.startswith("   ")
-        assert source["sentence"] in source["text"]
-        assert source["sentence"].startswith(sentence[3:].removesuffix("..."))
-        assert len(sentence) <= columns
+    assert (text, empty) == (told["text"], "")
+    assert all(source["sentence"] in source["text"] for source in told["sources"])
+    sentences = list(dict.fromkeys(source["sentence"] for source in told["sources"]))
+    assert len(sentences) == len(lines) / 2 < len(told["sources"])  # none is shown twice
+    for number, sentence in enumerate(sentences, 1):
+        head, shown = lines[2 * number - 2 : 2 * number]
+        assert head == f"{number}. story" and shown.startswith("   ") and len(shown) <= columns
+        assert sentence.startswith(shown[3:].removesuffix("..."))
 
 
 def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:

@@ -16,7 +16,7 @@ from support.serving import serving
 
 SIZES = {"wide": (1280, 860), "phone": (390, 844)}
 ANSWERED = "What was the schooner Nantasket carrying when she overtook the Spray?"
-SECOND = "Who gave Slocum the white cheese?"
+SECOND = "Who gave Slocum the white cheese that he ate before he fell ill?"
 REFUSED = "Who was the first president of France?"
 
 
