@@ -49,8 +49,9 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
-def parse_port(text: str) -> int:
-    """A TCP port. Raises typer.BadParameter."""
+def parse_port(given: str | int) -> int:
+    """A TCP port of an option, or its default. Raises typer.BadParameter."""
+    text = str(given)
     if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
         raise typer.BadParameter(f"{text!r} is no port; give a number from 0 to 65535")
     return int(text)

@@ -37,7 +37,8 @@ class Keys:
         try:
             lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"cannot read {file}: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InvalidInput(f"cannot read {file}: {why}") from None
         known = []
         for number, line in enumerate(lines, 1):
             words = line.split("#", 1)[0].split()

@@ -74,6 +74,7 @@ def test_unknown_documents_and_empty_memories_are_reported(store: Path, tmp_path
 def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     for arguments, word in [
+        (("serve", "--store", store, "--host", "0.0.0.0"), "--api-key-file"),
         (("ask", "Who?", "--store", store, "--top-k", "0"), "top_k"),
         (("ask", "Who?", "--store", store, "--score-range", "-1"), "score_range"),
         (("chat", "--store", store, "--score-range", "nan"), "score_range"),

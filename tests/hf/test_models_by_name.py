@@ -111,7 +111,7 @@ def test_a_new_memory_says_its_model_and_how_to_choose_a_better_one(
     (tmp_path / "story").write_text("The mill stands by the river. " * 9)
     new = ("ingest", tmp_path / "story", "--store", tmp_path / "memory")
     first, again = run(*new), run(*new)
-    assert "for books-1m: a model of 1.6M parameters" in first.err and "--model" in first.err
+    assert "model books-1m: it recalls facts only" in first.err and "--model" in first.err
     assert first.status == again.status == 0 and "books-1m" not in again.err
 
 

@@ -22,6 +22,8 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput
 
+_NAMED = 5  # documents that an error names
+
 Mode = Literal["new", "replace"]
 
 
@@ -172,9 +174,10 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
 def no_document(
     name: str, rows: Iterable[Document], where: Path | str | None = None
 ) -> DocumentNotFound:
-    """The error for a name that no document has: it lists the names there are."""
+    """The error for a name that no document has: it lists the first names of the memory."""
     listed = [repr(row.name) for row in rows if row.is_listed]
-    names = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    names = ", ".join(listed[:_NAMED]) + more
     return DocumentNotFound(
         f"no document {name!r} in {where or 'this memory'}; "
         + (f"there are {names}" if names else "it holds none")
