@@ -33,7 +33,7 @@ LAST = "document.querySelector('.turn:last-child {}')"
 ANSWER_TEXT = LAST.format(".answer") + ".textContent"
 READ = LAST.format(".read") + ".textContent"
 HEADS_OF = LAST.format(".heads-of") + ".textContent"
-WIDER = "document.documentElement.scrollWidth - window.innerWidth"
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_an_empty_memory_invites_to_upload_and_to_ask(open_page, tmp_path):
             assert "Upload text, Markdown, PDF" in page.ask(TEXT.format("welcome"))
             page.click("#example")
             page.until("document.querySelectorAll('#examples button').length")
-            assert page.ask(TEXT.format("welcome-title")) == "Ask 1 document"
+            assert page.ask(TEXT.format("welcome-title")) == "Ask about 1 document"
             page.click("#examples button")
             page.until("document.querySelector('.turn[aria-busy=false]')")
             assert page.ask(ANSWER_TEXT) == ANSWER

@@ -47,6 +47,7 @@ def take(page: Page, directory: Path, name: str) -> None:
         for colours in ("light", "dark"):
             page.prefers(colours)
             page.ask("Promise.all(document.getAnimations().map((one) => one.finished))")
+            page.ask("document.querySelector('#document .place')?.scrollIntoView()")
             page.ask("document.querySelector('.turn:last-child')?.scrollIntoView()")
             page.picture(directory / f"page-{name}-{size}-{colours}.png")
 

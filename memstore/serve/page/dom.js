@@ -33,7 +33,6 @@ export function bytes(count) {
 }
 
 export const count = (number) => number.toLocaleString("en");
-export const share = (part) => (part >= 0.995 ? "1.00" : part.toFixed(2).replace(/^0/, ""));
 export const percent = (part) => `${Math.round(part * 100)}%`;
 export const seconds = (time) => (time < 10 ? `${time.toFixed(2)} s` : `${Math.round(time)} s`);
 export const plural = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;

@@ -1,7 +1,7 @@
 // A picture of where attention to memory went: a row a layer, a cell a head; hatched as far as the
 // gate skipped its lookups.
 
-import { count, el, percent, roving, share } from "./dom.js";
+import { count, el, percent, roving } from "./dom.js";
 
 // Fill a place with it. attention: { layers, heads }; read: { mass, skipped, tokens } of what is shown,
 // skipped null where it is unknown; what: shown below the title.
@@ -30,7 +30,7 @@ export function showHeads(place, { layers, heads }, { mass, skipped, tokens }, w
             style: { "--shade": (part / most).toFixed(3), "--gone": gone.toFixed(3) },
             onmouseenter: () => (summary.textContent = text),
             onfocus: () => (summary.textContent = text),
-          }, numbers && part >= 0.005 ? share(part) : "");
+          }, numbers && part >= 0.005 ? part.toFixed(2) : "");
           cells.push(cell);
           return cell;
         }))));

@@ -71,7 +71,7 @@ function reading(report) {
     const weights = number === null ? report.sources.map((source) => source.weight) : weightsOf(report, tokens);
     const what = number === null ? "for the whole answer" : `for “${words[number].text.trim()}”`;
     shown.replaceChildren(number === null
-      ? "The darker a word, the more was read for it. Select one to see what."
+      ? "The stronger its colour, the more was read for a word. Select one to see what."
       : `Read ${what} `, ...(number === null ? [] : [
         el("button", { type: "button", class: "plain", onclick: () => select(null) }, "All")]));
     const all = () => showHeads(heads, report.attention, sumOf(report, tokens), what);

@@ -35,14 +35,16 @@ export async function welcome(write) {
     const names = (await get(DOCUMENTS)).data.filter((one) => one.state === "ready").map((one) => one.name);
     const empty = names.length === 0, example = names.includes(EXAMPLE);
     $("welcome").dataset.state = empty ? "empty" : "ready";
-    $("welcome-title").textContent = empty ? "This memory is empty" : `Ask ${plural(names.length, "document", "documents")}`;
+    $("welcome-title").textContent = empty ? "This memory is empty" : `Ask about ${plural(names.length, "document", "documents")}`;
     $("welcome-text").textContent = empty && !write
       ? "This server may only read it: documents are added elsewhere."
       : empty
         ? "Upload documents, which the model reads once, or start with an example: a page of a diary."
-        : "An answer comes with its sources, and a question without an answer with the closest passages.";
+        : "An answer comes with its sources. If the memory holds none, the closest passages are shown.";
     $("invitation").hidden = !write;
-    $("example").hidden = example;
+    $("example").hidden = !empty;
+    $("examples-title").hidden = !empty && !example;
+    $("examples").hidden = !empty && !example;
     $("examples").replaceChildren(...QUESTIONS.slice(0, example ? 3 : 2).map((question) =>
       el("li", {}, example
         ? el("button", { type: "button", onclick: () => ask(question) }, question)
