@@ -12,33 +12,22 @@ from typing import Any, NoReturn, cast
 
 import typer
 
+from memstore import errors
 from memstore.cli import console
 from memstore.disk.files import NO_SPACE
-from memstore.errors import (
-    BudgetExceeded,
-    DocumentExists,
-    DocumentNotFound,
-    InvalidConfig,
-    InvalidInput,
-    InvalidWeights,
-    MemoryExists,
-    MemoryNotFound,
-    MemstoreError,
-    StorageFull,
-    WrongModel,
-)
+from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
 from memstore.paths import expanded
 
 # errors of what the user named: a file, a folder, a model, a memory, a document, a setting
 _WRONG_INPUT = (
     InvalidInput,
-    InvalidConfig,
-    InvalidWeights,
-    BudgetExceeded,
-    MemoryNotFound,
-    MemoryExists,
-    DocumentNotFound,
-    DocumentExists,
+    errors.InvalidConfig,
+    errors.InvalidWeights,
+    errors.BudgetExceeded,
+    errors.MemoryNotFound,
+    errors.MemoryExists,
+    errors.DocumentNotFound,
+    errors.DocumentExists,
     WrongModel,
 )
 

@@ -136,7 +136,6 @@ def ingest(
             as_json=as_json,
         )
         return
-    settings: dict[str, Any] = {"keep": keep}
     one_file = len(paths) == 1 and not found.folders
     # a file that cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if one_file else None
@@ -149,7 +148,7 @@ def ingest(
             console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
         if quota is not None and quota != memory.quota:
             memory.set_quota(quota)
-        files = FileIngest(model, memory, mode, settings, labels=labels, quiet=as_json)
+        files = FileIngest(model, memory, mode, keep, labels=labels, quiet=as_json)
         files.read(found, first)
         if sync:
             files.forget_lost(found)

@@ -14,6 +14,7 @@ from memstore.errors import DocumentExists, InvalidInput
 
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
+    from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import File, Files, Source
     from memstore.model.document_ingest import IngestProgress
     from memstore.model.model_api import ModelAPI
@@ -52,17 +53,17 @@ class FileIngest:
         model: "ModelAPI",
         memory: "MemoryStore",
         mode: "Mode",
-        settings: dict[str, Any],
+        keep: "Keep | None",
         *,
         labels: dict[str, Any] | None,
         quiet: bool,
     ) -> None:
-        """settings: of ModelAPI.ingest. labels: of the documents; None leaves those that they have.
+        """keep: of ModelAPI.ingest. labels: of the documents; None leaves those that they have.
         quiet: print no results.
         """
         self.failed: list[dict[str, Any]] = []
         self._model, self._memory, self._mode = model, memory, mode
-        self._settings, self._labels, self._quiet = settings, labels, quiet
+        self._keep, self._labels, self._quiet = keep, labels, quiet
         self._results: list[dict[str, Any]] = []
         self._forgotten: list[Document] = []
 
@@ -177,7 +178,7 @@ class FileIngest:
 
     def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
         before = self._memory.document(text.name).labels if self._memory.has(text.name) else {}
-        result = _ingest_one(self._model, self._memory, text, mode, self._settings, which=which)
+        result = _ingest_one(self._model, self._memory, text, mode, self._keep, which=which)
         self._memory.label(text.name, before if self._labels is None else self._labels)
         self._results.append(result)
         if not self._quiet:
@@ -189,9 +190,9 @@ def _ingest_one(
     memory: "MemoryStore",
     text: "Text",
     mode: "Mode",
-    settings: dict[str, Any],
+    keep: "Keep | None",
     *,
-    which: str = "",
+    which: str,
 ) -> dict[str, Any]:
     """Read one text; return the result. which: "[2 of 7] " for one of many files."""
     known = memory.has(text.name)
@@ -210,7 +211,7 @@ def _ingest_one(
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
-        document = model.ingest(text, memory, mode=mode, progress=progress, **settings)
+        document = model.ingest(text, memory, mode=mode, progress=progress, keep=keep)
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
         status = "already read"

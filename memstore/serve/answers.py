@@ -208,7 +208,7 @@ def decode_batch(works: Sequence[Iterator[Any]]) -> None:
 def _report(question: Question, chat: Chat, answer: Answer) -> dict[str, Any]:
     """The `memstore` field of the answer."""
     may_read = question.may_read
-    report = {
+    report: dict[str, Any] = {
         "answered": answer.answered,
         "needed": answer.needed,
         "doubt": answer.doubt,

@@ -76,12 +76,6 @@ def report(
     }
 
 
-def unit_bytes(reader: ModelAdapter) -> int:
-    """Decoded bytes of a unit: the keys and values of one block and KV head."""
-    shape = reader.shape
-    return 2 * shape.block_size * shape.head_dim * shape.kv_dtype.itemsize
-
-
 def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
     """The text that begins in each token; joined, the text of all tokens."""
     whole = reader.tokenizer.whole_characters
@@ -114,7 +108,8 @@ class _Known:
 
 
 def _source(source: Source, block: BlockRead, trace: Trace) -> dict[str, Any]:
-    size = unit_bytes(trace.reader)
+    shape = trace.reader.shape  # a unit: the decoded keys and values of one block and KV head
+    size = 2 * shape.block_size * shape.head_dim * shape.kv_dtype.itemsize
     return source.citation | {
         "heads": _rows(block.heads, trace),
         "tiers": {
