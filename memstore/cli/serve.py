@@ -159,7 +159,7 @@ def mcp(
             try:
                 service.close()
                 memory.close()
-                console.note("interrupted; what was read is kept")
+                console.note("interrupted; what was read is stored")
             finally:
                 os._exit(128 + signal_number)  # a thread blocks on stdin and cannot be stopped
 

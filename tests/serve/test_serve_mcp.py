@@ -249,4 +249,4 @@ def test_a_signal_ends_the_process_in_order_while_it_waits_for_its_client(
         assert json.loads(process.stdout.readline())["id"] == 1
         process.terminate()
         assert process.wait() == 128 + signal.SIGTERM
-        assert process.stderr.read() == "interrupted; what was read is kept\n"
+        assert process.stderr.read() == "interrupted; what was read is stored\n"
