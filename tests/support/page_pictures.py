@@ -65,7 +65,7 @@ def main(directory: Path) -> None:
                 page.until("document.getElementById('welcome').dataset.state === 'empty'")
                 take(page, directory, "empty")
                 book = work / "sailing-alone.md"
-                parts = [f"# {name}\n\n{text}" for name, text in chapters()[2:5]]
+                parts = [f"# {name}\n\n{text}" for name, text in chapters()[3:5]]
                 book.write_text("\n\n".join(parts))
                 page.give_file("#first-files", book)
                 page.until("document.getElementById('welcome').dataset.state === 'ready'", 600)
