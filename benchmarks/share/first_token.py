@@ -34,7 +34,6 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import publish
 from memstore.share.published_catalog import PublishedCatalog
 from memstore.share.published_database import PublishedDatabase
-from memstore.share.remote import Remote
 
 QUESTION = 16  # tokens
 WAYS = ("cold", "local", "here")
@@ -89,8 +88,7 @@ class Asking:
 
     def _ask(self, place: Distant, local: LocalCache | None, way: str) -> float:
         began = time.perf_counter()
-        remote = Remote(place, deadline=120.0)
-        catalog = PublishedCatalog(PublishedDatabase(remote, local), local, None)
+        catalog = PublishedCatalog(PublishedDatabase(place, local), local, None)
         with MemoryStore(catalog, catalog.signature, read_only=True) as store:
             with self.model.session(store, ["book"]) as session:
                 attached = time.perf_counter() - began

@@ -70,15 +70,15 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
     Raises what `name_of` raises for a published memory's model.
     """
     from memstore.hf.models_by_name import default_name, name_of
+    from memstore.share.manifest import find_newest
     from memstore.share.open_object_store import open_object_store
-    from memstore.share.published import Published
 
-    newest = Published.newest(open_object_store(url, make=True))
+    newest = find_newest(open_object_store(url, make=True))
     if newest is None:
         model = options.model or default_name()
     else:
-        codec = newest.manifest.codec
-        model = str(name_of(newest.manifest.signature, url, options.model))
+        codec = newest.codec
+        model = str(name_of(newest.signature, url, options.model))
     if Path(model).exists():
         model = str(Path(model).absolute())  # its path on every machine
     return model, codec

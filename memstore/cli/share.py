@@ -93,8 +93,8 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Copy a published document into a memory; create the memory if it does not exist."""
+    from memstore.share.manifest import read_newest
     from memstore.share.open_object_store import open_object_store
-    from memstore.share.published import Published
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer import PublishedDocument
     from memstore.store.write.admission import check_name
@@ -103,10 +103,10 @@ def pull(
         memory = MemoryStore.open(store)
     except MemoryNotFound:
         # so that a bad URL or name makes no memory
-        published = Published.open(open_object_store(url))
+        objects = open_object_store(url)
+        manifest = read_newest(objects)
         check_name(name if as_name is None else as_name)
-        PublishedDocument.named(published, name)
-        manifest = published.manifest
+        PublishedDocument.named(objects, manifest, name)
         memory = MemoryStore.create(
             store, manifest.signature, codec=manifest.codec, selector=manifest.selector
         )

@@ -6,7 +6,7 @@ whichever of its processes did.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from memstore.documents.folder import File
 from memstore.errors import InvalidInput
 from memstore.library.batch import Batch, Done, Given, Job, Outcome, Progress
 from memstore.library.ray_engine import RayEngine
-from memstore.share.entries import Entry
-from memstore.share.manifest import Manifest
+from memstore.share.manifest import Manifest, find_newest
 from memstore.share.open_object_store import open_object_store
+from memstore.share.pieces import Entry
 from memstore.share.publish import publish_sent
-from memstore.share.published import Published
 from memstore.share.upload import Sent
 from memstore.store.memory_store import MemoryStore
 
@@ -65,9 +64,9 @@ class _Ingest:
     ) -> None:
         self._files, self._job, self._engine, self._on_progress = files, job, engine, on_progress
         self._objects = open_object_store(job.url, make=True)
-        newest = Published.newest(self._objects)
-        self._number = 0 if newest is None else newest.manifest.number
-        self._before = {} if newest is None else newest.entries([file.name for file in files])
+        newest = find_newest(self._objects)
+        self._number = 0 if newest is None else newest.number
+        self._before: Mapping[str, Entry] = {} if newest is None else newest.entries
         self._first: Manifest | None = None  # which the first manifest would be
         self._entries: dict[str, Entry] = {}  # of uploaded documents that no manifest names yet
         self._committed = time.monotonic()
@@ -94,8 +93,7 @@ class _Ingest:
     def _commit(self) -> None:
         """Publish what workers uploaded."""
         if self._first is not None and self._entries:
-            sent = Sent(self._first, dict(sorted(self._entries.items())), self._before)
-            self._entries = {}
+            sent, self._entries = Sent(self._first, self._entries, self._before, []), {}
             self._number, refused = publish_sent(self._objects, sent, replace=self._job.replace)
             self._report_refused(refused)
         self._committed = time.monotonic()

@@ -2,90 +2,36 @@
 publication holds; readers read the newest.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
-is first in a listing. It holds the memory's signature, codec and selector, the objects of lists of
-the selector's token landmarks, if there are any, and the pages of the table of documents; a page
-(`pages/` and a random number) holds the rows of up to 256 documents that are neighbours by name,
-and where their pieces are. memstore.share.manifest_commit writes the next manifest so that readers
-see a change whole or not at all.
+is first in a listing. It holds the memory's signature, codec and selector, every document's row
+with where its pieces are, and the objects of lists of the selector's token landmarks, if there are
+any. memstore.share.publish writes the next manifest. An exported file ends with one of its own.
 """
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from memstore.decode import Amount, Positive
+from memstore.decode import Amount, Count, Positive
+from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.errors import CorruptMemory, InvalidConfig
-from memstore.share.calls import at_once
-from memstore.share.entries import Entries, Entry, Name, entries_of, plain_entries
+from memstore.errors import CorruptMemory, InvalidConfig, MemoryNotFound
+from memstore.share.newest_seen import Seen, check_newest, newest_seen, note_newest
 from memstore.share.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.packed_objects import PACKED_BYTES, digest_of, open_packed, pack
-from memstore.share.pieces import Digest
+from memstore.share.packed_objects import PACKED_BYTES, open_packed, pack
+from memstore.share.pieces import Digest, Entry, Name, Piece
 
-PAGES = "pages"
-PAGE_ENTRIES = 256
-_PAGE = b"mRpage\0\0"
 MANIFESTS = "manifests"
 LISTS = "lists"  # objects of the lists that passages are found by in two stages
-_MANIFEST = b"mRmanife"
+MAGIC = b"mRmanife"
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
-
-
-# Pages of the table of documents
-
-
-class PageRef(NamedTuple):
-    """A page of the table of documents: names from `first` on, up to the next page's."""
-
-    first: Name
-    documents: Positive
-    name: Name  # the object
-    size: Annotated[int, Meta(ge=1, le=PACKED_BYTES)]  # bytes
-    digest: Digest
-
-
-def read_page(objects: ObjectStore, page: PageRef) -> list[Entry]:
-    """The documents of a page. Raises CorruptMemory, NewerFormat, StoreUnavailable."""
-    what = f"{objects.url}: {page.name}"
-    data = objects.get(page.name, page.size)
-    held = open_packed(_PAGE, data, Entries, what)
-    try:
-        if digest_of(data) != page.digest:
-            raise ValueError("it is another page than the manifest names")
-        entries = entries_of(held)
-        names = [entry.row.name for entry in entries]
-        if names != sorted(set(names)) or len(names) != page.documents or names[0] != page.first:
-            raise ValueError("its documents are not in order")
-    except (ValueError, IndexError) as error:
-        raise CorruptMemory(
-            f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
-        ) from error
-    return entries
-
-
-def write_pages(objects: ObjectStore, entries: Sequence[Entry]) -> list[PageRef]:
-    """Write pages of documents, in order of names. Raises StoreUnavailable."""
-    parts = -(-len(entries) // PAGE_ENTRIES)
-    cuts = [len(entries) * at // parts for at in range(parts + 1)] if parts else []
-
-    def write(some: Sequence[Entry]) -> PageRef:
-        data = pack(_PAGE, plain_entries(some))
-        name = f"{PAGES}/{os.urandom(16).hex()}"
-        objects.put(name, data)
-        return PageRef(some[0].row.name, len(some), name, len(data), digest_of(data))
-
-    return at_once(write, [entries[low:high] for low, high in pairwise(cuts)])
-
-
-# Manifests
 
 
 class PartsRef(NamedTuple):
@@ -117,63 +63,80 @@ def new_lists_name() -> str:
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    number: Positive
-    id: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    published: Amount  # seconds since 1970
+    number: Count
+    id: Annotated[bytes, Meta(max_length=16)]
+    published: Amount
     signature: dict[str, Any]
     codec: Name
     created: Amount
-    selector: dict[str, Any] | None
-    pages: list[PageRef]
-    lists: ListsRef | None = None
+    selector: IndexSpec | None
+    documents: list[tuple[dict[str, Any], list[Piece]]]
+    lists: ListsRef | None
 
 
 @dataclass(frozen=True)
 class Manifest:
     """A publication at one time."""
 
-    number: int
-    id: bytes  # random
-    published: float  # seconds since 1970
     signature: Signature
     codec: str  # of the first publisher; each record names its own
     created: float
     selector: IndexSpec | None
-    pages: tuple[PageRef, ...]  # in order of names
+    entries: dict[str, Entry] = field(default_factory=dict)  # by name, in order of names
     lists: ListsRef | None = None  # of the selector's token landmarks
+    number: int = 0  # 0: not published
+    id: bytes = b""  # random
+    published: float = 0.0  # seconds since 1970
 
     @property
-    def documents(self) -> int:
-        """The number of documents."""
-        return sum(page.documents for page in self.pages)
+    def segments(self) -> set[str]:
+        """The segments that it names."""
+        return segments_of(self.entries.values())
 
-    def encode(self) -> bytes:
-        """The object."""
-        selector = None if self.selector is None else self.selector.to_dict()
-        values = {name: getattr(self, name) for name in ("number", "id", "published", "codec")}
-        values |= {"signature": self.signature.to_dict(), "created": self.created}
-        values |= {"selector": selector, "pages": self.pages}
-        if self.lists is not None:
-            values["lists"] = self.lists
-        return pack(_MANIFEST, values)
+    @property
+    def seen(self) -> Seen:
+        """Which manifest it is."""
+        return self.number, self.id
+
+    def encode(self, magic: bytes = MAGIC) -> bytes:
+        """The object. Raises InvalidInput where readers would refuse its size."""
+        values = {**vars(self), "documents": list(self.entries.values())}
+        del values["entries"]
+        return pack(magic, values | {"signature": self.signature.to_dict()})
 
     @classmethod
-    def decode(cls, data: bytes | memoryview, what: str) -> "Manifest":
-        """The manifest of an object. Raises CorruptMemory, NewerFormat."""
-        held = open_packed(_MANIFEST, data, _Manifest, what)
+    def decode(cls, data: bytes | memoryview, what: str, magic: bytes = MAGIC) -> "Manifest":
+        """The manifest of an object. what: names the object. Raises CorruptMemory, NewerFormat,
+        OlderFormat.
+        """
         try:
-            form = None if held.selector is None else IndexSpec.decode(held.selector)
-            names = [page.first for page in held.pages]
-            if names != sorted(set(names)):
-                raise ValueError("its pages are not in order")
+            held = open_packed(magic, data, _Manifest, what)
+            entries = {
+                entry.row.name: entry for entry in (_entry(*each) for each in held.documents)
+            }
+            if [*entries] != sorted(entries) or len(entries) < len(held.documents):
+                raise ValueError("its documents are not in order")
             return cls(
-                held.number, held.id, held.published, Signature.from_dict(held.signature),
-                held.codec, held.created, form, tuple(held.pages), held.lists,
+                Signature.from_dict(held.signature), held.codec, held.created, held.selector,
+                entries, held.lists, held.number, held.id, held.published,
             )  # fmt: skip
-        except (ValueError, IndexError, InvalidConfig) as error:
+        except (ValueError, InvalidConfig) as error:
             raise CorruptMemory(
                 f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
             ) from error
+
+
+def _entry(row: dict[str, Any], pieces: list[Piece]) -> Entry:
+    """An entry of these values. Raises ValueError."""
+    document = Document.decode(row)
+    if document.state != "ready" or document.id != 1:
+        raise ValueError("a document is not ready")
+    return Entry(document, tuple(sorted(pieces)))
+
+
+def segments_of(entries: Iterable[Entry]) -> set[str]:
+    """The segments that entries name."""
+    return {piece.segment for entry in entries for piece in entry.pieces}
 
 
 def manifest_name(number: int) -> str:
@@ -191,20 +154,51 @@ def manifest_number(name: str) -> int:
 
 def newest_number(objects: ObjectStore) -> int | None:
     """The number of the newest manifest, by one listing; None where there is none. Raises
-    StoreUnavailable, MemoryNotFound (no bucket).
+    CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket).
     """
     name = objects.first(MANIFESTS)
-    if name is None:
-        return None
     try:
-        return manifest_number(name)
+        return None if name is None else manifest_number(name)
     except ValueError as error:
         raise CorruptMemory(f"{objects.url}: {error}; keep other objects elsewhere") from error
 
 
 def read_manifest(objects: ObjectStore, number: int) -> Manifest:
-    """A manifest by its number. Raises CorruptMemory, NewerFormat, ObjectNotFound,
+    """A manifest by its number. Raises CorruptMemory, NewerFormat, OlderFormat, ObjectNotFound,
     StoreUnavailable.
     """
     name = manifest_name(number)
-    return Manifest.decode(objects.get(name, PACKED_BYTES), f"{objects.url}: {name}")
+    manifest = Manifest.decode(objects.get(name, PACKED_BYTES), f"{objects.url}: {name}")
+    if manifest.number != number or not number:
+        raise CorruptMemory(f"{objects.url}: {name} is another manifest; restore it from a copy")
+    return manifest
+
+
+def find_newest(
+    objects: ObjectStore, *, folder: Path | None = None, at_least: int | None = None
+) -> Manifest | None:
+    """The newest manifest, or None where nothing was published.
+
+    folder: remembers which that is. at_least: its number, whatever was read before. Raises as
+    `read_manifest`, and StaleMemory.
+    """
+    before = newest_seen(objects.identity, folder)
+    number = newest_number(objects)
+    if number is None:
+        return None
+    manifest = read_manifest(objects, number)
+    check_newest(objects.url, manifest.seen, before, at_least)
+    note_newest(objects.identity, manifest.seen, folder, reset=at_least is not None)
+    return manifest
+
+
+def read_newest(
+    objects: ObjectStore, *, folder: Path | None = None, at_least: int | None = None
+) -> Manifest:
+    """As `find_newest`; raises MemoryNotFound where nothing was published."""
+    manifest = find_newest(objects, folder=folder, at_least=at_least)
+    if manifest is None:
+        raise MemoryNotFound(
+            f"{objects.url} holds no published memory; memstore share push makes one"
+        )
+    return manifest

@@ -4,7 +4,6 @@ without credentials.
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,14 +18,13 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.calls import begin, wait_for
+from memstore.share.parallel import at_once, interruptible
 
 T = TypeVar("T")
 
-OBJECT_BYTES = 256 << 20  # of any object that is read whole; segments of 32 MB are the largest
-_DELETED_AT_ONCE = 500
+OBJECT_BYTES = 256 << 20  # of any object that is read whole; manifests may be the largest
 _asked_by: int | None = None  # the first process that called an object store
-_LOCAL_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
+_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
 
 
 class Found(NamedTuple):
@@ -46,8 +44,8 @@ class Extent(NamedTuple):
 
 
 class ObjectStore:
-    """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores. May be
-    used by several threads.
+    """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores, which
+    repeats failed requests and ends each in time. May be used by several threads.
 
     url: without credentials. identity: the URL and its endpoint; one store has one identity. Every
     call raises StoreUnavailable where the store is unavailable or refuses, and MemoryClosed in a
@@ -66,28 +64,15 @@ class ObjectStore:
         """Use open_object_store. ordered: listings are in order of names. directory: of a local
         store.
         """
-        self.url, self.store = url, store
-        self.identity = f"{url} {endpoint}".rstrip()
-        self._ordered, self._directory = ordered, directory
         import obstore
         import obstore.exceptions
 
-        self._obstore: Any = obstore
-
-    def _check_process(self) -> None:
-        """A fork of a process lacks obstore's threads, and would wait for ever: MemoryClosed."""
-        global _asked_by
-        if _asked_by is None:
-            _asked_by = os.getpid()
-        if _asked_by != os.getpid():
-            raise MemoryClosed(
-                f"{self.url}: process {_asked_by} had asked object stores when this one was forked "
-                "from it; open it in one that is spawned instead"
-            )
+        self.url, self.store = url, store
+        self.identity = f"{url} {endpoint}".rstrip()
+        self._ordered, self._directory, self._obstore = ordered, directory, obstore
 
     def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
         """An object. One of more than `most` bytes raises CorruptMemory, and is not read."""
-        self._check_process()
 
         def read() -> memoryview:
             found = self._obstore.get(self.store, name)  # its head alone
@@ -101,32 +86,17 @@ class ObjectStore:
 
         return self._asked(read, name)
 
-    def _asked(self, work: Callable[[], T], name: str) -> T:
-        """What a request returns. Ctrl-C, which only the main thread gets, does not wait for it."""
-        try:
-            if threading.current_thread() is threading.main_thread():
-                asked = begin(lambda _: work(), [None], name="memstore-object")
-                wait_for(asked)
-                return asked[0].result()
-            return work()
-        except MemstoreError:
-            raise
-        except Exception as error:
-            raise object_error(error, self.url, name) from error
-
     def get_range(self, name: str, offset: int, length: int) -> memoryview:
-        """Part of an object, of exactly this length."""
-        self._check_process()
+        """Part of an object, of exactly this length. Raises CorruptMemory where it ends before."""
         found = self._asked(
             lambda: self._obstore.get_range(self.store, name, start=offset, length=length), name
         )
         if len(found) != length:
-            raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")
+            raise CorruptMemory(f"{self.url}: {name} is truncated; publish it again with --check")
         return memoryview(found)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object; return False, and change nothing, where there is one already."""
-        self._check_process()
         exceptions = self._obstore.exceptions
         taken = (FileExistsError, exceptions.AlreadyExistsError, exceptions.PreconditionError)
 
@@ -141,13 +111,12 @@ class ObjectStore:
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, in place of any other of this name."""
-        self._check_process()
         self._asked(lambda: self._obstore.put(self.store, name, data, use_multipart=False), name)
 
     def names(self, prefix: str) -> Iterator[Found]:
         """The objects below a prefix ("a" has "a/b"), in no order."""
-        self._check_process()
-        pages = iter(self._obstore.list(self.store, prefix, chunk_size=1000))
+        list_pages = self._obstore.list
+        pages = self._asked(lambda: iter(list_pages(self.store, prefix, chunk_size=1000)), prefix)
 
         def read() -> Sequence[Any]:
             try:
@@ -166,37 +135,38 @@ class ObjectStore:
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects; missing ones are passed over."""
-        for at in range(0, len(names), _DELETED_AT_ONCE):
-            some = list(names[at : at + _DELETED_AT_ONCE])
-            try:
-                self._delete(some)
-            except ObjectNotFound:
-                for name in some:
-                    try:
-                        self._delete([name])
-                    except ObjectNotFound:
-                        continue
+        at_once(self._delete, names)
 
-    def _delete(self, names: list[str]) -> None:
-        self._check_process()
-        self._asked(lambda: self._obstore.delete(self.store, names), names[0])
+    def _delete(self, name: str) -> None:
+        with suppress(ObjectNotFound):
+            self._asked(lambda: self._obstore.delete(self.store, name), name)
 
     def sweep(self, seconds: float) -> int:
         """Remove half-written files that are older than so many seconds from a directory."""
-        if self._directory is None:
-            return 0
         removed, before = 0, time.time() - seconds
-        for folder, _, files in os.walk(self._directory, topdown=False):
-            for file in filter(_LOCAL_LEFTOVER.fullmatch, files):
-                with suppress(OSError):  # another process removed it, or owns it
-                    path = Path(folder, file)
-                    if path.stat().st_mtime <= before:
-                        path.unlink()
-                        removed += 1
-            with suppress(OSError):  # it is in use
-                if Path(folder) != self._directory and os.stat(folder).st_mtime <= before:
-                    os.rmdir(folder)
+        for path in self._directory.rglob("*#*") if self._directory else ():
+            with suppress(OSError):  # another process removed it, or owns it
+                if _LEFTOVER.fullmatch(path.name) and path.stat().st_mtime <= before:
+                    path.unlink()
+                    removed += 1
         return removed
+
+    def _asked(self, work: Callable[[], T], name: str) -> T:
+        """The result of a request."""
+        global _asked_by
+        if _asked_by is None:
+            _asked_by = os.getpid()
+        if _asked_by != os.getpid():  # a fork lacks obstore's threads, and would wait for ever
+            raise MemoryClosed(
+                f"{self.url}: process {_asked_by} had asked object stores when this one was forked "
+                "from it; open it in one that is spawned instead"
+            )
+        try:
+            return interruptible(work)
+        except MemstoreError:
+            raise
+        except Exception as error:
+            raise object_error(error, self.url, name) from error
 
 
 # Errors
@@ -209,8 +179,11 @@ CREDENTIALS = {  # in the environment
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 _FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # a path of secrets
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
-_NO_CREDENTIALS = ("169.254.169.254", "latest/api/token", "metadata.google", "redential", "NoAuth")
-_REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId")
+_TOO_SHORT = ("range was invalid", "invalid range", "status code: 416")  # a range after its end
+_REFUSED = (
+    "403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "ermission denied",
+    "169.254.169.254", "latest/api/token", "metadata.google", "redential", "NoAuth",
+)  # fmt: skip
 
 
 def object_error(error: Exception, url: str, name: str) -> MemstoreError:
@@ -218,20 +191,17 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
     from obstore import exceptions
 
     text = str(error)
+    if any(sign in text.lower() for sign in _TOO_SHORT):
+        return CorruptMemory(f"{url}: {name} is truncated; publish it again with --check")
     if any(sign in text for sign in _NO_BUCKET):
         return MemoryNotFound(f"{url}: there is no such bucket; make it, or name another")
     if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
         return ObjectNotFound(f"{url}: there is no {name}; another process removed it")
-    if any(sign in text for sign in _NO_CREDENTIALS):
+    if any(sign in text for sign in _REFUSED):
+        scheme = url.partition(":")[0]
         return StoreUnavailable(
-            f"{url}: no credentials; set them in the environment, as for the engine's own "
-            f"SDK ({CREDENTIALS.get(url.partition(':')[0], 'see docs/sharing.md')}, say)"
-        )
-    refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
-    if isinstance(error, refusals) or any(sign in text for sign in _REFUSED):
-        return StoreUnavailable(
-            f"{url}: access is refused; check the credentials in the environment and the "
-            "bucket's policy, or the directory's mode"
+            f"{url}: access is refused, or there are no credentials; set them in the environment, "
+            f"as for the store's own SDK ({CREDENTIALS.get(scheme, 'or its mode')})"
         )
     return StoreUnavailable(f"{url}: {first_line(error)}; try again, or check the address")
 

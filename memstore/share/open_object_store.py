@@ -25,11 +25,12 @@ _INCOMPLETE = ("Account must be specified", "Missing", "service account", "reden
 _in_process: dict[str, Any] = {}  # stores of memory://, until the process ends
 
 
-def open_object_store(url: str, *, make: bool = False, timeout: float = 30.0) -> ObjectStore:
+def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) -> ObjectStore:
     """The object store at a URL.
 
-    make: create a missing directory (file://). timeout: seconds that a request may take, also with
-    retries. Raises InvalidInput (a URL that cannot be used), MemoryNotFound (no such directory).
+    make: create a missing directory (file://). timeout: seconds that a request may take, and
+    that it is repeated where it fails. Raises InvalidInput (a URL that cannot be used),
+    MemoryNotFound (no such directory).
     """
     try:
         parts = urlsplit(url)
@@ -89,7 +90,7 @@ def _local(url: str, path: Path, make: bool) -> ObjectStore:
             path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():
             raise MemoryNotFound(f"{url}: there is no such directory; publish a memory there")
-        return ObjectStore(url, store(prefix=path), directory=path)
+        return ObjectStore(url, store(prefix=path, automatic_cleanup=True), directory=path)
     except OSError as error:
         raise InvalidInput(f"{url}: {error.strerror}; name another directory") from error
 
@@ -100,9 +101,6 @@ def _remote(url: str, scheme: str, timeout: float) -> ObjectStore:
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
     if endpoint.startswith("http://"):
         client["allow_http"] = True  # as the store's own SDK does
-    more: dict[str, Any] = {}
-    if scheme == "s3" and (provider := _aws_profile()) is not None:
-        more["credential_provider"] = provider
     try:
         store = obstore.store.from_url(
             url,
@@ -113,7 +111,6 @@ def _remote(url: str, scheme: str, timeout: float) -> ObjectStore:
                 "backoff": {"init_backoff": timedelta(milliseconds=100), "base": 2,
                             "max_backoff": timedelta(seconds=5)},
             },
-            **more,
         )  # fmt: skip
     except (ValueError, obstore.exceptions.BaseError) as error:
         if any(sign in str(error) for sign in _INCOMPLETE):
@@ -125,29 +122,3 @@ def _remote(url: str, scheme: str, timeout: float) -> ObjectStore:
             f"{url}: {first_line(error)}; give it as {scheme}://bucket/prefix"
         ) from error
     return ObjectStore(url, store, endpoint=endpoint, ordered=True)
-
-
-def _aws_profile() -> Any:
-    """Credentials of a profile or a login, by boto3; keys of the environment, roles of machines and
-    tokens are read without it.
-    """
-    names = (
-        "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    )  # fmt: skip
-    if any(os.environ.get(name) for name in names):
-        return None
-    configured = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
-    if not (os.environ.get("AWS_PROFILE") or Path(configured).expanduser().is_file()):
-        return None
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-
-        return Boto3CredentialProvider()
-    except ImportError as error:
-        raise InvalidInput(
-            "credentials of a profile need boto3 (pip install boto3); or set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY"
-        ) from error
-    except Exception as error:  # boto3's own, of every kind
-        raise StoreUnavailable(f"no credentials: {first_line(error)}; set AWS_PROFILE") from error

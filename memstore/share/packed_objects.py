@@ -1,4 +1,4 @@
-"""Small objects, and the footers of exported files.
+"""Manifests, and the footers of exported files.
 
 magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
 """
@@ -6,55 +6,40 @@ magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64
 import struct
 from typing import Any
 
-import msgpack
+import msgspec
 import zstandard
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import T, unpack
-from memstore.errors import CorruptMemory, InvalidInput, NewerFormat, OlderFormat
+from memstore.errors import InvalidInput, NewerFormat, OlderFormat
 
-FORMAT = 10  # of publications and exported documents
-PACKED_BYTES = 64 << 20  # a manifest, a page or a footer, packed or unpacked
+FORMAT = 11  # of publications and exported documents
+PACKED_BYTES = 256 << 20  # packed or unpacked
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 
 
 def pack(magic: bytes, value: Any, *, number: int = FORMAT) -> bytes:
-    """Encode plain values. Raises InvalidInput where readers would refuse the size."""
-    plain = msgpack.packb(value)
+    """Encode a value. Raises InvalidInput where readers would refuse the size."""
+    plain = msgspec.msgpack.encode(value)
     data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
     if max(len(plain), len(data) + _DIGEST.size) > PACKED_BYTES:
         raise InvalidInput(
-            f"a table of the documents would have {len(plain):,} bytes, which readers refuse; "
+            f"the table of the documents would have {len(plain):,} bytes, which readers refuse; "
             "publish some of them to another prefix"
         )
     return data + _DIGEST.pack(xxh3_64_intdigest(data))
 
 
-def digest_of(data: bytes | memoryview) -> int:
-    """The checksum that an object ends with."""
-    return int.from_bytes(bytes(data[-_DIGEST.size :]), "little")
-
-
 def open_packed(magic: bytes, data: bytes | memoryview, form: type[T], what: str) -> T:
-    """Decode an object. Raises CorruptMemory, NewerFormat, OlderFormat."""
+    """Decode an object. what: names it. Raises ValueError (damaged), NewerFormat, OlderFormat."""
     data = bytes(data)
-    try:
-        if len(data) < _HEAD.size + _DIGEST.size:
-            raise ValueError("it is truncated")
-        found, number, _ = _HEAD.unpack_from(data)
-        if found != magic:
-            raise ValueError("it is something else")
-        if digest_of(data) != xxh3_64_intdigest(data[: -_DIGEST.size]):
-            raise ValueError("its checksum does not match")
-        _check_format(what, number)
-        return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
-    except ValueError as error:
-        raise CorruptMemory(
-            f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
-        ) from error
-
-
-def _check_format(what: str, number: int) -> None:
+    if len(data) < _HEAD.size + _DIGEST.size:
+        raise ValueError("it is truncated")
+    found, number, _ = _HEAD.unpack_from(data)
+    if found != magic:
+        raise ValueError("it is something else")
+    if data[-_DIGEST.size :] != _DIGEST.pack(xxh3_64_intdigest(data[: -_DIGEST.size])):
+        raise ValueError("its checksum does not match")
     if number > FORMAT:
         raise NewerFormat(
             f"{what} is in format {number}, this version reads {FORMAT}; update memstore"
@@ -64,6 +49,7 @@ def _check_format(what: str, number: int) -> None:
             f"{what} was made by an older version; ingest the documents again (memstore ingest), "
             "and export them again, or publish them to another prefix"
         )
+    return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
 
 
 def decompressed(data: bytes, most: int = PACKED_BYTES) -> bytes:

@@ -4,7 +4,7 @@ written once, whatever documents refer to it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -16,27 +16,18 @@ from memstore.share.pieces import Kind, Piece, RecordIndex, Value, encode_values
 
 T = TypeVar("T")
 
-_VALUES_BYTES = 8 << 20  # of the values of a piece, about
+_VALUES_BYTES, _RUN_BYTES = 8 << 20, 16 << 20  # of the values of a piece, of a run of records
 
 
-class Target(Protocol):
-    """Where the bytes of pieces go; those of one kind may be stored apart from others."""
-
-    def size(self, kind: Kind) -> int:
-        """Bytes of the object so far that pieces of this kind are appended to."""
-
-    def room(self, kind: Kind) -> int:
-        """Bytes that pieces of this kind should have at most before they are appended."""
-
-    def append(self, kind: Kind, chunks: Sequence[bytes]) -> tuple[str, int]:
-        """Append bytes; return the object that has them and their offset."""
+Append = Callable[[Kind, Sequence[bytes]], tuple[str, int]]
+"""Appends bytes to the object for pieces of a kind; returns the object and their offset."""
 
 
 class PieceWriter:
     """Writes documents, one after the other. Used by one thread."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, append: Append) -> None:
+        self._append = append
         self._passages: dict[Digest, tuple[Piece, int]] = {}  # the run of each, and its row there
 
     def learn(self, run: Piece, digests: Sequence[Digest]) -> None:
@@ -73,16 +64,16 @@ class PieceWriter:
         return [*pieces, *(self._references(order.digests) if records else ())]
 
     def _write_values(self, kind: Kind, part: int, values: Iterator[Value]) -> Iterator[Piece]:
-        for some in _batches(values, lambda value: len(value.value), lambda: _VALUES_BYTES):
+        for some in _batches(values, lambda value: len(value.value), _VALUES_BYTES):
             data = encode_values(some)
-            segment, offset = self._target.append(kind, [data])
+            segment, offset = self._append(kind, [data])
             digest = xxh3_64_intdigest(data)
             yield Piece(kind, part, some[0].first, len(some), 0, segment, offset, len(data), digest)
 
     def _write_blocks(self, head: Head, records: Iterator[Part]) -> Iterator[Piece]:
         """Write the blocks of a document's one write."""
         first = 0
-        for rows in self._rows(_by_block(records)):
+        for rows in _batches(_by_block(records), _row_bytes, _RUN_BYTES):
             data = [records for _, records in rows]
             yield self._write_run(head, [head.document.write], first, data)
             first += len(rows)
@@ -97,17 +88,10 @@ class PieceWriter:
             new.add(digest)
             return found
 
-        for rows in self._rows(row for row in _by_block(records) if is_new(row[0])):
+        some = (row for row in _by_block(records) if is_new(row[0]))
+        for rows in _batches(some, _row_bytes, _RUN_BYTES):
             digests = [order.digests[block] for block, _ in rows]
             self.learn(self._write_run(head, digests, 0, [data for _, data in rows]), digests)
-
-    def _rows(
-        self, rows: Iterable[tuple[int, list[bytes]]]
-    ) -> Iterator[list[tuple[int, list[bytes]]]]:
-        """Rows of records in batches that fill a segment."""
-        return _batches(
-            rows, lambda row: sum(map(len, row[1])), lambda: self._target.room("records")
-        )
 
     def _write_run(
         self, head: Head, writes: Sequence[bytes], first: int, rows: Sequence[Sequence[bytes]]
@@ -117,12 +101,11 @@ class PieceWriter:
         """
         layers = head.document.memory_layers(head.signature)
         sizes = np.array([list(map(len, row)) for row in rows], dtype=np.uint32)
-        index = RecordIndex(writes, first, layers, self._target.size("records"), sizes)
+        index = RecordIndex(writes, first, layers, sizes)
         data = index.encode()
-        segment, start = self._target.append("records", [*chain.from_iterable(rows), data])
-        assert start == index.start
-        digest = xxh3_64_intdigest(data)
-        return Piece("records", 0, first, len(rows), 0, segment, index.end, len(data), digest)
+        segment, start = self._append("records", [*chain.from_iterable(rows), data])
+        at, digest = start + index.bytes, xxh3_64_intdigest(data)
+        return Piece("records", 0, first, len(rows), 0, segment, at, len(data), digest)
 
     def _references(self, digests: Sequence[Digest]) -> list[Piece]:
         """The pieces of a document of these passages: consecutive blocks that are consecutive rows
@@ -162,15 +145,17 @@ def _by_block(records: Iterator[Part]) -> Iterator[tuple[int, list[bytes]]]:
         yield int(block), [record.data for record in some if isinstance(record, Record)]
 
 
-def _batches(
-    items: Iterable[T], size_of: Callable[[T], int], room: Callable[[], int]
-) -> Iterator[list[T]]:
-    """Batches of items, each of which has at least `room()` bytes when it ends."""
+def _row_bytes(row: tuple[int, list[bytes]]) -> int:
+    return sum(map(len, row[1]))
+
+
+def _batches(items: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """Batches of items, each of at least so many bytes but for the last."""
     batch, size = list[T](), 0
     for item in items:
         batch.append(item)
         size += size_of(item)
-        if size >= room():
+        if size >= least:
             yield batch
             batch, size = [], 0
     if batch:

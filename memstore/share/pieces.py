@@ -1,5 +1,5 @@
 """Pieces: the parts of documents as published segments and exported files store them. A piece is
-the index of a run of records, or values of the tables of landmarks or tokens.
+values of the tables of landmarks or tokens, or the index of a run of records, which lie before it.
 
 A piece of values is, in little-endian order,
 
@@ -7,41 +7,38 @@ A piece of values is, in little-endian order,
     of each value: first number of what it is about (u64: block or token), its bytes (u32)
     the values, one after the other: as in the memory, without their checksum
 
-so that its beginning tells where each value is. The index of a run of records is, compressed by
-zstd,
-
-    magic "mI", layers (u16), writes, first block, rows (u32 each), where the records begin in the
-        segment (u64)
-    what identifies the records (16 bytes each): the id of one write of consecutive blocks; or, of
-        passages, whose first block is 0, the digest of each
-    the layers (u16 each), then of each row and layer the bytes of its record (u32; 0: none)
+so that its beginning tells where each value is. The index of a run of records is msgpack compressed
+by zstd: see RecordIndex.
 """
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import zstandard
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from memstore.decode import Block, Count, Layer, Positive
+from memstore.decode import Block, Count, Layer, Positive, unpack
 from memstore.disk.format.document import Document
 from memstore.disk.format.record import WRITE_BYTES, RecordForm, WriteId
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory
 from memstore.share.document_parts import IndexRun, Part, Record, Tokens
+from memstore.share.object_store import Extent
 from memstore.share.packed_objects import decompressed
 
 Kind = Literal["records", "landmarks", "tokens"]
+Name = Annotated[str, Meta(max_length=4096)]
 Digest = Annotated[int, Meta(ge=0)]
 
 PIECE_BYTES = 64 << 20  # of a piece: 8 MiB of values and one more, or an index
 _INDEX_BYTES = 16 << 20  # of an index of records, unpacked
 _VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QI")
-_INDEX = struct.Struct("<2sHIIIQ")
 _BATCH_BYTES = 8 << 20  # of records that are read at once
 
 
@@ -57,10 +54,27 @@ class Piece(NamedTuple):
     first: Count  # block that it begins with; tokens: token
     take: Positive  # number of its values, or of the blocks that the document uses
     row: Block  # of records: the row of their index that it begins with; else 0
-    segment: str  # the object; "" in an exported file
+    segment: Name  # the object; "" in an exported file
     offset: Count  # of the values, or of the index of the records
-    length: Positive  # in bytes
+    length: Annotated[int, Meta(ge=1, le=PIECE_BYTES)]  # in bytes
     digest: Digest  # XXH3-64 of these bytes
+
+    @property
+    def extent(self) -> Extent:
+        """Where its bytes are."""
+        return Extent(self.segment, self.offset, self.length)
+
+
+class Entry(NamedTuple):
+    """A document that has left a memory: its row, without a number, and its pieces."""
+
+    row: Document  # its id is 1
+    pieces: tuple[Piece, ...]  # in order
+
+    @classmethod
+    def of(cls, row: Document, pieces: Iterable[Piece]) -> "Entry":
+        """The entry of a memory's row, without what concerns that memory alone."""
+        return cls(replace(row.portable(), id=1), tuple(sorted(pieces)))
 
 
 class Ranges(Protocol):
@@ -101,11 +115,11 @@ def decode_table(data: bytes | memoryview, count: int) -> dict[int, tuple[int, i
     beginning of the piece. Raises ValueError.
     """
     data, end = memoryview(data), table_bytes(count)
-    magic, zero, values, digest = _unpack(_VALUES, data)
-    if magic != b"mV" or zero or values != count:
-        raise ValueError(f"it is not a piece of {count} values")
     if end > len(data):
         raise ValueError("it is truncated")
+    magic, zero, values, digest = _VALUES.unpack_from(data)
+    if magic != b"mV" or zero or values != count:
+        raise ValueError(f"it is not a piece of {count} values")
     table = data[_VALUES.size : end]
     if xxh3_64_intdigest(table) != digest:
         raise ValueError("the checksum of its table does not match")
@@ -129,66 +143,57 @@ def decode_values(data: bytes | memoryview, count: int) -> list[Value]:
 # Records
 
 
+class _Index(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    writes: list[Annotated[bytes, Meta(min_length=WRITE_BYTES, max_length=WRITE_BYTES)]]
+    first: Block
+    layers: Annotated[list[Layer], Meta(min_length=1)]
+    sizes: bytes  # u32, of each row and layer
+
+
 class RecordIndex:
-    """Where records are in their segment: a row for each of consecutive blocks, or passages."""
+    """Where the records of a run are: a row for each of consecutive blocks, or passages. They are
+    in order of rows and layers, the last one just before their index.
+    """
 
     def __init__(
-        self,
-        writes: Sequence[WriteId],
-        first: int,
-        layers: Sequence[int],
-        start: int,
-        sizes: np.ndarray,
+        self, writes: Sequence[WriteId], first: int, layers: Sequence[int], sizes: np.ndarray
     ) -> None:
         """writes: the id of one write, or the digest of each passage. first: block; 0 of passages.
-        sizes: bytes of each record [rows, layers], 0 for none. Records are consecutive in that
-        order, the first at byte `start`.
+        sizes: bytes of each record [rows, layers], 0 for none.
         """
         self.writes, self.first, self.layers = tuple(writes), first, tuple(layers)
-        self.start, self.sizes = start, sizes.astype(np.uint32)
+        self.sizes, self.rows = sizes.astype(np.uint32), len(sizes)
         ends = np.cumsum(self.sizes, dtype=np.int64)
-        self.starts = (start + ends - self.sizes.ravel()).reshape(self.sizes.shape)
-        self.end = start + (int(ends[-1]) if len(ends) else 0)
+        self._starts = (ends - self.sizes.ravel()).reshape(self.sizes.shape)
+        self.bytes = int(ends[-1]) if len(ends) else 0  # of all records
         self._column = {layer: at for at, layer in enumerate(self.layers)}
 
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return len(self.sizes)
-
-    def find(self, layer: int, row: int) -> tuple[int, int] | None:
-        """First byte and length of a record, or None."""
-        column = self._column.get(layer)
-        if column is None or not 0 <= row < len(self.sizes) or not self.sizes[row, column]:
+    def find(self, piece: Piece, layer: int, block: int) -> Extent | None:
+        """Where the record of a block of a document is, or None. piece: the document's, with this
+        index.
+        """
+        column, row = self._column.get(layer), piece.row + block - piece.first
+        if column is None or not 0 <= row < self.rows or not self.sizes[row, column]:
             return None
-        return int(self.starts[row, column]), int(self.sizes[row, column])
+        start = piece.offset - self.bytes + int(self._starts[row, column])
+        return Extent(piece.segment, start, int(self.sizes[row, column]))
 
     def encode(self) -> bytes:
         """The index as it is stored."""
-        head = _INDEX.pack(
-            b"mI", len(self.layers), len(self.writes), self.first, len(self.sizes), self.start
-        )
-        layers = np.asarray(self.layers, "<u2").tobytes()
         sizes = self.sizes.astype("<u4").tobytes()
-        return zstandard.compress(b"".join((head, *self.writes, layers, sizes)))
+        held = _Index(list(self.writes), self.first, list(self.layers), sizes)
+        return zstandard.compress(msgspec.msgpack.encode(held))
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "RecordIndex":
         """The index of these bytes. Raises ValueError."""
-        raw = decompressed(bytes(data), _INDEX_BYTES)
-        magic, count, known, first, rows, start = _unpack(_INDEX, raw)
-        names = _INDEX.size + WRITE_BYTES * known
-        at = names + 2 * count
-        if magic != b"mI" or len(raw) != at + 4 * count * rows or first + rows > 1 << 32:
-            raise ValueError("it is not an index of records")
-        if known not in (1, rows):
+        held = unpack(decompressed(bytes(data), _INDEX_BYTES), _Index)
+        sizes = np.frombuffer(held.sizes, "<u4").reshape(-1, len(held.layers))
+        if len(held.writes) not in (1, len(sizes)) or held.first + len(sizes) > 1 << 32:
             raise ValueError("it does not identify its records")
-        layers = np.frombuffer(raw, "<u2", count, names).tolist()
-        if layers != sorted(set(layers)) or start >= 1 << 62:
+        if held.layers != sorted(set(held.layers)):
             raise ValueError("its layers are not in order")
-        sizes = np.frombuffer(raw, "<u4", count * rows, at).reshape(rows, count)
-        writes = [raw[n : n + WRITE_BYTES] for n in range(_INDEX.size, names, WRITE_BYTES)]
-        return cls(writes, first, layers, start, sizes)
+        return cls(held.writes, held.first, held.layers, sizes)
 
 
 def most_record_bytes(raw: int) -> int:
@@ -206,29 +211,13 @@ def piece_of(pieces: Sequence[Piece], block: int) -> Piece | None:
     return pieces[at]
 
 
-def row_of(piece: Piece, block: int) -> int:
-    """The row of a block in a piece's index."""
-    return piece.row + block - piece.first
-
-
-def _unpack(form: struct.Struct, data: bytes | memoryview) -> tuple:
-    if len(data) < form.size:
-        raise ValueError("it is truncated")
-    return form.unpack_from(data)
-
-
 # Reading
-
-
-def check_piece(objects: Ranges, piece: Piece, data: bytes | memoryview) -> None:
-    """Compare the bytes of a piece with its checksum. Raises CorruptMemory."""
-    if len(data) != piece.length or xxh3_64_intdigest(data) != piece.digest:
-        raise damaged(objects, piece, "its checksum does not match")
 
 
 def values_of(objects: Ranges, piece: Piece, data: bytes | memoryview) -> list[Value]:
     """The values of a piece with these bytes. Raises CorruptMemory."""
     try:
+        _check_digest(piece, data)
         return decode_values(data, piece.take)
     except ValueError as error:
         raise damaged(objects, piece, error) from error
@@ -238,10 +227,10 @@ def index_of(objects: Ranges, row: Document, piece: Piece, data: bytes | memoryv
     """The index of a piece of records with these bytes, which must be of the document's write, or
     of passages. Raises CorruptMemory.
     """
-    check_piece(objects, piece, data)
     try:
+        _check_digest(piece, data)
         index = RecordIndex.decode(data)
-        if index.rows < piece.row + piece.take:
+        if index.rows < piece.row + piece.take or index.bytes > piece.offset:
             raise ValueError("it is the index of other blocks")
         if row.of_passages:
             if len(index.writes) != index.rows:
@@ -255,9 +244,9 @@ def index_of(objects: Ranges, row: Document, piece: Piece, data: bytes | memoryv
     return index
 
 
-def read_piece(objects: Ranges, piece: Piece) -> memoryview:
-    """The bytes of a piece, which are not checked. Raises CorruptMemory, StoreUnavailable."""
-    return objects.get_range(piece.segment, piece.offset, piece.length)
+def _check_digest(piece: Piece, data: bytes | memoryview) -> None:
+    if len(data) != piece.length or xxh3_64_intdigest(data) != piece.digest:
+        raise ValueError("its checksum does not match")
 
 
 def read_parts(
@@ -269,9 +258,7 @@ def read_parts(
     """
     for kind in ("tokens", "landmarks"):
         for piece in (piece for piece in pieces if piece.kind == kind):
-            data = read_piece(objects, piece)
-            check_piece(objects, piece, data)
-            for first, value in values_of(objects, piece, data):
+            for first, value in values_of(objects, piece, objects.get_range(*piece.extent)):
                 yield (
                     Tokens(first, value) if kind == "tokens" else IndexRun(piece.part, first, value)
                 )
@@ -280,25 +267,25 @@ def read_parts(
     for piece in sorted(piece for piece in pieces if piece.kind == "records"):
         which = piece.segment, piece.offset
         if which not in indexes:
-            indexes[which] = index_of(objects, row, piece, read_piece(objects, piece))
+            indexes[which] = index_of(objects, row, piece, objects.get_range(*piece.extent))
         yield from _records(objects, piece, indexes[which], most)
 
 
 def _records(objects: Ranges, piece: Piece, index: RecordIndex, most: int) -> Iterator[Record]:
     """The records of a piece, read some 8 MB at a time. most: bytes of a record."""
-    places: list[tuple[int, int, int, int]] = []  # block, layer, offset, bytes
+    places: list[tuple[int, int, Extent]] = []
     for block in range(piece.first, piece.first + piece.take):
         for layer in index.layers:
-            found = index.find(layer, row_of(piece, block))
+            found = index.find(piece, layer, block)
             if found is not None:
-                if found[1] > most:
-                    raise damaged(objects, piece, f"a record of {found[1]:,} bytes")
-                places.append((block, layer, *found))
+                if found.length > most:
+                    raise damaged(objects, piece, f"a record of {found.length:,} bytes")
+                places.append((block, layer, found))
         last = block + 1 == piece.first + piece.take
-        if places and (last or places[-1][2] - places[0][2] >= _BATCH_BYTES):
-            start, end = places[0][2], places[-1][2] + places[-1][3]
+        if places and (last or places[-1][2].offset - places[0][2].offset >= _BATCH_BYTES):
+            start, end = places[0][2].offset, sum(places[-1][2][1:])
             data = objects.get_range(piece.segment, start, end - start)
-            for number, layer, at, size in places:
+            for number, layer, (_, at, size) in places:
                 yield Record(number, layer, bytes(data[at - start : at - start + size]))
             places = []
 

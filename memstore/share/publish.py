@@ -1,35 +1,39 @@
-"""Publishing: uploads documents of a memory as segments, and then writes the next manifest.
+"""Publishing: documents of a memory are uploaded as segments, and then the next manifest names
+them. Until then no reader sees any of it.
 
 Published data is not sent again: of a document, what is published of it; of passages, the records
 that an earlier version of one of the documents has, or another of the documents sent; of an
-interrupted publisher, the segments that it sent. Until the manifest is written no reader sees any
-of it.
+interrupted publisher, the segments that it sent.
+
+Manifest n + 1 is written by a create that fails where there is one: the loser of a race reads the
+winner's and tries again. So readers see a change whole or not at all, and none is lost.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import DocumentNotFound, StoreUnavailable
-from memstore.share.entries import Entry
-from memstore.share.manifest_commit import Change, commit
-from memstore.share.object_store import ObjectStore
-from memstore.share.published import Published
-from memstore.share.segments import FOLDER
-from memstore.share.upload import (
-    Changed,
-    Progress,
-    PublishOptions,
-    Sent,
-    Upload,
-    check_form,
-    silent,
+from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
+from memstore.share.manifest import (
+    ListsRef,
+    Manifest,
+    find_newest,
+    manifest_name,
+    read_manifest,
+    read_newest,
+    segments_of,
 )
+from memstore.share.newest_seen import note_newest
+from memstore.share.object_store import ObjectStore
+from memstore.share.pieces import Entry
+from memstore.share.segments import are_there
+from memstore.share.upload import Progress, PublishOptions, Sent, Upload, check_same_memory
 
-_TRIES = 20
+_TRIES, _COMMITS = 20, 100
 
 
 class Report(NamedTuple):
@@ -50,7 +54,7 @@ def publish(
     documents: Sequence[Document],
     objects: ObjectStore,
     options: PublishOptions = _USUAL,
-    progress: Progress = silent,
+    progress: Progress = lambda done, documents: None,
 ) -> Report:
     """Publish ready documents of a memory.
 
@@ -58,50 +62,51 @@ def publish(
     document that changed while it was published, or that cannot be kept as text), CorruptMemory,
     StoreUnavailable, MemoryNotFound (no bucket). Whatever happens, what was published before stays.
     """
+    names = {document.name for document in documents}
     for _ in range(_TRIES):  # a later try finds again what an earlier one sent
-        push = Upload(catalog, documents, objects, options)
-        sent = push.send(progress)
-        with suppress(Changed):
-            published = commit(objects, partial(push.change, sent), sent.first)
-            assert published is not None
-            there = [document.name for document in documents if document.name not in sent.entries]
-            sizes = push.uploaded
-            return Report(
-                published.manifest.number, [*sent.entries], sorted(there), len(sizes), sum(sizes)
-            )
+        sent = Upload(catalog, documents, objects, options).send(progress)
+
+        def change(newest: Manifest, sent: Sent = sent) -> Change | None:
+            if {name: newest.entries[name] for name in names & {*newest.entries}} != sent.before:
+                raise Changed
+            return Change(sent.entries) if sent.entries or not newest.number else None
+
+        try:
+            newest = commit(objects, change, sent.first)
+        except Changed:
+            continue
+        there = sorted(names - {*sent.entries})
+        return Report(newest.number, [*sent.entries], there, len(sent.sizes), sum(sent.sizes))
     raise StoreUnavailable(f"{objects.url}: others keep changing what is published; try again")
 
 
 def publish_sent(objects: ObjectStore, sent: Sent, *, replace: bool) -> tuple[int, list[str]]:
-    """Write the manifest that names documents that other processes uploaded; return the number of
-    the newest manifest, and the names under which others published other content since.
+    """Write the manifest that is the union of the newest and of documents that other processes
+    uploaded; return the number of the newest manifest, and the names under which others published
+    other content since.
 
     replace: also replace what others published since. Raises WrongModel, StoreUnavailable (another
     process pruned what was uploaded: ingest again).
     """
     refused: list[str] = []
 
-    def change(newest: Published | None) -> Change | None:
-        check_form(sent.first, newest, objects.url)
-        there = {} if newest is None else newest.entries([*sent.entries])
-        segments = {found.name for found in objects.names(FOLDER)}
-        new: dict[str, Entry | None] = {}
+    def change(newest: Manifest) -> Change | None:
         refused.clear()
+        new: dict[str, Entry | None] = {}
         for name, entry in sent.entries.items():
-            now = there.get(name)
+            now = newest.entries.get(name)
             if replace or now is None or now == sent.before.get(name):
-                if not {piece.segment for piece in entry.pieces} <= segments:
-                    raise StoreUnavailable(
-                        f"{objects.url}: another process pruned what was ingested; give the same "
-                        "command again"
-                    )
                 new[name] = entry
             elif now.row.source_hash != entry.row.source_hash:
                 refused.append(name)
         return Change(new) if new else None
 
-    published = commit(objects, change, sent.first)
-    return 0 if published is None else published.manifest.number, refused
+    try:
+        return commit(objects, change, sent.first).number, refused
+    except Changed:
+        raise StoreUnavailable(
+            f"{objects.url}: another process pruned what was ingested; give the same command again"
+        ) from None
 
 
 def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
@@ -111,13 +116,81 @@ def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
     DocumentNotFound, MemoryNotFound, StoreUnavailable.
     """
 
-    def change(newest: Published | None) -> Change:
-        found = {} if newest is None else newest.entries(names)
-        missing = [name for name in names if name not in found]
+    def change(newest: Manifest) -> Change:
+        missing = [name for name in names if name not in newest.entries]
         if missing:
             raise DocumentNotFound(f"no document {missing[0]!r} is published at {objects.url}")
         return Change(dict.fromkeys(names))
 
-    published = commit(objects, change)
-    assert published is not None
-    return published.manifest.number
+    return commit(objects, change).number
+
+
+# The next manifest
+
+
+class Change(NamedTuple):
+    """What a publisher wants of the next manifest."""
+
+    entries: Mapping[str, Entry | None]  # by name; None for one that goes
+    lists: ListsRef | None = None  # in place of those there are
+
+
+class Changed(Exception):
+    """Another process changed a document, or pruned what was to be published."""
+
+
+def commit(
+    objects: ObjectStore, change: Callable[[Manifest], Change | None], first: Manifest | None = None
+) -> Manifest:
+    """Write the next manifest; return the newest.
+
+    change: takes the newest manifest, and returns what changes, or None where nothing does; called
+    again where another publisher was faster. first: stands for the newest where nothing is
+    published.
+
+    Raises StoreUnavailable (the publication then has all of the change, or none), MemoryNotFound
+    (nothing is published, and there is no `first`), WrongModel, Changed, and what `change` raises.
+    """
+    for _ in range(_COMMITS):
+        newest = (find_newest(objects) or first) if first is not None else read_newest(objects)
+        assert newest is not None
+        if first is not None:
+            check_same_memory(first, newest, objects.url)
+        wanted = change(newest)
+        if wanted is None:
+            return newest
+        new = [entry for entry in wanted.entries.values() if entry is not None]
+        if not are_there(objects, segments_of(new) - newest.segments):
+            raise Changed
+        entries = {**newest.entries, **wanted.entries}
+        manifest = replace(
+            newest,
+            entries={name: entry for name, entry in sorted(entries.items()) if entry is not None},
+            lists=wanted.lists or newest.lists,
+            number=newest.number + 1,
+            id=os.urandom(16),
+            published=time.time(),
+        )
+        if _create(objects, manifest):
+            note_newest(objects.identity, manifest.seen, reset=manifest.number == 1)
+            return manifest
+    raise StoreUnavailable(f"{objects.url}: {_COMMITS} others published at once; try again")
+
+
+def _create(objects: ObjectStore, manifest: Manifest) -> bool:
+    """Write a manifest; False where another has its number.
+
+    A create whose answer was lost may have been done: then its own is there.
+    """
+    name = manifest_name(manifest.number)
+    try:
+        if objects.create(name, manifest.encode()):
+            return True
+    except StoreUnavailable:
+        try:
+            if read_manifest(objects, manifest.number).id == manifest.id:
+                return True
+        except (StoreUnavailable, CorruptMemory):
+            pass
+        raise
+    return read_manifest(objects, manifest.number).id == manifest.id

@@ -18,7 +18,6 @@ from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, 
 from memstore.share.published_database import PublishedDatabase
 from memstore.share.published_source import SharedSource
 from memstore.share.published_tables import Snapshot
-from memstore.share.remote import Remote
 from memstore.share.valkey import Valkey
 
 
@@ -49,7 +48,7 @@ class PublishedCatalog(Catalog):
 
     def row(self, txn: Any, document: int) -> Document | None:
         """A document's row by id, also of an unpublished document that stays a while, or None."""
-        entry = txn.state.entries.get(document)
+        entry = txn.state.entry(document)
         return None if entry is None else entry.row
 
     def write_of(self, txn: Any, number: int) -> WriteId:
@@ -79,8 +78,9 @@ class PublishedCatalog(Catalog):
         computed.
         """
         number = self._numbers.number(digest, document, block)
-        stored = bool(self.source.caches)
-        stored = stored or piece_of(txn.state.entries[document].pieces, block) is not None
+        entry = txn.state.entry(document)
+        published = entry is not None and piece_of(entry.pieces, block) is not None
+        stored = published or bool(self.source.caches)
         return StoredAt(number, 0, stored, digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
@@ -110,14 +110,11 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     path, server = options.get("local_cache"), options.get("valkey")
     budget = options.get("local_budget") or LOCAL_BUDGET
     local = None if path is None else LocalCache(path, budget)
-    shared = None
-    if server is not None:
-        shared = Valkey(server, timeout=min(2.0, deadline / 10))
-    remote = Remote(open_object_store(url, timeout=deadline), deadline=deadline)
-    try:
-        refresh, at_least = options.get("refresh") or REFRESH, options.get("at_least")
-        database = PublishedDatabase(remote, local, refresh=refresh, at_least=at_least)
-        return PublishedCatalog(database, local, shared)
-    except BaseException:
-        remote.close()
-        raise
+    shared = None if server is None else Valkey(server, timeout=min(1.0, deadline / 10))
+    database = PublishedDatabase(
+        open_object_store(url, timeout=deadline),
+        local,
+        refresh=options.get("refresh") or REFRESH,
+        at_least=options.get("at_least"),
+    )
+    return PublishedCatalog(database, local, shared)

@@ -6,24 +6,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from memstore.disk.lmdb.environment import Version
-from memstore.errors import (
-    CorruptMemory,
-    DocumentNotFound,
-    MemoryClosed,
-    MemoryNotFound,
-    StoreUnavailable,
-)
-from memstore.share.entries import Entry
+from memstore.errors import MemoryClosed, MemstoreError
 from memstore.share.local_cache import LocalCache
-from memstore.share.manifest import newest_number
+from memstore.share.manifest import newest_number, read_manifest, read_newest
+from memstore.share.newest_seen import note_newest
+from memstore.share.object_store import ObjectStore
 from memstore.share.piece_reader import PieceReader
 from memstore.share.publication_options import REFRESH
-from memstore.share.published import Published, note_newest
 from memstore.share.published_tables import Snapshot, State
-from memstore.share.remote import Remote
 
 _log = logging.getLogger("memstore")
 _PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
@@ -37,32 +29,25 @@ class PublishedDatabase:
 
     def __init__(
         self,
-        remote: Remote,
+        objects: ObjectStore,
         local: LocalCache | None,
         *,
         refresh: float = REFRESH,
         at_least: int | None = None,
     ) -> None:
-        """Read the newest manifest and its table of documents. local: caches pieces, and remembers
-        the newest manifest. refresh: seconds after which a newer one is looked for. at_least: the
-        lowest number to accept, whatever was read before. Raises MemoryNotFound, CorruptMemory,
-        StaleMemory, NewerFormat, StoreUnavailable.
+        """Read the newest manifest. local: caches pieces, and remembers the newest manifest.
+        refresh: seconds after which a newer one is looked for. at_least: the lowest number to
+        accept, whatever was read before. Raises MemoryNotFound, CorruptMemory, StaleMemory,
+        NewerFormat, OlderFormat, StoreUnavailable.
         """
-        self.path = remote.objects.url
-        self.remote, self.pieces = remote, PieceReader(remote, local)
+        self.path, self.objects = objects.url, objects
+        self.pieces = PieceReader(objects, local)
         self._folder = None if local is None else local.path
         self._lock, self._following = threading.Lock(), threading.Lock()
         self._closed, self._pid = False, os.getpid()
         self._warned = self._looking = False
         self._looked, self._refresh_after = time.monotonic(), refresh
-
-        def newest() -> tuple[Published, list[Entry]]:
-            found = Published.open(remote.objects, folder=self._folder, at_least=at_least)
-            return found, found.documents()
-
-        # Kept, so that its pages need not be read again for the next manifest.
-        self._published, entries = remote.call(newest)
-        self.state = State.first(self._published.manifest, entries)
+        self.state = State.first(read_newest(objects, folder=self._folder, at_least=at_least))
 
     @property
     def version(self) -> Version:
@@ -86,7 +71,7 @@ class PublishedDatabase:
     def _look(self) -> None:
         try:
             self.refresh()
-        except (StoreUnavailable, MemoryNotFound, CorruptMemory, DocumentNotFound):
+        except MemstoreError:
             pass  # the state before is read on
         finally:
             self._looked, self._looking = time.monotonic(), False
@@ -95,8 +80,7 @@ class PublishedDatabase:
         """Read the newest manifest now, if it is newer. An older one is logged, once, and not read.
         Raises what opening raises.
         """
-        held = self.state.manifest.number
-        number = self.remote.call(partial(newest_number, self.remote.objects))
+        held, number = self.state.manifest.number, newest_number(self.objects)
         if (number is None or number < held) and not self._warned:
             self._warned = True
             _log.warning(
@@ -106,22 +90,15 @@ class PublishedDatabase:
                 number or "gone",
                 held,
             )
-
-        read = None
+        newest = None
         if number is not None and number > held:
-            read = self.remote.call(partial(self._read_manifest, number))
+            newest = read_manifest(self.objects, number)
+            note_newest(self.objects.identity, newest.seen, self._folder)
         with self._following:
-            if read is not None and read[0].manifest.number > self.state.manifest.number:
-                self._published, entries = read
-                self.state = self.state.next(self._published.manifest, entries)
+            if newest is not None and newest.number > self.state.manifest.number:
+                self.state = self.state.next(newest)
             elif self.state.has_left:
-                self.state = self.state.again()
-
-    def _read_manifest(self, number: int) -> tuple[Published, list[Entry]]:
-        objects = self.remote.objects
-        found = Published.at(objects, number, self._published)
-        note_newest(objects.identity, found.seen, self._folder)
-        return found, found.documents()
+                self.state = self.state.next(self.state.manifest)
 
     def look_again(self) -> None:
         """Read the newest state because objects are missing: unpublished documents are dropped at
@@ -130,7 +107,7 @@ class PublishedDatabase:
         self.refresh()
         with self._following:
             if self.state.leaving:
-                self.state = self.state.again(drop=True)
+                self.state = self.state.without_leaving()
 
     @contextmanager
     def read(self) -> "Iterator[Snapshot]":

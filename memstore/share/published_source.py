@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter
 
 from torch import Tensor
 
@@ -21,17 +20,15 @@ from memstore.errors import (
     CorruptBlock,
     CorruptMemory,
     DocumentNotFound,
-    MemoryNotFound,
+    MemstoreError,
     MissingBlock,
-    StoreUnavailable,
+    ObjectNotFound,
 )
-from memstore.share.background_writes import BackgroundWrites
-from memstore.share.calls import Failure
 from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import Extent
 from memstore.share.passage_numbers import PassageNumbers
 from memstore.share.piece_reader import RecordPlace
-from memstore.share.pieces import most_record_bytes, piece_of, row_of
+from memstore.share.pieces import most_record_bytes, piece_of
 from memstore.share.published_database import PublishedDatabase
 from memstore.share.valkey import Valkey
 from memstore.tiers.raw_bits import raw_view
@@ -55,17 +52,16 @@ class SharedSource:
     ) -> None:
         """catalog: over the database. local, shared: caches above the object store."""
         self._catalog, self._database, self._passages = catalog, database, passages
-        self.remote, self.shared = database.remote, shared
+        self._pieces, self._writes, self._shared = database.pieces, database.pieces.writes, shared
         self.caches: dict[str, LocalCache | Valkey] = {
             **({} if local is None else {"local": local}),
             **({} if shared is None else {"valkey": shared}),
         }
         self.counters: Mapping[str, TierCounter] = {
             **{name: cache.counter for name, cache in self.caches.items()},
-            "remote": self.remote.counter,
+            "remote": self._pieces.counter,
         }
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
-        self._writes = BackgroundWrites()
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
     def read_from(
@@ -76,7 +72,6 @@ class SharedSource:
         """
         if not units:
             return [], []
-        until = self.remote.until()
         latest = self._slots
         if latest is None or latest[0] is not slab:
             latest = self._slots = slab, Slots(raw_view(slab))
@@ -89,41 +84,35 @@ class SharedSource:
         tiers = [""] * len(units)
         for name in self.caches:
             if rest:
-                rest = self._from_cache(name, batch, rest, until, tiers)
+                rest = self._from_cache(name, batch, rest, tiers)
         if rest:
-            self._from_store(batch, rest, until, used, tiers)
+            self._from_store(batch, rest, used, tiers)
         return batch.lengths, tiers
 
     # Caches
 
     def _from_cache(
-        self, name: str, batch: Batch, wanted: Sequence[Wanted], until: float, tiers: list[str]
+        self, name: str, batch: Batch, wanted: Sequence[Wanted], tiers: list[str]
     ) -> list[Wanted]:
         """Fill the records that a cache has; return the others, in order."""
         began, cache = time.perf_counter(), self.caches[name]
-        found: list[Found] = []
-        missing: list[Wanted] = []
-        unread: list[Wanted] = []  # the failure is counted
-        try:
-            values = cache.get_many(self._names(wanted), self._most, until)
-        except Failure:
-            return list(wanted)
-        for record, value in zip(wanted, values):
-            if value is None:
-                missing.append(record)
-            elif isinstance(value, Failure):
-                unread.append(record)
-            else:
-                found.append((record, memoryview(value)))
-        good, bad = _fill(batch, found)
-        for record, failure in bad:
-            cache.counter.failed(failure.reason)
-            self._writes.add(partial(cache.drop, *self._names([record])), 0)
-            unread.append(record)
-        self._count(name, batch, good, missing, tiers, time.perf_counter() - began)
+        good, rest = list[Found](), list[Wanted]()
+        keys = self._names(wanted)
+        for record, key, value in zip(wanted, keys, cache.get_many(keys, self._most)):
+            try:
+                if value is None:
+                    rest.append(record)
+                    continue
+                batch.fill(record, memoryview(value))
+                good.append((record, memoryview(value)))
+            except CorruptBlock:
+                cache.counter.failed("damaged")
+                self._writes.add(partial(cache.drop, key), 0)
+                rest.append(record)
+        self._count(name, batch, good, rest, tiers, time.perf_counter() - began)
         if name == "valkey":
             self._keep(good, self.caches.keys() - {"valkey"})
-        return sorted(missing + unread, key=itemgetter(0))
+        return rest
 
     def _names(self, records: Sequence[Wanted]) -> list[str]:
         """The keys of records in every cache. A key identifies the content: the model, the write
@@ -153,22 +142,9 @@ class SharedSource:
 
     def _keep(self, found: Sequence[Found], caches: Collection[str]) -> None:
         """Store records that were read in caches, in the background."""
-        if not found or not caches:
-            return
-        whole = [(record, bytes(data)) for record, data in found if self._is_whole(record, data)]
-        self._writes.add(lambda: self._put(whole, caches), sum(len(data) for _, data in whole))
-
-    def _is_whole(self, record: Wanted, data: memoryview) -> bool:
-        """Are all heads of a record right? Those that were wanted were checked."""
-        _, key, write, places = record
-        table = self._catalog.blocks
-        if len(places) == table.geometry.num_kv_heads:
-            return True
-        try:
-            table.check(data, key, write)
-        except CorruptBlock:
-            return False
-        return True
+        if found and caches:
+            whole = [(record, bytes(data)) for record, data in found]
+            self._writes.add(lambda: self._put(whole, caches), sum(len(data) for _, data in whole))
 
     def keep_computed(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
         """Store a passage that a reader computed in the caches, in the background, as the record
@@ -185,21 +161,19 @@ class SharedSource:
         self._writes.add(put, 2 * k.nbytes)
 
     def _put(self, records: Sequence[tuple[Wanted, bytes]], caches: Collection[str]) -> None:
-        names = self._names([record for record, _ in records])
-        named = [(name, data) for name, (_, data) in zip(names, records)]
+        """Store records in caches, but for those of which a head that was not wanted is damaged."""
+        named = []
+        for name, (record, data) in zip(self._names([record for record, _ in records]), records):
+            with suppress(CorruptBlock):
+                self._catalog.blocks.check(data, record[1], record[2])
+                named.append((name, data))
         for cache in caches:
-            with suppress(Failure):  # the cache counts it
-                self.caches[cache].put(named)
+            self.caches[cache].put(named)
 
     # Object store
 
     def _from_store(
-        self,
-        batch: Batch,
-        wanted: Sequence[Wanted],
-        until: float,
-        used: Version | None,
-        tiers: list[str],
+        self, batch: Batch, wanted: Sequence[Wanted], used: Version | None, tiers: list[str]
     ) -> None:
         """Fill all of these from the object store, by where the newest manifest has them.
 
@@ -208,44 +182,39 @@ class SharedSource:
         BlocksUnavailable.
         """
         began = time.perf_counter()
-        failed: list[tuple[Wanted, Failure]] = []
+        failed: list[tuple[Wanted, MemstoreError]] = []
         there: list[tuple[Wanted, Extent]] = []
         places = [self._place(key) for _, key, _, _ in wanted]
-        for record, extent in zip(wanted, self._database.pieces.find(places, until)):
+        for record, extent in zip(wanted, self._pieces.find(places)):
             if extent is None:
                 raise self._missing(record[1])
-            if isinstance(extent, Failure):
+            if isinstance(extent, MemstoreError):
                 failed.append((record, extent))
             elif extent.length > self._most:
-                what = f"{record[1]} should be {extent.length:,} bytes, of {self._most:,} at most"
-                failed.append((record, Failure("damaged", what)))
+                what = (
+                    f"{record[1]} is damaged ({extent.length:,} bytes, of {self._most:,} at most)"
+                )
+                failed.append((record, CorruptBlock(what)))
             else:
                 there.append((record, extent))
-
-        def check(number: int, data: memoryview) -> None:
-            _, key, write, _ = there[number][0]
-            try:
-                self._catalog.blocks.check(data, key, write)
-            except CorruptBlock as error:
-                raise Failure("damaged", str(error)) from error
-
-        found: list[Found] = []
-        answers = self.remote.read([extent for _, extent in there], check, until)
+        good: list[Found] = []
+        answers = self._pieces.fetch(
+            [extent for _, extent in there],
+            lambda number, data: batch.fill(there[number][0], memoryview(data)),
+        )
         for (record, _), answer in zip(there, answers):
-            if isinstance(answer, Failure):
+            if isinstance(answer, MemstoreError):
                 failed.append((record, answer))
             else:
-                found.append((record, answer))
-        good, bad = _fill(batch, found)
-        failed += bad
+                good.append((record, answer))
         self._count("remote", batch, good, [], tiers, time.perf_counter() - began)
         self._keep(good, self.caches)
         if not failed:
             return
         # It may have been sent again, and pruning may have removed its segment.
-        changed = any(failure.reason in ("missing", "damaged") for _, failure in failed)
+        changed = any(isinstance(error, CorruptMemory | ObjectNotFound) for _, error in failed)
         if changed and used is not None and self._look_again(used):
-            self._from_store(batch, [record for record, _ in failed], until, None, tiers)
+            self._from_store(batch, [record for record, _ in failed], None, tiers)
             return
         raise self._error(batch, failed)
 
@@ -256,30 +225,30 @@ class SharedSource:
         document, block = key.document, key.block
         if self._passages.has(document):
             _, document, block = self._passages.passage(document)
-        entry = self._database.state.entries.get(document)
+        entry = self._database.state.entry(document)
         if entry is None:
             raise DocumentNotFound(
-                f"document {document} is not in {self.remote.objects.url}: it was unpublished"
+                f"document {document} is not in {self._database.path}: it was unpublished"
             )
         piece = piece_of(entry.pieces, block)
         if piece is None:
             raise self._missing(key)
-        return RecordPlace(entry.row, piece, key.layer, row_of(piece, block))
+        return RecordPlace(entry.row, piece, key.layer, block)
 
     def _missing(self, key: RecordKey) -> MissingBlock:
-        return MissingBlock(f"{key}: no such record in {self.remote.objects.url}; run verify")
+        return MissingBlock(f"{key}: no such record in {self._database.path}; run verify")
 
-    def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
-        (_, key, _, _), failure = failed[0]
-        if all(found.reason == "damaged" for _, found in failed):
-            url = self.remote.objects.url
-            what = str(failure).removeprefix(f"{url}: ").partition(";")[0]
+    def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, MemstoreError]]) -> MemstoreError:
+        (_, key, _, _), error = failed[0]
+        url = self._database.path
+        away = [other for _, other in failed if not isinstance(other, CorruptMemory)]
+        if not away:
+            what = str(error).removeprefix(f"{url}: ").partition(";")[0]
             return CorruptBlock(f"{url}: {what}; publish the document again with --check")
         units = [batch.units[at] for record, _ in failed for at in record[3]]
-        worst = next(f for _, f in failed if f.reason != "damaged")
         return BlocksUnavailable(
-            f"{len(units)} blocks of {self.remote.objects.url} could not be read, {key} among "
-            f"them ({worst.reason}: {worst}); what is cached still answers",
+            f"{len(units)} blocks of {url} could not be read, {key} among them "
+            f"({str(away[0]).removeprefix(f'{url}: ')}); what is cached still answers",
             units,
         )
 
@@ -287,7 +256,7 @@ class SharedSource:
         """Read the newest manifest; is it another one than was used? Another thread may have read
         it in between.
         """
-        with suppress(StoreUnavailable, MemoryNotFound, CorruptMemory):
+        with suppress(MemstoreError):
             self._database.look_again()
         return self._database.version != used
 
@@ -296,21 +265,7 @@ class SharedSource:
         self._writes.settle()
 
     def close(self) -> None:
-        """End its threads, once what was read is written to the caches; idempotent."""
+        """End its thread, once what was read is written to the caches; idempotent."""
         self._writes.close()
-        if self.shared is not None:
-            self.shared.close()
-        self.remote.close()
-
-
-def _fill(batch: Batch, found: Sequence[Found]) -> tuple[list[Found], list[tuple[Wanted, Failure]]]:
-    """Check records and copy their wanted heads into the slots; return the right and the wrong."""
-    good: list[Found] = []
-    bad: list[tuple[Wanted, Failure]] = []
-    for record, data in found:
-        try:
-            batch.fill(record, data)
-            good.append((record, data))
-        except CorruptBlock as error:
-            bad.append((record, Failure("damaged", str(error))))
-    return good, bad
+        if self._shared is not None:
+            self._shared.close()

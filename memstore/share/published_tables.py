@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 import msgpack
 
-from memstore.disk.format.keys import read_tokens_key, run_key, tokens_key
+from memstore.disk.format.keys import run_key, tokens_key
 from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
-from memstore.share.entries import Entry
 from memstore.share.manifest import Manifest
 from memstore.share.object_store import Extent
 from memstore.share.piece_reader import Checked, PieceReader
-from memstore.share.pieces import Piece, Value
+from memstore.share.pieces import Entry, Piece, Value
 
 LEAVING = 300.0  # seconds that an unpublished document stays: as long as an answer may take
 _CHANGES = 4096  # that are remembered
@@ -33,55 +32,50 @@ class State:
     """
 
     manifest: Manifest
-    entries: Mapping[int, Entry]  # by number, also unpublished documents that stay
-    leaving: Mapping[int, float]  # until when unpublished documents stay (time.monotonic)
+    published: Mapping[int, Entry]  # by number
+    leaving: Mapping[int, tuple[Entry, float]]  # and until when each stays (time.monotonic)
     last: int  # the greatest number so far
     serial: int  # among the states of this process
     changes: Changes
 
     @classmethod
-    def first(cls, manifest: Manifest, entries: Iterable[Entry]) -> "State":
+    def first(cls, manifest: Manifest) -> "State":
         """The state that a reader begins with."""
         none = cls(manifest, {}, {}, 0, 0, Changes(os.urandom(8), 1))
-        made = none.next(manifest, entries)
-        return replace(made, changes=none.changes)
+        return replace(none.next(manifest), changes=none.changes)
 
-    def next(self, manifest: Manifest, entries: Iterable[Entry]) -> "State":
-        """The state of a manifest with these documents; it may be the same manifest."""
-        now, last = time.monotonic(), self.last
-        numbers = {(e.row.name, e.row.write): number for number, e in self.entries.items()}
+    def next(self, manifest: Manifest) -> "State":
+        """The state of a manifest; it may be the same manifest."""
+        now, last, old = time.monotonic(), self.last, self.published
+        leaving = {n: stays for n, stays in self.leaving.items() if stays[1] > now}
+        known = {**{n: entry for n, (entry, _) in leaving.items()}, **old}
+        numbers = {(entry.row.name, entry.row.write): n for n, entry in known.items()}
         there: dict[int, Entry] = {}
-        for entry in sorted(entries, key=lambda entry: (entry.row.created, entry.row.name)):
+        for entry in sorted(manifest.entries.values(), key=lambda e: (e.row.created, e.row.name)):
             number = numbers.get((entry.row.name, entry.row.write))
             if number is None:
                 number = last = last + 1
             there[number] = entry._replace(row=replace(entry.row, id=number))
-        leaving = {n: until for n, until in self.leaving.items() if until > now and n not in there}
-        old = self.published
-        leaving |= {n: now + LEAVING for n in old if n not in there}
+        leaving |= {n: (entry, now + LEAVING) for n, entry in old.items()}
+        leaving = {n: stays for n, stays in leaving.items() if n not in there}
         changed = [n for n, entry in there.items() if old.get(n) != entry]
         changed += old.keys() - there.keys()
-        series, count, known = self.changes
-        changes = Changes(series, count + len(changed), (*known, *changed)[-_CHANGES:])
-        every = {**{n: self.entries[n] for n in leaving}, **there}
-        return State(manifest, every, leaving, last, self.serial + 1, changes)
+        series, count, latest = self.changes
+        changes = Changes(series, count + len(changed), (*latest, *changed)[-_CHANGES:])
+        return State(manifest, there, leaving, last, self.serial + 1, changes)
 
-    def again(self, *, drop: bool = False) -> "State":
-        """The same manifest's, without documents that stayed long enough; drop: without any that
-        are unpublished, since their objects are gone.
-        """
-        leaving = dict.fromkeys(self.leaving, 0.0) if drop else self.leaving
-        return replace(self, leaving=leaving).next(self.manifest, self.published.values())
+    def without_leaving(self) -> "State":
+        """The same, without unpublished documents."""
+        return replace(self, leaving={}).next(self.manifest)
 
-    @property
-    def published(self) -> dict[int, Entry]:
-        """The published documents by number."""
-        return {n: entry for n, entry in self.entries.items() if n not in self.leaving}
+    def entry(self, number: int) -> Entry | None:
+        """A document, which may be unpublished and stay, or None."""
+        return self.published.get(number) or self.leaving.get(number, (None, 0.0))[0]
 
     @property
     def has_left(self) -> bool:
         """Has an unpublished document stayed long enough?"""
-        return min(self.leaving.values(), default=float("inf")) <= time.monotonic()
+        return any(until <= time.monotonic() for _, until in self.leaving.values())
 
 
 class Snapshot:
@@ -99,7 +93,7 @@ class Snapshot:
         """A value, or None. Raises CorruptMemory, StoreUnavailable."""
         if table == "meta":
             return _description(self.state.manifest).get(key)
-        return self._table(table, key, key).get(key)
+        return self._table(table, key).get(key)
 
     def scan_checked(
         self, table: str, start: bytes, end: bytes | None = None, *, ahead: bool = False
@@ -108,14 +102,14 @@ class Snapshot:
         ahead: without effect; all values of a document are read with the first. Raises
         CorruptMemory, StoreUnavailable.
         """
-        values = self._table(table, start, end)
+        values = self._table(table, start)
         for key in sorted(values):
             if key >= start and (end is None or key < end):
                 yield key, values[key]
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
         """The greatest key of the same document that is not after `key`, or None."""
-        return max((known for known in self._table(table, key, key) if known <= key), default=None)
+        return max((known for known in self._table(table, key) if known <= key), default=None)
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[bytes | memoryview] | None:
         """Parts of landmarks, all read at the same time; None where one has another size. Raises
@@ -134,7 +128,7 @@ class Snapshot:
 
     def _landmarks(self, key: bytes) -> Piece | None:
         """The piece that holds landmarks."""
-        entry = self.state.entries.get(_document(key))
+        entry = self.state.entry(_document(key))
         if entry is None:
             return None
         part = int.from_bytes(key[_BLOCK : _BLOCK + 2], "big")
@@ -146,28 +140,17 @@ class Snapshot:
         """Read all of some documents' values of a table, at the same time. Raises CorruptMemory,
         StoreUnavailable.
         """
-        entries = self.state.entries
-        new = [n for n in documents if (table, n) not in self._held and n in entries]
-        wanted = [[piece for piece in entries[n].pieces if piece.kind == table] for n in new]
-        values = iter(self._pieces.values([piece for pieces in wanted for piece in pieces]))
-        for number, pieces in zip(new, wanted):
+        new = [(n, self.state.entry(n)) for n in documents if (table, n) not in self._held]
+        wanted = [(n, [p for p in entry.pieces if p.kind == table]) for n, entry in new if entry]
+        values = iter(self._pieces.values([piece for _, pieces in wanted for piece in pieces]))
+        for number, pieces in wanted:
             self._held[table, number] = self._by_key(number, pieces, values)
 
-    def _table(self, table: str, start: bytes, end: bytes | None) -> dict[bytes, bytes]:
-        """Values by key of the document of `start`: of landmarks all, of tokens those of the pieces
-        that may have keys from `start` to `end`.
-        """
-        number = _document(start)
-        if table != "tokens":
-            self.bring([number], table)
-        if (table, number) in self._held or number not in self.state.entries:
-            return self._held.get((table, number), {})
-        first = read_tokens_key(start)[1] if len(start) > _BLOCK else 0
-        last = read_tokens_key(end)[1] if end is not None and len(end) > _BLOCK else 1 << 64
-        pieces = [p for p in self.state.entries[number].pieces if p.kind == "tokens"]
-        least = max((piece.first for piece in pieces if piece.first <= first), default=0)
-        pieces = [piece for piece in pieces if least <= piece.first <= last]
-        return self._by_key(number, pieces, iter(self._pieces.values(pieces)))
+    def _table(self, table: str, key: bytes) -> dict[bytes, bytes]:
+        """All values of a table by key, of the document of a key."""
+        number = _document(key)
+        self.bring([number], table)
+        return self._held.get((table, number), {})
 
     def _by_key(
         self, number: int, pieces: Iterable[Piece], values: Iterator[list[Value]]

@@ -7,10 +7,9 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.errors import InvalidInput, WrongModel
 from memstore.index.passage_files import Pieces
-from memstore.share.manifest import ListsRef, PartsRef, new_lists_name
-from memstore.share.manifest_commit import Change, commit
+from memstore.share.manifest import ListsRef, Manifest, PartsRef, new_lists_name
 from memstore.share.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.published import Published
+from memstore.share.publish import Change, commit
 from memstore.share.segments import SEGMENT_BYTES
 
 
@@ -34,9 +33,8 @@ def send_lists(
     ref = ListsRef(new_lists_name(), len(head), xxh3_64_intdigest(head), refs)
     objects.put(ref.head, head)
 
-    def change(newest: Published | None) -> Change:
-        selector = None if newest is None else newest.manifest.selector
-        if selector is None or selector.digest != digest:
+    def change(newest: Manifest) -> Change:
+        if newest.selector is None or newest.selector.digest != digest:
             raise WrongModel(f"{objects.url} is found by another selector; open it again")
         return Change({}, lists=ref)
 

@@ -13,16 +13,13 @@ from memstore.disk.format.text_parts import Keep
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import StoredPassage
 from memstore.errors import DocumentExists, InvalidInput, WrongModel
-from memstore.share.calls import at_once
 from memstore.share.document_parts import Head
-from memstore.share.entries import Entry
 from memstore.share.garbage_collection import GRACE
-from memstore.share.manifest import Manifest
-from memstore.share.manifest_commit import Change
+from memstore.share.manifest import Manifest, find_newest, segments_of
 from memstore.share.object_store import ObjectStore
+from memstore.share.parallel import at_once
 from memstore.share.piece_writer import PieceWriter
-from memstore.share.pieces import Piece, index_of, read_piece
-from memstore.share.published import Published
+from memstore.share.pieces import Entry, Piece, index_of
 from memstore.share.segments import SegmentWriter, is_whole
 from memstore.share.stored_parts import stored_parts
 
@@ -32,16 +29,13 @@ Progress = Callable[[int, int], None]
 """Takes the number of documents that are done, and of all."""
 
 
-def silent(done: int, documents: int) -> None:
-    """A Progress that shows nothing."""
-
-
 class Sent(NamedTuple):
     """Documents that are uploaded, and that no manifest names yet."""
 
-    first: Manifest  # which the first manifest would be
+    first: Manifest  # of the memory, without documents
     entries: dict[str, Entry]  # of new and changed documents, by name
-    before: Mapping[str, Entry]  # what was published under the names
+    before: Mapping[str, Entry]  # what was published under the names of all
+    sizes: list[int]  # bytes of each segment that was uploaded
 
 
 @dataclass(frozen=True)
@@ -60,12 +54,8 @@ class PublishOptions:
     grace: float = GRACE
 
 
-class Changed(Exception):
-    """Another process changed a document, or pruned what was to be published."""
-
-
 class Upload:
-    """One upload of documents, and what it changes in the next manifest."""
+    """One upload of documents."""
 
     def __init__(
         self,
@@ -77,12 +67,10 @@ class Upload:
         self._catalog, self._objects, self._options = catalog, objects, options
         self._documents = sorted(documents, key=lambda document: document.name)
         self._check_keep()
-        self._first = Manifest(
-            0, b"", 0.0, catalog.signature.public, catalog.codec, time.time(),
-            catalog.index_spec, (),
-        )  # fmt: skip
+        spec = catalog.index_spec
+        self._first = Manifest(catalog.signature.public, catalog.codec, time.time(), spec)
         self._segments = SegmentWriter(objects, options.grace)
-        self._writer = PieceWriter(self._segments)
+        self._writer = PieceWriter(self._segments.append)
         self._unlearned: list[Entry] = []  # that may have passages of the documents
 
     def _check_keep(self) -> None:
@@ -96,14 +84,9 @@ class Upload:
                     "cannot be computed; publish it without --keep text"
                 )
 
-    @property
-    def uploaded(self) -> list[int]:
-        """Bytes of each segment that was uploaded."""
-        return self._segments.sent
-
-    def send(self, progress: Progress = silent) -> Sent:
+    def send(self, progress: Progress = lambda done, documents: None) -> Sent:
         """Upload what is missing of the documents. Raises as `publish`."""
-        before = self._admitted(Published.newest(self._objects))
+        before = self._admitted(find_newest(self._objects))
         whole = self._undamaged(before)
         rows = {document.name: self._row(document) for document in self._documents}
         usable = {
@@ -129,17 +112,7 @@ class Upload:
             name: Entry.of(rows[name], self._segments.placed(found))
             for name, found in pieces.items()
         }
-        return Sent(self._first, entries, before)
-
-    def change(self, sent: Sent, now: Published | None) -> Change | None:
-        """What changes in the next manifest, for `commit`. Raises Changed, and as `publish`."""
-        if self._admitted(now) != sent.before:
-            raise Changed
-        if now is not None and not sent.entries:
-            return None
-        if not self._segments.lasts():
-            raise Changed
-        return Change(sent.entries)
+        return Sent(self._first, entries, before, self._segments.sent)
 
     def _row(self, document: Document) -> Document:
         """A document's row as it is published."""
@@ -154,36 +127,34 @@ class Upload:
             return False
         return (entry.row.write, entry.row.bytes) == (row.write, row.bytes)
 
-    def _admitted(self, newest: Published | None) -> dict[str, Entry]:
+    def _admitted(self, newest: Manifest | None) -> dict[str, Entry]:
         """The published documents of these names, which may be changed. Raises WrongModel,
         DocumentExists.
         """
         if newest is None:
             return {}
-        check_form(self._first, newest, self._objects.url)
-        old = newest.entries([document.name for document in self._documents])
+        check_same_memory(self._first, newest, self._objects.url)
+        old = {}
         for document in self._documents:
-            entry = old.get(document.name)
-            if entry is None or self._options.replace:
+            entry = newest.entries.get(document.name)
+            if entry is None:
                 continue
-            if entry.row.write != document.write:
+            if not self._options.replace and entry.row.write != document.write:
                 raise DocumentExists(
                     f"document {document.name!r} is published at {self._objects.url} with other "
                     "content; give --replace to put this in its place, or publish it under "
                     "another name"
                 )
+            old[document.name] = entry
         return old
 
     def _undamaged(self, old: Mapping[str, Entry]) -> dict[str, Entry]:
         """The undamaged pieces of published documents, if that is to be checked; else all."""
         if not self._options.check:
             return {**old}
-        names = sorted({piece.segment for entry in old.values() for piece in entry.pieces})
-        whole: set[str] = set()
-        for at in range(0, len(names), _READS):
-            some = names[at : at + _READS]
-            found = at_once(partial(is_whole, self._objects), some)
-            whole |= {name for name, good in zip(some, found) if good}
+        names = sorted(segments_of(old.values()))
+        good = at_once(partial(is_whole, self._objects), names, _READS)
+        whole = {name for name, good in zip(names, good) if good}
         return {
             name: entry._replace(pieces=tuple(p for p in entry.pieces if p.segment in whole))
             for name, entry in old.items()
@@ -218,18 +189,18 @@ class Upload:
 
         def digests(run: tuple[Document, Piece]) -> tuple[bytes, ...]:
             row, piece = run
-            return index_of(self._objects, row, piece, read_piece(self._objects, piece)).writes
+            return index_of(
+                self._objects, row, piece, self._objects.get_range(*piece.extent)
+            ).writes
 
         found = [*runs.values()]
         for (_, piece), known in zip(found, at_once(digests, found)):
             self._writer.learn(piece, known)
 
 
-def check_form(first: Manifest, newest: Published | None, url: str) -> None:
-    """Is the newest manifest of the model and selector of this one? Raises WrongModel."""
-    if newest is None:
-        return
+def check_same_memory(first: Manifest, newest: Manifest, url: str) -> None:
+    """Is a manifest of this model and selector? Raises WrongModel."""
     elsewhere = "publish to another prefix"
-    first.signature.check_same(newest.manifest.signature, url, elsewhere)
-    if newest.manifest.selector != first.selector:
+    first.signature.check_same(newest.signature, url, elsewhere)
+    if newest.selector != first.selector:
         raise WrongModel(f"{url} holds documents that are found by another selector; {elsewhere}")

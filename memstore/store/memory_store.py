@@ -502,11 +502,11 @@ class MemoryStore(Closing):
         check_target(file)
         (document,) = self.ready([name])
         if is_url(self.place):
+            from memstore.share.manifest import read_newest
             from memstore.share.open_object_store import open_object_store
-            from memstore.share.published import Published
 
-            published = Published.open(open_object_store(str(self.place)))
-            return PublishedDocument.named(published, name).export(file)
+            objects = open_object_store(str(self.place))
+            return PublishedDocument.named(objects, read_newest(objects), name).export(file)
         return export_document(catalog, document, file)
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
@@ -585,13 +585,14 @@ class MemoryStore(Closing):
         """Read a published document into this memory, as `import_document` does a file. Raises also
         DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
         """
+        from memstore.share.manifest import read_newest
         from memstore.share.open_object_store import open_object_store
-        from memstore.share.published import Published
         from memstore.store.transfer import PublishedDocument
 
         self._writable()
-        published = Published.open(open_object_store(url))
-        return self._import(PublishedDocument.named(published, name), url, as_name)
+        objects = open_object_store(url)
+        document = PublishedDocument.named(objects, read_newest(objects), name)
+        return self._import(document, url, as_name)
 
     # Maintenance
 

@@ -21,11 +21,11 @@ from memstore.share.document_parts import (
     check_parts,
     usable_parts,
 )
-from memstore.share.entries import Entry
+from memstore.share.manifest import Manifest
+from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.pieces import read_parts
+from memstore.share.pieces import Entry, read_parts
 from memstore.share.publish import Report, publish
-from memstore.share.published import Published
 from memstore.share.stored_parts import stored_parts
 from memstore.share.upload import PublishOptions
 
@@ -72,21 +72,20 @@ def publish_from(
 class PublishedDocument:
     """A document of a publication, read whole."""
 
-    def __init__(self, published: Published, entry: Entry) -> None:
-        """entry: of the publication."""
-        manifest = published.manifest
-        self._published, self._entry = published, entry
+    def __init__(self, objects: ObjectStore, manifest: Manifest, entry: Entry) -> None:
+        """entry: of the manifest."""
+        self._objects, self._entry = objects, entry
         self.head = Head(manifest.signature, entry.row, manifest.selector)
 
     @classmethod
-    def named(cls, published: Published, name: str) -> "PublishedDocument":
-        """The document of a name. Raises DocumentNotFound, CorruptMemory, StoreUnavailable."""
-        entry, url = published.entry(name), published.objects.url
+    def named(cls, objects: ObjectStore, manifest: Manifest, name: str) -> "PublishedDocument":
+        """The document of a name. Raises DocumentNotFound."""
+        entry, url = manifest.entries.get(name), objects.url
         if entry is None:
             raise DocumentNotFound(
                 f"no document {name!r} is published at {url}; memstore ls --store {url} lists them"
             )
-        return cls(published, entry)
+        return cls(objects, manifest, entry)
 
     def parts(self) -> Iterator[Part]:
         """Its parts, each checked so that a memory can use it. Raises CorruptMemory,
@@ -96,7 +95,7 @@ class PublishedDocument:
             yield from usable_parts(self.head, self._read())
         except (ValueError, CorruptBlock) as error:
             raise CorruptMemory(
-                f"document {self._entry.row.name!r} at {self._published.objects.url} is damaged "
+                f"document {self._entry.row.name!r} at {self._objects.url} is damaged "
                 f"({error}); publish it again with --check"
             ) from error
 
@@ -114,7 +113,7 @@ class PublishedDocument:
 
     def _read(self) -> Iterator[Part]:
         row, pieces = self._entry
-        return read_parts(self._published.objects, self.head.signature, row, pieces)
+        return read_parts(self._objects, self.head.signature, row, pieces)
 
 
 # Into a memory

@@ -16,9 +16,9 @@ from memstore.errors import MemstoreError, StoreUnavailable, WrongModel
 from memstore.library import library_ingest, reading
 from memstore.library.library_ingest import index_library
 from memstore.share.garbage_collection import prune
+from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
-from memstore.share.published import Published
 from memstore.store.retrieve import first_stage
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
 from support.many_passages import add, create
@@ -37,7 +37,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, url: str) -> WatchedPlace:
 
 
 def document(url: str, name: str) -> Document:
-    entry = Published.open(open_object_store(url)).entry(name)
+    entry = read_newest(open_object_store(url)).entries.get(name)
     assert entry is not None
     return entry.row
 
@@ -104,7 +104,7 @@ def test_bad_documents_are_reported_and_the_others_ingested(tmp_path: Path) -> N
     assert refused.keys() == {"binary.txt", "empty.txt", "noise.txt", "broken.pdf"}
     for name, (kind, why) in refused.items():
         assert kind == "UnreadableDocument" and str(path / name) in why
-    names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
+    names = [*read_newest(open_object_store(url)).entries]
     assert names == ["000.txt", "001.txt", "002.txt"]
 
 
@@ -121,7 +121,7 @@ def test_a_large_library_is_searched_in_two_stages(
     told: list[tuple[int, int]] = []
     assert index_library(url, lambda *given: told.append(given))
     assert told[-1] == (12 * 300, 12 * 300)
-    assert Published.open(open_object_store(url)).manifest.lists is not None
+    assert read_newest(open_object_store(url)).lists is not None
     assert not index_library(url, lambda done, tokens: None)
 
 
@@ -230,7 +230,7 @@ def test_what_others_publish_at_the_same_time_stays(
     engine, names = Here(), list[str]()
     engine.before = lambda batch: names.extend(others(url, tmp_path)) if batch == when else None
     progress, _, told = ingest(path, job(url), engine)
-    found = Published.open(open_object_store(url)).documents()
+    found = [*read_newest(open_object_store(url)).entries.values()]
     assert [entry.row.name for entry in found] == names
     assert {one.status for one in told.values()} <= {"read", "there", "refused"}
     if others is take_a_name:  # another text of that name: it stays

@@ -2,25 +2,19 @@
 all.
 """
 
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from memstore.errors import DocumentExists, DocumentNotFound, StoreUnavailable, WrongModel
-from memstore.share.entries import Entry
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import PAGE_ENTRIES, newest_number
-from memstore.share.manifest_commit import Change, commit
+from memstore.share.manifest import newest_number
 from memstore.share.publish import Report, unpublish
-from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.places import Killed, WatchedPlace
-from support.publishing import before_the_manifest, names, same_as, segments, send, spoil
+from support.publishing import names, same_as, segments, send, spoil
 from support.selected_documents import create as create_selected
 from support.selected_documents import ingest as ingest_selected
 from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
@@ -145,31 +139,21 @@ def test_pruning_removes_unnamed_objects_and_nothing_else(
     assert prune(place, grace=3600) == (0, 0, 0, 0)
     assert {found.name for found in place.names("")} == before
     pruned = prune(place, grace=0)
-    assert (pruned.manifests, pruned.objects) == (2, 3)  # a segment, two pages
+    assert (pruned.manifests, pruned.objects) == (2, 1)
     left = {found.name for found in place.names("")}
-    assert len(left) == 3 + len(others) and {*others} <= left
+    assert len(left) == 2 + len(others) and {*others} <= left
     same_as(memory, place, tmp_path, "text 2")
     send(memory, place)
-    assert prune(place, grace=-3600).objects == 1  # the page before
+    assert prune(place, grace=-3600).manifests == 1
     same_as(memory, place, tmp_path, "text 1", "text 2")
 
 
-@pytest.mark.parametrize(("aged", "sent"), [(0.6, 0), (0.8, 1)])
-def test_what_became_too_old_during_a_push_is_sent_again(
-    aged: float,
-    sent: int,
-    memory: MemoryStore,
-    place: WatchedPlace,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_segment_that_may_be_pruned_is_sent_again(
+    memory: MemoryStore, place: WatchedPlace
 ) -> None:
     ingest(memory, "a", 80)
     interrupt(memory, place)
-    past = [0.0]
-    monkeypatch.setattr(
-        "memstore.share.segments.time", SimpleNamespace(time=lambda: time.time() + past[0])
-    )
-    before_the_manifest(place, lambda: past.append(past.pop() + aged * 1e6))
-    assert send(memory, place, grace=1e6).segments == sent
+    assert send(memory, place, grace=0).segments == 1
     assert verify_published(place.url).clean
 
 
@@ -205,39 +189,6 @@ def test_a_damaged_segment_is_not_used_again(
     unpublish(place, ["a"])
     assert send(memory, place).segments == 1
     same_as(memory, place, tmp_path, "a")
-
-
-# The table of documents
-
-
-def test_a_table_of_many_documents_is_changed_page_by_page(
-    memory: MemoryStore, place: WatchedPlace
-) -> None:
-    ingest(memory, "a", 20)
-    send(memory, place)
-    entry = Published.open(place).entry("a")
-    assert entry is not None
-
-    def put(changes: dict[str, Entry | None]) -> None:
-        commit(place, lambda newest: Change(changes))
-
-    named = {f"{n:05}": Entry(replace(entry.row, name=f"{n:05}"), entry.pieces) for n in range(800)}
-    put(named)
-    newest = Published.open(place)
-    assert names(place) == [*named, "a"]
-    assert max(page.documents for page in newest.manifest.pages) <= PAGE_ENTRIES
-    place.calls.clear()
-    put({"00377": None, "00378x": named["00378"]._replace(row=replace(entry.row, name="00378x"))})
-    assert len([call for call, _ in place.calls if call == "put"]) == 1  # its page
-    assert [call for call, _ in place.calls].count("get") == 2  # that page, and the manifest
-    expected = sorted({*named, "a", "00378x"} - {"00377"})
-    assert names(place) == expected
-    place.calls.clear()
-    reader = Published.open(place)
-    assert reader.entry("00500") == named["00500"]
-    assert [call for call, _ in place.calls] == ["first", "get", "get"]
-    put(dict.fromkeys(expected[10:]))
-    assert names(place) == expected[:10]
 
 
 # Input that is refused

@@ -17,10 +17,9 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import CorruptBlock, DocumentNotFound, InvalidInput, MissingBlock
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import manifest_number
+from memstore.share.manifest import manifest_number, read_manifest, read_newest
 from memstore.share.pieces import RecordIndex
 from memstore.share.publish import unpublish
-from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.passage_documents import SETTINGS, content, landmarks, passage
@@ -81,18 +80,13 @@ def write(store: MemoryStore, name: str, made_of: MadeOf, *, keep: str = "kv") -
 def records_of(place: WatchedPlace) -> int:
     """Bytes of all records that manifests name."""
     indexes = {
-        (piece.segment, piece.offset, piece.length)
+        piece.extent
         for found in place.names("manifests")
-        for entry in Published.at(place, manifest_number(found.name)).documents()
+        for entry in read_manifest(place, manifest_number(found.name)).entries.values()
         for piece in entry.pieces
         if piece.kind == "records"
     }
-    size = 0
-    for segment, offset, length in indexes:
-        data = place.get_range(segment, offset, length)
-        index = RecordIndex.decode(data)
-        size += index.end - index.start
-    return size
+    return sum(RecordIndex.decode(place.get_range(*extent)).bytes for extent in indexes)
 
 
 def bytes_of(store: MemoryStore, made_of: MadeOf) -> int:
@@ -162,7 +156,7 @@ def test_a_passage_is_sent_once(
         assert records_of(place) - before == (size := bytes_of(store, new))
         beside = sum(  # of the documents: landmarks, tokens and words
             piece.length
-            for entry in Published.open(place).documents()
+            for entry in read_newest(place).entries.values()
             for piece in entry.pieces
             if entry.row.name in documents and piece.kind != "records"
         )
@@ -226,7 +220,7 @@ def test_a_record_that_damage_hides_is_damaged_and_not_missing(
 ) -> None:
     write(store, "a", book(1))
     send(store, place)
-    (entry,) = Published.open(place).documents()
+    (entry,) = read_newest(place).entries.values()
     (piece,) = (piece for piece in entry.pieces if piece.kind == "records")
     spoil(place, piece.segment, piece.offset + 20 if kind == "index" else 600)
     with open_at(place) as reader:
@@ -298,8 +292,7 @@ def test_in_any_history_readers_see_the_memory_and_nothing_is_lost_or_left(
                 del there[name]
         if there and source.random() < 0.6:
             prune(place, grace=-10)
-            named = {page.name for page in Published.open(place).manifest.pages} | segments(place)
-            assert {f.name for kind in ("segments", "pages") for f in place.names(kind)} == named
+            assert {found.name for found in place.names("segments")} == segments(place)
         if not some and not there:
             continue
         assert names(place) == sorted(there)

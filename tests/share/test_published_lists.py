@@ -14,11 +14,10 @@ import torch
 from memstore.errors import CorruptMemory, StoreUnavailable
 from memstore.share import send_lists
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import ListsRef
+from memstore.share.manifest import ListsRef, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
-from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage
 from memstore.store.verify.verify_memory import verify_memory
@@ -92,7 +91,7 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
 
 def lists_of(url: str) -> ListsRef:
     """The lists that the newest manifest names."""
-    lists = Published.open(objects_of(url)).manifest.lists
+    lists = read_newest(objects_of(url)).lists
     assert lists is not None
     return lists
 
@@ -115,16 +114,16 @@ def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_pa
 
 def test_a_question_is_few_requests_deep(url: str) -> None:
     with open_(url) as there:
-        remote = there._on_disk().catalog.source.remote
+        pieces = there._on_disk().catalog.database.pieces
         whole = everything(there)
         steps: list[int] = []
-        gather = remote.calls.gather
+        fetch = pieces.fetch
 
-        def counted(work: list[object], *given: object) -> object:
-            steps.append(len(work))
-            return gather(work, *given)
+        def counted(extents: list[object], *given: object) -> object:
+            steps.append(len(extents))
+            return fetch(extents, *given)
 
-        remote.calls.gather = counted
+        pieces.fetch = counted
         rows, weights = question(1, 37, 0)
         short = there.retrieval.shortlist(rows, weights, whole)
         assert short is not None
@@ -164,7 +163,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
 
 def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
     objects = objects_of(url)
-    lists = Published.open(objects).manifest.lists
+    lists = read_newest(objects).lists
     assert lists is not None and len(lists.parts) > 2
     assert {found.name for found in objects.names("lists")} == lists.names
     reader = open_(url)
@@ -173,7 +172,7 @@ def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url
     with open_(url) as there:
         there.build_index()
     assert prune(objects, grace=0.0).objects >= len(lists.names)
-    newest = Published.open(objects).manifest.lists
+    newest = read_newest(objects).lists
     assert newest is not None and {f.name for f in objects.names("lists")} == newest.names
     # who had begun with the old ones goes on with the new
     for seed in range(8):
@@ -243,13 +242,13 @@ def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Pat
     memory.build_index()
     memory.publish(url, ["1", "2", "3"])
     # they tell of a document that is not published
-    assert Published.open(objects_of(url)).manifest.lists is None
+    assert read_newest(objects_of(url)).lists is None
     here = by_name(memory, 0)
     memory.publish(url)
-    newest = Published.open(objects_of(url)).manifest
+    newest = read_newest(objects_of(url))
     assert newest.lists is not None
     memory.publish(url)
-    assert Published.open(objects_of(url)).manifest == newest
+    assert read_newest(objects_of(url)) == newest
     with open_(url) as there:
         found = by_name(there, 0)
         assert here is not None and found is not None and found[0] == here[0]
@@ -262,7 +261,7 @@ def test_lists_that_change_while_they_are_sent_are_not_published(
     url, sent = f"file://{tmp_path}/other", send_lists._send_parts
     memory.build_index()
     memory.publish(url)
-    before = Published.open(objects_of(url)).manifest.lists
+    before = read_newest(objects_of(url)).lists
     assert before is not None
     add(memory, "new", 5, EACH)
     memory.build_index()
@@ -275,7 +274,7 @@ def test_lists_that_change_while_they_are_sent_are_not_published(
     monkeypatch.setattr(send_lists, "_send_parts", meanwhile)
     memory.publish(url)
     monkeypatch.undo()
-    lists = Published.open(objects_of(url)).manifest.lists
+    lists = read_newest(objects_of(url)).lists
     assert lists is not None
     assert all(b"private" not in objects_of(url).get(name).tobytes() for name in lists.names)
     monkeypatch.setattr(first_stage, "PAYING", 1)

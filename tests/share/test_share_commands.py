@@ -44,7 +44,7 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     assert len(set(files.values())) == 1
     assert run("share", "rm", url, "a").out == "a: no longer published; manifest 3\n"
     pruned = run("share", "prune", url, "--grace", 0, "--json").json
-    assert pruned["manifests"] == 2 and pruned["objects"] == 3
+    assert pruned["manifests"] == 2 and pruned["objects"] == 1
     assert run("verify", "--store", url, "--json").json["documents"] == 1
 
 

@@ -4,11 +4,10 @@ readers that recover by themselves. MEMSTORE_SHARE_FAULTS sets the number of rea
 
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -24,22 +23,13 @@ from memstore.errors import (
     MemstoreError,
     StoreUnavailable,
 )
-from memstore.share.calls import Reason
 from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
-from support.published import (
-    TEXTS,
-    Wild,
-    WildPlace,
-    WildServer,
-    impatient,
-    open_at,
-    truth,
-    units_of,
-)
+from support.published import TEXTS, Wild, WildPlace, WildServer, open_at, truth, units_of
 
 NAMED = (StoreUnavailable, CorruptMemory, DocumentNotFound)
+REASONS = {"missing", "damaged", "unavailable"}
 RUNS, ROUND = int(os.environ.get("MEMSTORE_SHARE_FAULTS", "480")), 40
 EACH = RUNS // 3 // ROUND * ROUND  # reads with each rate of faults
 
@@ -53,13 +43,10 @@ def holds_what_was_written(store: MemoryStore, units: list[BlockKey], of: Any = 
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.35, 0.8])
-def test_no_fault_gives_a_wrong_block(
-    texts: ObjectStore, tmp_path: Path, rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fault_gives_a_wrong_block(texts: ObjectStore, tmp_path: Path, rate: float) -> None:
     """A share of all reads of the store and of both caches fails, in every way; the host tier is so
-    small that every lease reads again, and no server is skipped after a failure.
+    small that every lease reads again.
     """
-    monkeypatch.setattr("memstore.share.calls._SKIPPED", 0.0)
     told: Counter[str] = Counter()
     wilds: list[Wild] = []
     rng = random.Random(rate)
@@ -70,8 +57,6 @@ def test_no_fault_gives_a_wrong_block(
         shared = WildServer(server) if round_ % 3 else None
         wild.quiet = True  # opening has its own test
         store = open_at(WildPlace(texts, wild), local=local, shared=shared, host_budget=4096)
-        # where nearly everything fails much is late, too
-        store._on_disk().catalog.source.remote.deadline = 10.0 if rate < 0.5 else 0.03
         with store:
             of = truth(store)
             every = [unit for name in TEXTS for unit in units_of(store, name)]
@@ -91,10 +76,9 @@ def test_no_fault_gives_a_wrong_block(
                     if isinstance(error, BlocksUnavailable):
                         assert error.units <= {*units}
             wild.quiet = server.quiet = True
-            store._on_disk().catalog.source.remote.deadline = 600.0
             holds_what_was_written(store, every[:16])
             for counter in store.retrieval.tiers.disk.counters.values():
-                assert counter.failures().keys() <= {*get_args(Reason)}
+                assert counter.failures().keys() <= REASONS
     assert sum(told.values()) == EACH
     assert told["answered"] > (EACH * 0.5 if rate < 0.5 else 0)
     assert sum(sum(wild.done.values()) for wild in wilds) > EACH * rate * 0.5
@@ -105,7 +89,7 @@ def test_opening_survives_a_storm(texts: ObjectStore) -> None:
     for seed in range(16):
         wild = WildPlace(texts, Wild(seed, 0.4, late=0.05))
         try:
-            with open_at(wild, deadline=60.0) as store:
+            with open_at(wild) as store:
                 q = torch.ones(2, 1, 8)
                 store.retrieval.search_landmarks(1, q, [(1, 0, 51)], 4)
                 opened += 1
@@ -125,7 +109,7 @@ def test_a_record_that_is_damaged_in_the_store_is_named(texts: ObjectStore) -> N
         store.lease(units_of(store, "first")[:2])
     with open_at(WildPlace(texts, Wild(0, 0.0))) as store:
         store.lease(units_of(store, "first")[:2]).release()  # the index is held
-        store._on_disk().catalog.source.remote.objects = damaged
+        store._on_disk().catalog.database.pieces.objects = damaged
         with pytest.raises(CorruptBlock, match="document 1, block 5, layer 1"):
             store.lease([BlockKey(1, 1, 5, 0), BlockKey(1, 1, 5, 1)])
 
@@ -134,68 +118,33 @@ def test_a_record_that_is_damaged_in_the_store_is_named(texts: ObjectStore) -> N
 
 
 class Away(WildPlace):
-    """A texts that can be unavailable: every read fails at once, or hangs."""
+    """A place that can be unavailable."""
 
-    away, hangs, asked = False, False, 0
+    away = False
 
     def get_range(self, name, offset, length):
         if self.away:
-            self.asked += 1
-            if self.hangs:
-                time.sleep(0.4)
             raise StoreUnavailable(f"{self.url}: connection refused; try again")
         return super().get_range(name, offset, length)
 
 
-@pytest.mark.parametrize("hangs", [False, True])
 def test_cached_blocks_answer_while_the_store_is_unavailable(
-    texts: ObjectStore, tmp_path: Path, hangs: bool
+    texts: ObjectStore, tmp_path: Path
 ) -> None:
     away = Away(texts, Wild(0, 0.0))
     local = LocalCache(tmp_path / "cache", 1 << 20)
     with open_at(away, local=local) as store:
         known = units_of(store, "first")[:20]
         holds_what_was_written(store, known)
-        away.away, away.hangs = True, hangs
+        away.away = True
         holds_what_was_written(store, known)
-        began = time.monotonic()
-        with (
-            impatient(store),
-            pytest.raises(StoreUnavailable, match="what is cached still answers"),
-        ):
+        with pytest.raises(StoreUnavailable, match="what is cached still answers"):
             store.lease(units_of(store, "second")[:4])
-        assert time.monotonic() - began < 30  # the deadline and no hang, on a busy machine
         away.away = False
-        store._on_disk().catalog.source.remote.calls.skips_until = 0.0
         holds_what_was_written(store, units_of(store, "second")[:4])
-    away.away = False
     with open_at(away, local=local) as store:  # another process
         away.away = True
         holds_what_was_written(store, known)
-
-
-def test_ten_reads_of_an_unavailable_store_cost_one_deadline(
-    texts: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
-    away = Away(texts, Wild(0, 0.0))
-    with open_at(away) as store:
-        holds_what_was_written(store, units_of(store, "first")[:4])
-        remote, units = store._on_disk().catalog.source.remote, units_of(store, "second")[:4]
-        away.away = True
-        with impatient(store), pytest.raises(StoreUnavailable, match="unreachable"):
-            store.lease(units)
-        tried = away.asked
-        for _ in range(9):
-            with pytest.raises(StoreUnavailable, match=r"closed.*what is cached still answers"):
-                store.lease(units)
-        holds_what_was_written(store, units_of(store, "first")[:4])
-        away.away = False
-        with pytest.raises(StoreUnavailable):
-            store.lease(units)
-        assert away.asked == tried  # it was not called again
-        remote.calls.skips_until = 0.0
-        holds_what_was_written(store, units)
 
 
 # Options
@@ -204,8 +153,8 @@ def test_ten_reads_of_an_unavailable_store_cost_one_deadline(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"valkey": "http://localhost"}, "unknown scheme"),
-        ({"valkey": "redis://user:secret@localhost?ttl=4"}, "takes no settings"),
+        ({"valkey": "http://localhost"}, "localhost: not the URL of a Valkey"),
+        ({"valkey": "redis://user:secret@localhost?ttl=4"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "http://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "redis://user:a/secret@localhost"}, "localhost: not the URL of a Valkey"),
         ({"valkey": "redis://[::1/0"}, "not the URL of a Valkey"),

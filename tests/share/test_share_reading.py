@@ -165,7 +165,7 @@ class Gone(WildPlace):
 
 
 def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:
-    entry = store._on_disk().catalog.database.state.entries[store.document(name).id]
+    entry = store._on_disk().catalog.database.state.published[store.document(name).id]
     return frozenset(piece.segment for piece in entry.pieces if piece.kind in kinds)
 
 

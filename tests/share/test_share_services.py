@@ -60,7 +60,7 @@ def settled(store: MemoryStore) -> None:
 
 def ask_again(store: MemoryStore) -> None:
     """The server is asked again at once."""
-    store._on_disk().catalog.source.shared._calls.skips_until = 0.0
+    store._on_disk().catalog.source.caches["valkey"].skips_until = 0.0
 
 
 def test_readers_share_what_one_has_read(texts: ObjectStore, server: Server) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import manifest_number
+from memstore.share.manifest import manifest_number, read_manifest, read_newest
 from memstore.share.publish import unpublish
-from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
 from memstore.store.verify.verify_published import verify_published
@@ -65,16 +64,16 @@ def made(
 
 
 def state_of(place: WatchedPlace) -> State:
-    newest = Published.open(place)
-    return newest.manifest.number, {e.row.name: e.row.tokens for e in newest.documents()}
+    newest = read_newest(place)
+    return newest.number, {name: entry.row.tokens for name, entry in newest.entries.items()}
 
 
 def contents(place: WatchedPlace, file: Path) -> dict[str, bytes]:
     """Every published document as it is exported."""
-    found, newest = {}, Published.open(place)
-    for entry in newest.documents():
-        PublishedDocument(newest, entry).export(file)
-        found[entry.row.name] = file.read_bytes()
+    found, newest = {}, read_newest(place)
+    for name, entry in newest.entries.items():
+        PublishedDocument(place, newest, entry).export(file)
+        found[name] = file.read_bytes()
     return found
 
 
@@ -82,14 +81,12 @@ def every_manifest_is_whole(place: WatchedPlace) -> None:
     """Also those before the newest name only objects that are there."""
     there = {found.name for found in place.names("segments")}
     for found in list(place.names("manifests")):
-        older = Published.at(place, manifest_number(found.name))
-        assert {p.segment for entry in older.documents() for p in entry.pieces} <= there
+        assert read_manifest(place, manifest_number(found.name)).segments <= there
 
 
 def nothing_is_left(place: WatchedPlace) -> None:
     """After pruning, the newest manifest names every object."""
-    named = {page.name for page in Published.open(place).manifest.pages} | segments(place)
-    assert {f.name for kind in ("segments", "pages") for f in place.names(kind)} == named
+    assert {found.name for found in place.names("segments")} == segments(place)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -14,8 +14,8 @@ import torch
 from memstore.disk.format.keys import record_range
 from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
 from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
-from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at
@@ -314,7 +314,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
     expected = states(reader, store, "kept", [0, 3])
     store.publish(url)
     place = open_object_store(url)
-    (entry,) = Published.open(place).documents()
+    (entry,) = read_newest(place).entries.values()
     (piece,) = (piece for piece in entry.pieces if piece.kind == "records")
     data = bytearray(place.get(piece.segment))
     data[piece.offset + 30 if part == "index" else 200] ^= 1  # in the first record

@@ -12,7 +12,7 @@ from collections import Counter
 import torch
 
 from memstore.errors import CorruptMemory, DocumentNotFound, MemoryNotFound, StoreUnavailable
-from memstore.share import calls
+from memstore.share import valkey as valkey_cache
 from memstore.store.memory_store import MemoryStore
 from support.published import TEXTS, truth, units_of
 
@@ -22,7 +22,7 @@ THREADS = 4
 
 def main(url: str, valkey: str, seed: int, reads: int) -> None:
     """Open, as often as it takes, and read so often by each thread."""
-    calls._SKIPPED = 0.05  # seconds: else nearly every read would be turned away unasked
+    valkey_cache._SKIPPED = 0.05  # seconds: else nearly every read would be turned away unasked
     told, wrong = Counter[str](), list[str]()
     until = time.monotonic() + 120
     while True:

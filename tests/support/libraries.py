@@ -18,10 +18,9 @@ from memstore.library.batch import Batch, Done, Job, Outcome, Progress
 from memstore.library.library_ingest import ingest_library
 from memstore.model.model_api import ModelAPI
 from memstore.share.garbage_collection import prune
-from memstore.share.manifest import MANIFESTS
+from memstore.share.manifest import MANIFESTS, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.published import Published
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.passage_reader import reader_of
@@ -103,16 +102,15 @@ def one_process(path: Path, memory: Path, url: str, **options: Any) -> None:
 
 def content(url: str, tmp_path: Path) -> dict[str, dict[bytes, bytes]]:
     """All that is published, without times and ids of writes: pulled in order of names."""
-    published = Published.open(open_object_store(url))
-    manifest = published.manifest
+    manifest = read_newest(open_object_store(url))
     number = len([*tmp_path.glob("pulled-*")])
     path = tmp_path / f"pulled-{number}"
     made = MemoryStore.create(
         path, manifest.signature, codec=manifest.codec, selector=manifest.selector
     )
     with made as store:
-        for entry in published.documents():
-            store.pull(entry.row.name, url)
+        for name in manifest.entries:
+            store.pull(name, url)
     return stored(path)
 
 
@@ -121,9 +119,6 @@ def clean(url: str) -> None:
     objects: ObjectStore = open_object_store(url)
     assert verify_published(url).clean
     prune(objects, grace=0.0)
-    newest = Published.open(objects)
-    named = {page.name for page in newest.manifest.pages}
-    named |= {piece.segment for entry in newest.documents() for piece in entry.pieces}
-    there = {found.name for folder in ("segments", "pages") for found in objects.names(folder)}
-    assert there == named
+    there = {found.name for found in objects.names("segments")}
+    assert there == read_newest(objects).segments
     assert len([*objects.names(MANIFESTS)]) == 1

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from memstore.share.manifest import newest_number
+from memstore.share.manifest import newest_number, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.publish import Report, publish
-from memstore.share.published import Published
 from memstore.share.segments import SEGMENT_BYTES
 from memstore.share.upload import PublishOptions
 from memstore.store.memory_store import MemoryStore
@@ -27,16 +26,17 @@ def send(
     options = PublishOptions(**settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memstore.share.segments.SEGMENT_BYTES", segment_bytes)
+        patch.setattr("memstore.share.piece_writer._RUN_BYTES", segment_bytes)
         return publish(catalog, store.ready(names or None), place, options)  # type: ignore[arg-type]
 
 
 def names(place: WatchedPlace) -> list[str]:
-    return [entry.row.name for entry in Published.open(place).documents()]
+    return [*read_newest(place).entries]  # type: ignore[arg-type]
 
 
 def segments(place: WatchedPlace) -> set[str]:
     """The segments that the newest manifest names."""
-    return {p.segment for entry in Published.open(place).documents() for p in entry.pieces}
+    return read_newest(place).segments  # type: ignore[arg-type]
 
 
 def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: str) -> None:

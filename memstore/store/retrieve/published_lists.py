@@ -4,7 +4,6 @@ manifest.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from itertools import accumulate
 
 import numpy as np
@@ -15,9 +14,7 @@ from memstore.index.passage_files import Encoding, ListsHead, Made, PassageDirec
 from memstore.share.manifest import ListsRef, PartsRef
 from memstore.share.object_store import Extent, ObjectStore
 from memstore.share.piece_reader import Checked
-from memstore.share.publication_options import DEADLINE
 from memstore.share.published_database import PublishedDatabase
-from memstore.share.remote import Remote
 from memstore.share.send_lists import send_lists
 from memstore.store.retrieve.listed_passages import state_of, tokens_covered
 
@@ -61,7 +58,7 @@ class PublishedLists:
     def write(self, made: Made) -> int:
         """See Place."""
         parts = Encoding(made)
-        size = send_lists(self._database.remote.objects, made.digest, parts, parts.head)
+        size = send_lists(self._database.objects, made.digest, parts, parts.head)
         self._database.refresh()
         return size
 
@@ -109,13 +106,12 @@ def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> boo
         own, stored = local.covered, local.parts(directory)
     except (FileNotFoundError, Unusable, OSError):
         return False
-    with closing(Remote(objects, deadline=DEADLINE)) as remote:
-        database = PublishedDatabase(remote, None)
-        there = {entry.row.name: entry.row for entry in database.state.published.values()}
-        try:
-            published = ListsHead(PublishedLists(database).head(), digest).covered
-        except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
-            published = []
+    database = PublishedDatabase(objects, None)
+    there = {entry.row.name: entry.row for entry in database.state.published.values()}
+    try:
+        published = ListsHead(PublishedLists(database).head(), digest).covered
+    except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
+        published = []
     if any(state_of(there.get(one.name)) != one.state for one in own):
         return False  # what nobody was to see is none of theirs
     if tokens_covered(own, there) <= tokens_covered(published, there):

@@ -1,7 +1,6 @@
 """Checks that a published memory stores what was published; it is read whole."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import (
@@ -11,12 +10,10 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.entries import Entry
-from memstore.share.manifest import LISTS, ListsRef
-from memstore.share.object_store import without_credentials
+from memstore.share.manifest import LISTS, ListsRef, read_newest
+from memstore.share.object_store import ObjectStore, without_credentials
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publication_options import DEADLINE
-from memstore.share.published import Published
+from memstore.share.pieces import Entry
 from memstore.share.segments import FOLDER
 from memstore.store.transfer import PublishedDocument
 from memstore.store.verify.report import Problem, Report
@@ -32,26 +29,20 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
             f"{without_credentials(url)} is published and is not repaired: publish the damaged "
             "documents again with --check, from a memory that has them whole"
         )
-    published = Published.open(open_object_store(url))
-    manifest = published.manifest
+    objects = open_object_store(url)
+    manifest = read_newest(objects)
     documents = found = size = 0
     problems: list[Problem] = []
-    sizes = {found.name: found.size for found in published.objects.names(FOLDER)}
-    for page in manifest.pages:
+    sizes = {found.name: found.size for found in objects.names(FOLDER)}
+    for entry in manifest.entries.values():
         try:
-            (entries,) = published.read_pages([page])
-        except CorruptMemory as error:
-            problems.append(Problem(None, "", str(error)))
-            continue
-        for entry in entries:
-            try:
-                _check_sizes(entry, sizes)
-                counted = PublishedDocument(published, entry).check()
-                documents, found, size = documents + 1, found + counted[0], size + counted[1]
-            except MemstoreError as error:
-                problems.append(_problem(entry, error))
+            _check_sizes(entry, sizes)
+            counted = PublishedDocument(objects, manifest, entry).check()
+            documents, found, size = documents + 1, found + counted[0], size + counted[1]
+        except MemstoreError as error:
+            problems.append(_problem(entry, error))
     if manifest.selector is not None and manifest.lists is not None:
-        problems += _check_lists(published, manifest.selector, manifest.lists)
+        problems += _check_lists(objects, manifest.selector, manifest.lists)
     return Report(documents, found, size, problems)
 
 
@@ -67,29 +58,27 @@ def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
             raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
 
 
-def _check_lists(published: Published, selector: IndexSpec, lists: ListsRef) -> Iterator[Problem]:
+def _check_lists(objects: ObjectStore, selector: IndexSpec, lists: ListsRef) -> Iterator[Problem]:
     """Are the lists of a selector as they were published? Raises StoreUnavailable."""
     from memstore.index.index_file import Unusable  # these import torch
     from memstore.index.passage_files import ListsHead
     from memstore.share.published_database import PublishedDatabase
-    from memstore.share.remote import Remote
     from memstore.store.retrieve.published_lists import PublishedLists
 
-    url = published.objects.url
+    url = objects.url
     again = f"run `memstore index --store {url}`"
-    sizes = {found.name: found.size for found in published.objects.names(LISTS)}
+    sizes = {found.name: found.size for found in objects.names(LISTS)}
     for name, size in [(lists.head, lists.size), *lists.parts]:
         if sizes.get(name, -1) != size:
             yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
             return
-    with closing(Remote(published.objects, deadline=DEADLINE)) as remote:
-        try:
-            place = PublishedLists(PublishedDatabase(remote, None))
-            parts = ListsHead(place.head(), selector.digest).parts(place)
-            for number in range(len(parts)):
-                parts.read([number])
-        except (CorruptMemory, ObjectNotFound, Unusable) as error:
-            yield Problem(None, "", f"{error}; {again}")
+    try:
+        place = PublishedLists(PublishedDatabase(objects, None))
+        parts = ListsHead(place.head(), selector.digest).parts(place)
+        for number in range(len(parts)):
+            parts.read([number])
+    except (CorruptMemory, ObjectNotFound, Unusable) as error:
+        yield Problem(None, "", f"{error}; {again}")
 
 
 def _problem(entry: Entry, error: MemstoreError) -> Problem:

@@ -1,6 +1,4 @@
-"""Calls of another machine end by their deadline, stop while the machine does not
-answer, and keep neither Ctrl-C nor the end of the process.
-"""
+"""Requests that hang delay neither Ctrl-C nor the end of the process, and end in time."""
 
 import _thread
 import os
@@ -15,42 +13,14 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from memstore.share.calls import Calls, Failure, at_once
-from memstore.tiers.stats import TierCounter
+from memstore.errors import StoreUnavailable
+from memstore.share.open_object_store import open_object_store
+from memstore.share.parallel import at_once, interruptible
 from support.services import S3_ENVIRONMENT
 
-# Deadlines
 
-
-def test_calls_end_by_the_deadline_and_then_the_server_is_skipped_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("memstore.share.calls._SKIPPED", 600.0)
-    calls = Calls(TierCounter(), name="test")
-    go = threading.Event()
-    began = time.monotonic()
-    found = calls.gather([lambda: go.wait(60), lambda: 5], began + 0.1)
-    assert isinstance(found[0], Failure) and found[0].reason == "late" and found[1] == 5
-    assert time.monotonic() - began < 20
-
-    def denied() -> None:
-        raise Failure("denied", "403")
-
-    for work, reason in ((denied, "denied"), (lambda: go.wait(60), "late"), (denied, "closed")):
-        with pytest.raises(Failure) as failed:
-            calls.call(work, time.monotonic() + (0.1 if reason == "late" else 60))
-        assert failed.value.reason == reason
-    go.set()
-    calls.skips_until = 0.0
-    assert calls.call(lambda: 7, time.monotonic() + 60) == 7
-    assert calls.counter.failures() == {"late": 2, "denied": 1, "closed": 1}
-
-
-# Threads and interrupts
-
-
-@pytest.mark.parametrize("way", ["at once", "until"])
-def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
+@pytest.mark.parametrize("items", [1, 2])
+def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(items: int) -> None:
     """Such an interrupt is noted, and wakes no wait: as interrupt_main does it."""
     given = threading.Event()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,11 +28,7 @@ def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            if way == "at once":
-                at_once(lambda _: given.wait(60), [1, 2])
-            else:
-                calls = Calls(TierCounter(), name="test")
-                calls.call(lambda: given.wait(60), time.monotonic() + 60)
+            interruptible(lambda: at_once(lambda _: given.wait(60), range(items)))
     finally:
         given.set()
         signal.signal(signal.SIGINT, before)
@@ -71,11 +37,11 @@ def test_an_interrupt_that_comes_as_a_wait_begins_ends_it(way: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["MemoryStore.open(url, deadline=600)", "Published.open(open_object_store(url, timeout=600))"],
+    ["MemoryStore.open(url, deadline=600)", "read_newest(open_object_store(url, timeout=600))"],
 )
 def test_an_interrupt_leaves_a_store_that_does_not_answer(how: str) -> None:
     code = f"""
-from memstore.share.published import Published
+from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"
@@ -101,3 +67,14 @@ url = "s3://bucket/x"
             finally:
                 process.kill()
             assert said.strip().endswith(b"KeyboardInterrupt")
+
+
+def test_a_store_that_does_not_answer_costs_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name, value in S3_ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            open_object_store("s3://bucket/x", timeout=0.5).get("a")
+        assert time.monotonic() - began < 30
