@@ -14,7 +14,7 @@ from memstore.share.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_published import verify_published
 from support.places import Killed, WatchedPlace
-from support.publishing import names, same_as, segments, send, spoil
+from support.publishing import names, same_as, send, spoil
 from support.selected_documents import create as create_selected
 from support.selected_documents import ingest as ingest_selected
 from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
@@ -158,25 +158,6 @@ def test_a_segment_that_may_be_pruned_is_sent_again(
 
 
 # Damage
-
-
-def test_checking_sends_damaged_segments_again(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    ingest(memory, "a", 140)
-    ingest(memory, "b", 40, text=2)
-    send(memory, place, segment_bytes=4_000)
-    every = sorted(segments(place))
-    assert len(every) > 6
-    for segment in every:
-        if segment not in segments(place):
-            continue  # its contents were sent again with those of another
-        spoil(place, segment, -1)  # in its footer
-        assert send(memory, place, segment_bytes=4_000).segments == 0
-        report = send(memory, place, segment_bytes=4_000, check=True)
-        assert 0 < report.segments < 5
-        same_as(memory, place, tmp_path, "a", "b")
-        assert send(memory, place, segment_bytes=4_000, check=True).segments == 0
 
 
 def test_a_damaged_segment_is_not_used_again(

@@ -175,9 +175,11 @@ def test_checking_sends_damaged_passages_again_for_all_documents(
     send(store, place, segment_bytes=8_000)
     for segment in sorted(segments(place)):
         spoil(place, segment, 40)
+    assert send(store, place, segment_bytes=8_000).segments == 0
     assert not verify_published(place.url).clean
-    send(store, place, segment_bytes=8_000, check=True, replace=True)
+    assert send(store, place, segment_bytes=8_000, check=True).segments > 0
     same_as(store, place, tmp_path, "a", "b")
+    assert send(store, place, segment_bytes=8_000, check=True).segments == 0
 
 
 def test_documents_are_published_as_text_alone_and_back(

@@ -9,12 +9,11 @@ import torch
 
 pytest.importorskip("obstore")
 
-from memstore.errors import BlocksUnavailable, ReadOnlyMemory, StoreUnavailable, WrongModel
+from memstore.errors import ReadOnlyMemory, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.texts.source_text import Text
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, open_at
 from support.publishing import send
@@ -148,44 +147,3 @@ def test_a_passage_model_answers_the_same(tmp_path: Path) -> None:
             layers, blocks = len(reader.shape.memory_layers), len(session.chosen)
         # all layers of a block are together, and all are read at once
         assert counting.requests - found <= blocks + 2 < layers * blocks + 2
-
-
-# What cannot be read
-
-
-class Gone(WildPlace):
-    """A place that refuses to read some objects, which is not retried."""
-
-    gone: frozenset[str] = frozenset()
-
-    def get_range(self, name: str, offset: int, length: int) -> memoryview:
-        if name in self.gone:
-            raise StoreUnavailable(f"{self.url}: these credentials are refused")
-        return super().get_range(name, offset, length)
-
-
-def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:
-    entry = store._on_disk().catalog.database.state.published[store.document(name).id]
-    return frozenset(piece.segment for piece in entry.pieces if piece.kind in kinds)
-
-
-def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
-    """The memory, published so that no two documents share a segment."""
-    with MemoryStore.open(path / "m") as directory:
-        place = open_object_store(f"file://{tmp_path}/apart", make=True)
-        for row in directory.ready():
-            publish(directory._on_disk().catalog, [row], place)
-    return Gone(place, Wild(0, 0.0))
-
-
-def test_blocks_that_become_unavailable_in_a_session_are_named(
-    model: LandmarkModel, path: Path, tmp_path: Path
-) -> None:
-    place = apart(model, path, tmp_path)
-    ids = model.tokenizer.encode(text(40, 9))
-    with open_at(place) as store, model.session(store) as session:
-        session.feed(ids[:3])
-        place.gone = segments(store, "river", "records", "landmarks")
-        with pytest.raises(BlocksUnavailable) as caught:
-            session.feed(ids[3:])
-        assert {unit[0] for unit in caught.value.units} == {store.document("river").id}
