@@ -88,7 +88,7 @@ class Asking:
 
     def _ask(self, place: Distant, local: LocalCache | None, way: str) -> float:
         began = time.perf_counter()
-        catalog = PublishedCatalog(PublishedDatabase(place, local), local, None)
+        catalog = PublishedCatalog(PublishedDatabase(place, local))
         with MemoryStore(catalog, catalog.signature, read_only=True) as store:
             with self.model.session(store, ["book"]) as session:
                 attached = time.perf_counter() - began

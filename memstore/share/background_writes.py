@@ -29,8 +29,11 @@ class BackgroundWrites:
         with self._lock:
             if self._closed or self._waiting + size > _QUEUED_BYTES:
                 return
+            try:
+                queued = self._pool.submit(work)
+            except RuntimeError:  # the interpreter ends, or the system gives no thread
+                return
             self._waiting += size
-            queued = self._pool.submit(work)
         queued.add_done_callback(done)
 
     def settle(self) -> None:

@@ -9,6 +9,7 @@ Values are not trusted: the caller checks them, and drops damaged ones.
 
 import errno
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from memstore.errors import InvalidInput, StorageFull
 from memstore.paths import expanded
 from memstore.tiers.stats import TierCounter
 
-_MARK = "memstore-cache"  # a file that says whose directory it is
+_SUFFIX = ".cached"  # of its files: all others are left alone
 _PAGE = 4096  # a file takes whole pages
 _TOUCH = 60.0  # seconds after which a use is noted again
 _LEFT = 300.0  # seconds after which a file that was never renamed belongs to no writer
@@ -31,9 +32,8 @@ class LocalCache:
     """Values by key in a directory. Safe for several threads and processes."""
 
     def __init__(self, path: Path | str, budget: int) -> None:
-        """path: a directory of its own, made where there is none; budget: bytes of the values'
-        files. Raises InvalidInput (a directory with other files, or that cannot be written),
-        StorageFull.
+        """path: a directory, made where there is none; budget: bytes of the values' files. Raises
+        InvalidInput (it cannot be written), StorageFull.
         """
         self.path, self.budget = expanded(path), budget
         self.counter = TierCounter()
@@ -41,15 +41,7 @@ class LocalCache:
         self._room = 0  # bytes that may be written before looking again
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark = self.path / _MARK
-            if not mark.exists():
-                others = sorted(os.listdir(self.path))
-                if others and not mark.exists():  # another cache makes the mark before all else
-                    raise InvalidInput(
-                        f"{self.path} is not empty ({others[0]}); name a directory of its own for "
-                        "the local cache"
-                    )
-            mark.touch(mode=0o600)  # may it be written?
+            tempfile.TemporaryFile(dir=self.path).close()  # may it be written?
         except OSError as error:
             if error.errno in _FULL:
                 raise StorageFull(
@@ -125,15 +117,15 @@ class LocalCache:
 
     def _file(self, key: str) -> str:
         name = blake2b(key.encode(), digest_size=20).hexdigest()
-        return f"{self.path}/{name[:2]}/{name[2:]}"
+        return f"{self.path}/{name[:2]}/{name[2:]}{_SUFFIX}"
 
     def _sweep(self, most: int) -> None:
         """Delete what was used longest ago until `most` bytes are left."""
         found: list[tuple[float, int, Path]] = []
-        for file in self.path.glob("??/*"):
+        for file in self.path.glob(f"??/*{_SUFFIX}*"):
             with suppress(OSError):
                 status = file.stat()
-                if "." not in file.name:
+                if file.suffix == _SUFFIX:
                     found.append((status.st_mtime, _pages(status.st_size), file))
                 elif time.time() - status.st_mtime > _LEFT:  # its writer has ended
                     file.unlink()

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from memstore.disk.files import DATA
-from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
+from memstore.errors import InvalidInput, MemoryNotFound, install_extra
 from memstore.share.object_store import CREDENTIALS, ObjectStore, first_line, without_credentials
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
@@ -21,7 +21,6 @@ _ENDPOINTS = {
     "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
 }
-_INCOMPLETE = ("Account must be specified", "Missing", "service account", "redential")
 _in_process: dict[str, Any] = {}  # stores of memory://, until the process ends
 
 
@@ -113,12 +112,8 @@ def _remote(url: str, scheme: str, timeout: float) -> ObjectStore:
             },
         )  # fmt: skip
     except (ValueError, obstore.exceptions.BaseError) as error:
-        if any(sign in str(error) for sign in _INCOMPLETE):
-            raise StoreUnavailable(
-                f"{url}: incomplete credentials ({first_line(error)}); set "
-                f"{CREDENTIALS[scheme]} in the environment"
-            ) from error
         raise InvalidInput(
-            f"{url}: {first_line(error)}; give it as {scheme}://bucket/prefix"
+            f"{url}: {first_line(error)}; give it as {scheme}://bucket/prefix, with credentials in "
+            f"the environment ({CREDENTIALS[scheme]})"
         ) from error
     return ObjectStore(url, store, endpoint=endpoint, ordered=True)

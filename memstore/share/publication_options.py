@@ -19,8 +19,7 @@ class ShareOptions(TypedDict, total=False):
     local_cache: Path | str | None  # a directory that caches what was read, over restarts
     local_budget: int  # bytes of that directory (default 8 GiB)
     valkey: str | None  # URL of a Valkey or Redis server: a cache that readers share
-    # seconds after which a read of up to 32 MB that has not arrived is an error (default 20)
-    deadline: float
+    deadline: float  # seconds that a request may take, and that it is repeated for (20)
     refresh: float  # seconds after which a newer manifest is looked for (5)
     at_least: int | None  # number of a manifest; an older one raises StaleMemory
 

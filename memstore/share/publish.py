@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
+from memstore.errors import DocumentNotFound, StoreUnavailable
 from memstore.share.manifest import (
     ListsRef,
     Manifest,
@@ -171,26 +171,9 @@ def commit(
             id=os.urandom(16),
             published=time.time(),
         )
-        if _create(objects, manifest):
+        created = objects.create(manifest_name(manifest.number), manifest.encode())
+        # a repeated create whose first answer was lost finds its own
+        if created or read_manifest(objects, manifest.number).id == manifest.id:
             note_newest(objects.identity, manifest.seen, reset=manifest.number == 1)
             return manifest
     raise StoreUnavailable(f"{objects.url}: {_COMMITS} others published at once; try again")
-
-
-def _create(objects: ObjectStore, manifest: Manifest) -> bool:
-    """Write a manifest; False where another has its number.
-
-    A create whose answer was lost may have been done: then its own is there.
-    """
-    name = manifest_name(manifest.number)
-    try:
-        if objects.create(name, manifest.encode()):
-            return True
-    except StoreUnavailable:
-        try:
-            if read_manifest(objects, manifest.number).id == manifest.id:
-                return True
-        except (StoreUnavailable, CorruptMemory):
-            pass
-        raise
-    return read_manifest(objects, manifest.number).id == manifest.id

@@ -26,15 +26,11 @@ class PublishedCatalog(Catalog):
 
     source: SharedSource
 
-    def __init__(
-        self, database: PublishedDatabase, local: LocalCache | None, shared: Valkey | None
-    ) -> None:
-        """local, shared: caches between the host tier and the object store. Raises as
-        Catalog.open.
-        """
+    def __init__(self, database: PublishedDatabase) -> None:
+        """Raises as Catalog.open."""
         self._published, self._numbers = database, PassageNumbers()
         super().__init__(database)  # type: ignore[arg-type]
-        self.source = SharedSource(self, database, self._numbers, local, shared)
+        self.source = SharedSource(self, database, self._numbers)
 
     @property
     def manifest(self) -> int:
@@ -80,26 +76,20 @@ class PublishedCatalog(Catalog):
         number = self._numbers.number(digest, document, block)
         entry = txn.state.entry(document)
         published = entry is not None and piece_of(entry.pieces, block) is not None
-        stored = published or bool(self.source.caches)
+        stored = published or bool(self._published.reads.caches)
         return StoredAt(number, 0, stored, digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
         """Store what a session computed of a passage in the caches, so that other readers find it.
         As SharedSource.keep_computed.
         """
-        if self.source.caches:
-            self.source.keep_computed(digest, codec, k, v)
+        self.source.keep_computed(digest, codec, k, v)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read the values of a table of these documents at the same time, before they are needed.
         Raises CorruptMemory, StoreUnavailable.
         """
         txn.bring(documents, table)
-
-    def close(self) -> None:
-        """End its threads; idempotent."""
-        self.source.close()
-        super().close()
 
 
 def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
@@ -114,7 +104,8 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     database = PublishedDatabase(
         open_object_store(url, timeout=deadline),
         local,
+        shared,
         refresh=options.get("refresh") or REFRESH,
         at_least=options.get("at_least"),
     )
-    return PublishedCatalog(database, local, shared)
+    return PublishedCatalog(database)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from memstore.disk.lmdb.environment import Version
 from memstore.errors import MemoryClosed, MemstoreError
+from memstore.share.cached_reads import CachedReads
 from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import newest_number, read_manifest, read_newest
 from memstore.share.newest_seen import note_newest
@@ -16,6 +17,7 @@ from memstore.share.object_store import ObjectStore
 from memstore.share.piece_reader import PieceReader
 from memstore.share.publication_options import REFRESH
 from memstore.share.published_tables import Snapshot, State
+from memstore.share.valkey import Valkey
 
 _log = logging.getLogger("memstore")
 _PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
@@ -30,18 +32,21 @@ class PublishedDatabase:
     def __init__(
         self,
         objects: ObjectStore,
-        local: LocalCache | None,
+        local: LocalCache | None = None,
+        shared: Valkey | None = None,
         *,
         refresh: float = REFRESH,
         at_least: int | None = None,
     ) -> None:
-        """Read the newest manifest. local: caches pieces, and remembers the newest manifest.
-        refresh: seconds after which a newer one is looked for. at_least: the lowest number to
-        accept, whatever was read before. Raises MemoryNotFound, CorruptMemory, StaleMemory,
-        NewerFormat, OlderFormat, StoreUnavailable.
+        """Read the newest manifest. local, shared: caches between the host tier and the object
+        store; the local one also remembers the newest manifest. refresh: seconds after which a
+        newer one is looked for. at_least: the lowest number to accept, whatever was read before.
+        Raises MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat, OlderFormat,
+        StoreUnavailable.
         """
         self.path, self.objects = objects.url, objects
-        self.pieces = PieceReader(objects, local)
+        self.reads = CachedReads(objects, local, shared)
+        self.pieces = PieceReader(self.reads)
         self._folder = None if local is None else local.path
         self._lock, self._following = threading.Lock(), threading.Lock()
         self._closed, self._pid = False, os.getpid()
@@ -121,8 +126,9 @@ class PublishedDatabase:
         return sum(entry.row.bytes for entry in self.state.published.values())
 
     def close(self) -> None:
-        """Close; idempotent."""
+        """Write to the caches what was read, and close; idempotent."""
         self._closed = True
+        self.reads.close()
 
     def _check(self) -> None:
         if self._pid != os.getpid():

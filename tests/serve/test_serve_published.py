@@ -19,7 +19,7 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import publish, unpublish
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
-from support.published import Wild, WildPlace, impatient, open_at
+from support.published import Wild, WildPlace, open_at
 from support.serving import Served, serving, serving_store
 
 
@@ -101,25 +101,18 @@ class Away(WildPlace):
 
 
 def test_an_unreachable_store_answers_503_and_is_tried_again(
-    path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
+    path: Path, model: LandmarkModel
 ) -> None:
-    monkeypatch.setattr("memstore.share.calls._SKIPPED", 0.5)
     place = Away(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
         place.gone = None
-        with impatient(store), pytest.raises(openai.InternalServerError) as refused:
+        with pytest.raises(openai.InternalServerError) as refused:
             server.chat(QUESTION)
         assert refused.value.status_code == 503 and refused.value.code == "storage_unavailable"
         assert refused.value.response.headers["retry-after"] == "5"
         assert str(path) not in refused.value.message
         place.gone = frozenset()
-        for _ in range(600):  # it is asked again by itself, after a pause
-            try:
-                said = server.chat(QUESTION)
-                break
-            except openai.InternalServerError as error:
-                assert error.code == "storage_unavailable"
-                time.sleep(0.1)
+        said = server.chat(QUESTION)
         assert said.choices[0].message.content == ANSWER
 
 

@@ -44,25 +44,6 @@ def test_the_budget_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
     assert get(cache, "large") is None and used(cache) == before
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_two_processes_that_make_a_cache_at_once_both_have_it(
-    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other is faster, before or after this one has looked what is in the directory."""
-    listdir, others = os.listdir, list[LocalCache]()
-
-    def overtaken(path: Path) -> list[str]:
-        monkeypatch.setattr("os.listdir", listdir)
-        found = [] if first else listdir(path)
-        others.append(LocalCache(path, MOST))
-        others[0].put([("key", bytes(5000))])
-        return listdir(path) if first else found
-
-    monkeypatch.setattr("os.listdir", overtaken)
-    cache = LocalCache(tmp_path / "c", MOST)
-    assert get(cache, "key") == bytes(5000)
-
-
 def test_several_caches_in_one_directory_exceed_it_by_an_eighth_each(tmp_path: Path) -> None:
     caches = [LocalCache(tmp_path / "c", 40 * 4096) for _ in range(4)]
     done = []
@@ -89,7 +70,7 @@ def test_a_full_disk_keeps_nothing_and_is_counted(texts: ObjectStore, tmp_path: 
     try:
         with open_at(texts, local=local) as store:
             store.lease(units_of(store, "first")[:8]).release()
-            store._on_disk().catalog.source.settle()
+            store._on_disk().catalog.database.reads.settle()
             assert local.counter.failures().keys() == {"full"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -100,7 +81,7 @@ def test_a_file_that_is_too_large_is_removed_unread(texts: ObjectStore, tmp_path
     def read() -> dict[str, float]:
         with open_at(texts, local=LocalCache(tmp_path / "c", 1 << 24)) as store:
             store.lease(units_of(store, "first")[:8]).release()
-            store._on_disk().catalog.source.settle()
+            store._on_disk().catalog.database.reads.settle()
             return store.tier_stats()["local"]
 
     read()
@@ -112,9 +93,12 @@ def test_a_file_that_is_too_large_is_removed_unread(texts: ObjectStore, tmp_path
     assert "failed" not in again and again["hits"] == 8
 
 
-def test_a_directory_of_other_files_is_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(InvalidInput, match="is not empty"):
-        LocalCache(tmp_path, MOST)
+def test_other_files_of_the_directory_stay(tmp_path: Path) -> None:
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "note").write_text("mine")
+    cache = LocalCache(tmp_path, 20 * 4096)
+    for number in range(100):
+        cache.put([(f"k{number}", bytes(4000))])
+    assert (tmp_path / "ab" / "note").read_text() == "mine"
     with pytest.raises(InvalidInput, match="cannot be used"):
-        LocalCache(tmp_path / "note.txt" / "c", MOST)
+        LocalCache(tmp_path / "ab" / "note" / "c", MOST)

@@ -114,16 +114,16 @@ def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_pa
 
 def test_a_question_is_few_requests_deep(url: str) -> None:
     with open_(url) as there:
-        pieces = there._on_disk().catalog.database.pieces
+        reads = there._on_disk().catalog.database.reads
         whole = everything(there)
         steps: list[int] = []
-        fetch = pieces.fetch
+        fetch = reads._fetch
 
         def counted(extents: list[object], *given: object) -> object:
             steps.append(len(extents))
             return fetch(extents, *given)
 
-        pieces.fetch = counted
+        reads._fetch = counted
         rows, weights = question(1, 37, 0)
         short = there.retrieval.shortlist(rows, weights, whole)
         assert short is not None

@@ -86,7 +86,7 @@ def test_a_landmark_model_answers_the_same(
     for _ in range(2):  # cold, then from the local cache alone
         with MemoryStore.open(f"file://{path}/there", model.signature, local_cache=cache) as store:
             same(told(model, store, asking), expected)
-            store._on_disk().catalog.source.settle()
+            store._on_disk().catalog.database.reads.settle()
             stats = store.tier_stats()
     assert stats["remote"]["hits"] == 0 and stats["local"]["hits"] > 0
 

@@ -54,12 +54,12 @@ def every(store: MemoryStore) -> list[BlockKey]:
 
 
 def settled(store: MemoryStore) -> None:
-    store._on_disk().catalog.source.settle()
+    store._on_disk().catalog.database.reads.settle()
 
 
 def ask_again(store: MemoryStore) -> None:
     """The server is asked again at once."""
-    store._on_disk().catalog.source.caches["valkey"].skips_until = 0.0
+    store._on_disk().catalog.database.reads.caches["valkey"].skips_until = 0.0
 
 
 def test_readers_share_what_one_has_read(texts: ObjectStore, server: Server) -> None:
@@ -112,7 +112,8 @@ def test_a_server_that_hangs_costs_its_timeout_once(texts: ObjectStore, tmp_path
     ):
         server.hang()
         check(store, units_of(store, "second")[:8])
-        store._on_disk().catalog.source.caches["valkey"].skips_until = time.monotonic() + 600
+        cache = store._on_disk().catalog.database.reads.caches["valkey"]
+        cache.skips_until = time.monotonic() + 600
         check(store, units_of(store, "second")[8:24])
         stats = store.tier_stats()
         assert stats["remote"]["hits"] == 24 and stats["valkey"]["failed_unavailable"] == 1
@@ -146,7 +147,7 @@ def test_a_value_larger_than_a_record_is_refused_and_replaced(
         keys = server.tell("KEYS *").split("\r\n")[2::2]
         for key in keys[::7]:
             assert server.tell(f"SETRANGE {key} 8000000 x") == ":8000001\r\n"
-        cache = store._on_disk().catalog.source.caches["valkey"]
+        cache = store._on_disk().catalog.database.reads.caches["valkey"]
         (value,) = cache.get_many(keys[:1], 1000)
         assert value is not None and len(value) == 1001  # no more of it is received
         read()

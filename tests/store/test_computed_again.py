@@ -298,7 +298,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
                 told = away.stats()["passages"]
                 assert (told["computed"], told["damaged"]) == (computed, 0)
-                away._on_disk().catalog.source.settle()
+                away._on_disk().catalog.database.reads.settle()
     for name, value in server.held.items():  # it is no more believed than what was published
         server.held[name] = value[:-1] + bytes([value[-1] ^ 1])
     with open_at(place, shared=server, host_budget=1 << 24) as away:

@@ -47,8 +47,7 @@ def open_at(
     **options: Any,
 ) -> MemoryStore:
     """The published memory of a place that is no URL's."""
-    database = PublishedDatabase(place, local, refresh=refresh)
-    catalog = PublishedCatalog(database, local, shared)
+    catalog = PublishedCatalog(PublishedDatabase(place, local, shared, refresh=refresh))
     return MemoryStore(catalog, catalog.signature, read_only=True, **options)
 
 

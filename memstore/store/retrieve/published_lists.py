@@ -106,7 +106,7 @@ def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> boo
         own, stored = local.covered, local.parts(directory)
     except (FileNotFoundError, Unusable, OSError):
         return False
-    database = PublishedDatabase(objects, None)
+    database = PublishedDatabase(objects)
     there = {entry.row.name: entry.row for entry in database.state.published.values()}
     try:
         published = ListsHead(PublishedLists(database).head(), digest).covered

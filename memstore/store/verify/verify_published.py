@@ -73,7 +73,7 @@ def _check_lists(objects: ObjectStore, selector: IndexSpec, lists: ListsRef) -> 
             yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
             return
     try:
-        place = PublishedLists(PublishedDatabase(objects, None))
+        place = PublishedLists(PublishedDatabase(objects))
         parts = ListsHead(place.head(), selector.digest).parts(place)
         for number in range(len(parts)):
             parts.read([number])
