@@ -87,8 +87,8 @@ class CachedReads:
         began = time.perf_counter()
         answers = self._fetch(locate(left), lambda at, data: check(left[at], data)) if left else []
         for number, answer in zip(left, answers):
-            failed = isinstance(answer, MemstoreError)
-            found[number] = answer if failed else Read(answer, "remote")
+            read = answer if isinstance(answer, MemstoreError) else Read(answer, "remote")
+            found[number] = read
         seconds["remote"] = time.perf_counter() - began
         self._keep(names, found, check_whole)
         return [found[number] for number in range(len(names))], seconds
