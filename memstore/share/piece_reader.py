@@ -111,7 +111,7 @@ class PieceReader:
             found.append(failed if index is None else index.find(piece, layer, block))
         return found
 
-    def read(self, wanted: Sequence[Checked]) -> list[memoryview]:
+    def read(self, wanted: Sequence[Checked]) -> list[bytes | memoryview]:
         """Bytes of objects. Raises CorruptMemory, StoreUnavailable."""
 
         def check(number: int, data: memoryview) -> None:
@@ -127,12 +127,12 @@ class PieceReader:
 
     def _read(
         self, extents: Sequence[Extent], check: Callable[[int, memoryview], None]
-    ) -> list[memoryview]:
+    ) -> list[bytes | memoryview]:
         """Bytes of objects, which never change: their place is their name in the caches."""
         names = [f"{self._objects.identity}:{name}:{at}:{size}" for name, at, size in extents]
         most = max((extent.length for extent in extents), default=0)
         found, _ = self._reads.read(names, most, check, lambda left: [extents[n] for n in left])
-        data = []
+        data: list[bytes | memoryview] = []
         for answer in found:
             if isinstance(answer, MemstoreError):
                 raise answer
