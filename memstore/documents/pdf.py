@@ -6,7 +6,7 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import pypdfium2 as pdfium
@@ -18,8 +18,17 @@ from memstore.documents.decoding import clean, raised
 from memstore.errors import UnreadableDocument
 
 _HYPHEN = "\ufffe"  # pdfium's mark of a word that is broken at a line's end
-_COLUMN, _LARGE, _SMALL = 1.5, 1.12, 0.85  # of a gap, a heading, an exponent: in sizes of the text
+# A gap between columns, between words; a heading, an exponent: in sizes of the text
+_COLUMN, _BLANK, _LARGE, _SMALL = 1.5, 0.15, 1.12, 0.85
 _HEADING = re.compile(r"(?s)[\W\d]{0,12}[^\W_].*[^\W\d_]{2}.{0,200}[^.,;:]$")
+_R = "\u0590-\u065f\u066a-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"  # right-to-left letters
+_L = rf"[^\W\d_{_R}]"
+_TO_THE_LEFT = re.compile(f"[{_R}](?:[^|a-zA-Z]{{0,200}}[{_R}])?")
+# What is read from left to right in such a line: words with numbers, numbers; else one letter
+_PIECES = re.compile(
+    rf"{_L}(?:[^{_R}|]{{0,200}}[^\W_{_R}])?|\d[^{_R}|]{{0,200}}{_L}"
+    rf"|[-+#$€%]*\d(?:[^{_R}|\s]{{0,40}}\d)?[-+#$€%]*|.[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]*"
+)
 _LEADERS = re.compile(r"(?:\. ?){4}")  # of a table of contents
 _BOXES = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
 _TEXTS = (raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX)
@@ -116,13 +125,13 @@ def _lines(page: Any) -> Iterator[_Line]:
         # what goes on at the same height is the same line, such as a row of a table
         same = (
             line
-            and line[-1].right <= box.left + size
+            and (line[-1].right <= box.left + size or _TO_THE_LEFT.match(line[-1].text))
             and any(abs(one.base - y.value) < 0.1 * size for one in line[-9:])
         )
         if ended and not same:
             yield from _line(line)
             line = []
-        elif ended:
+        elif ended and max(box.left - line[-1].right, line[-1].left - box.right) > _BLANK * size:
             line.append(line[-1]._replace(text=" "))
         ended = False
         line.append(_Character(chr(code or 0xFFFD), size, box.left, box.right, y.value))
@@ -134,7 +143,9 @@ def _line(line: list[_Character]) -> Iterator[_Line]:
     if not solid:
         return
     (size, base), _ = Counter((one.size, round(one.base, 1)) for one in solid).most_common(1)[0]
-    text, small, end = "", "", solid[0].left
+    to_the_left = any(_TO_THE_LEFT.match(one.text) for one in solid)
+    line = [*_seen(line, size)] if to_the_left else line
+    text, small, end = "", "", line[0].left
     for one in line:
         blank = one.text.isspace()
         if not blank and one.size < _SMALL * size and one.base > base + 0.12 * size:
@@ -144,9 +155,37 @@ def _line(line: list[_Character]) -> Iterator[_Line]:
         if not blank and one.left - end > _COLUMN * size > 0 and text.strip():
             text = f"{text.rstrip()} | "
         text, end = text + one.text, end if blank else one.right
-    text = re.sub("  +", " ", clean(text + _raised(text, small))).strip(" |")
+    text = _in_order(text + _raised(text, small)) if to_the_left else text + _raised(text, small)
+    text = re.sub("  +", " ", clean(text)).strip(" |")
     if text:
         yield _Line(text, size, solid[0].left, base)
+
+
+def _seen(line: list[_Character], size: float) -> Iterator[_Character]:
+    """A line with right-to-left letters as it is seen from the left. pdfium's order, and where it
+    has blanks, depend on how such a line is drawn.
+    """
+    numbers = sorted(
+        (number for number, one in enumerate(line) if not one.text.isspace()),
+        # letters of one ligature have one place
+        key=lambda n: (line[n].left, -n if _TO_THE_LEFT.match(line[n].text) else n),
+    )
+    for before, after in pairwise(numbers):
+        yield line[before]
+        near = abs(after - before) < 4 and line[(before + after) // 2].text.isspace()
+        if near or line[after].left - line[before].right > _BLANK * size:
+            yield line[before]._replace(text=" ")
+    yield line[numbers[-1]]
+
+
+def _in_order(text: str) -> str:
+    """A line with right-to-left letters, which is given as it is seen from the left, in the order
+    in which it is read.
+    """
+    letters = re.findall(rf"({_L})|[{_R}]", text)
+    if 2 * sum(map(bool, letters)) > len(letters):
+        return _TO_THE_LEFT.sub(lambda found: "".join(_PIECES.findall(found[0])[::-1]), text)
+    return "".join(_PIECES.findall(text)[::-1])
 
 
 def _raised(before: str, text: str) -> str:

@@ -240,6 +240,11 @@ SEEN: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
         "The Weir\n\nIt holds 10^6 litres in the harbour.\nFee | 4 crowns",
         (),
     ),
+    "no_password.pdf": (
+        made.encrypted(made.pdf([["At the river."]]), "", "AES-256-R5"),
+        "At the river.",
+        (),
+    ),
     "part.pdf": (
         made.pdf([], [b"0 0 9 9 re f", b"BT /F1 9 Tf 9 9 Td (Two.) Tj ET", b"0 0 9 9 re f"]),
         "Two.",
@@ -285,6 +290,29 @@ def test_large_lines_of_a_pdf_are_headings() -> None:
         Place(0, PAGE, "1"),
         Place(0, 1, "The Weir"),
     )
+
+
+MILL, STANDS = "הטחנה", "עומדת"
+LEFT, RIGHT = MILL[::-1], STANDS[::-1]  # as they are seen from the left
+
+
+@pytest.mark.parametrize(
+    ("drawn", "text"),
+    [
+        ([(100, f".{RIGHT} {LEFT}")], f"{MILL} {STANDS}."),
+        ([(300, LEFT), (257, RIGHT)], f"{MILL} {STANDS}"),  # word by word
+        ([(300 - 7 * n, one) for n, one in enumerate(MILL)], MILL),  # letter by letter
+        ([(100, f"({RIGHT}) {LEFT}")], f"{MILL} ({STANDS})"),
+        ([(400, LEFT), (250, "12"), (100, "DELBY")], f"{MILL} | 12 | DELBY"),
+        ([(100, f"15% {RIGHT} GPU 32 {LEFT} 1,234.5")], f"1,234.5 {MILL} GPU 32 {STANDS} 15%"),
+        ([(100, f"SEE {RIGHT} {LEFT} IN PART TWO")], f"SEE {MILL} {STANDS} IN PART TWO"),
+    ],
+)
+def test_right_to_left_lines_of_a_pdf_are_in_the_order_of_reading(
+    drawn: list[tuple[int, str]], text: str
+) -> None:
+    document = converted(made.hebrew_pdf(drawn, [(100, f"{RIGHT} {LEFT}")]), "a.pdf")
+    assert document.text == f"{text}\n{MILL} {STANDS}\n"
 
 
 def test_rows_of_a_workbook_have_the_names_of_their_columns() -> None:

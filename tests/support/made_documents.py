@@ -197,12 +197,12 @@ def _drawn(lines: Sequence[str]) -> bytes:
     return f"BT /F1 12 Tf 14 TL 72 720 Td {shown}ET".encode("latin-1")
 
 
-def encrypted(document: bytes, password: str) -> bytes:
+def encrypted(document: bytes, password: str, algorithm: str = "RC4-128") -> bytes:
     """A PDF with a password for its reader ("" for one that asks for none)."""
     from pypdf import PdfReader, PdfWriter
 
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(document)))
-    writer.encrypt(password, "the owner's", algorithm="RC4-128")
+    writer.encrypt(password, "the owner's", algorithm=algorithm)
     out = io.BytesIO()
     writer.write(out)
     return out.getvalue()
@@ -211,14 +211,19 @@ def encrypted(document: bytes, password: str) -> bytes:
 # What was read wrongly once
 
 
-def pdf_page(objects: Sequence[bytes], page: bytes = b"", catalogue: bytes = b"") -> bytes:
+def pdf_page(
+    objects: Sequence[bytes],
+    page: bytes = b"",
+    catalogue: bytes = b"",
+    drawn: bytes = b"BT /F1 12 Tf 72 700 Td (Name of the keeper:) Tj ET",
+    font: bytes = b"/BaseFont /Helvetica",
+) -> bytes:
     """A PDF with one line of text, other objects from 6 on, and more entries of its page."""
-    drawn = b"BT /F1 12 Tf 72 700 Td (Name of the keeper:) Tj ET"
     return pdf_of(
         [
             b"<< /Type /Catalog /Pages 2 0 R %s >>" % catalogue,
             b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
-            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+            b"<< /Type /Font /Subtype /Type1 %s /Encoding /WinAnsiEncoding >>" % font,
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R "
             b"/Resources << /Font << /F1 3 0 R >> >> %s >>" % page,
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawn), drawn),
@@ -246,6 +251,32 @@ SIZES = [
     b"Tj 0 Ts /F1 11 Tf ( litres in the har-) Tj 0 -14 Td (bour.) Tj 0 -14 Td (Fee) Tj "
     b"150 0 Td (4 crowns) Tj ET"
 ]
+
+
+def hebrew_pdf(*lines: Sequence[tuple[int, str]]) -> bytes:
+    """A PDF of lines of texts at x, each as it is seen from the left, and drawn in this order. Its
+    font has Hebrew letters for the codes of a to z and {.
+    """
+    drawn = b"".join(
+        b"BT /F1 12 Tf 1 0 0 1 %d %d Tm <%s> Tj ET\n" % (x, 700 - 14 * number, _codes(text))
+        for number, line in enumerate(lines)
+        for x, text in line
+    )
+    letters = (
+        b"/CIDInit /ProcSet findresource begin 12 dict begin begincmap /CMapName /A def "
+        b"1 begincodespacerange <00> <FF> endcodespacerange "
+        b"1 beginbfrange <61> <7B> <05D0> endbfrange endcmap end end"
+    )
+    return pdf_page(
+        [b"<< /Length %d >>\nstream\n%s\nendstream" % (len(letters), letters)],
+        drawn=drawn,
+        font=b"/BaseFont /Courier /ToUnicode 6 0 R",
+    )
+
+
+def _codes(text: str) -> bytes:
+    codes = (ord(one) - (0x05D0 - ord("a") if one >= "\u05d0" else 0) for one in text)
+    return bytes(codes).hex().encode()
 
 
 def numbered_paragraph(text: str, depth: int = 0) -> str:
