@@ -1,4 +1,4 @@
-"""Reading documents with a Ray cluster: progress, refused files, and the result."""
+"""Reading documents with a Ray cluster: progress, notes, refused files, and the result."""
 
 import sys
 from contextlib import ExitStack, redirect_stdout
@@ -41,6 +41,7 @@ def ingest_with_ray(
     compute = model_options.compute
     job = Job(url, model, compute, codec, keep, replace)
     failed: list[dict[str, Any]] = [console.report(error) for error in found.refused]
+    notes: list[dict[str, Any]] = []
     with ExitStack() as resources:
         resources.enter_context(redirect_stdout(sys.stderr))  # where Ray reports its processes
         engine = RayEngine(address, gpus=model_options.device != "cpu")
@@ -54,10 +55,14 @@ def ingest_with_ray(
                     message = console.one_line(message)
                     console.note(f"error: {message}")
                     failed.append({"document": document.name, "name": name, "message": message})
+                for note in map(console.one_line, document.notes):
+                    console.note(f"note: {console.one_line(document.name)}: {note}")
+                if document.notes:
+                    notes.append({"document": document.name, "notes": document.notes})
             show(_line(progress))
 
         progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
-    _print(progress, number, job, found, failed, as_json=as_json)
+    _print(progress, number, job, found, failed, notes, as_json=as_json)
     if number:
         with console.working("index", "tokens") as indexing:
             library_ingest.index_library(job.url, indexing)
@@ -99,6 +104,7 @@ def _print(
     job: "Job",
     found: "Files",
     failed: list[dict[str, Any]],
+    notes: list[dict[str, Any]],
     *,
     as_json: bool,
 ) -> None:
@@ -107,7 +113,7 @@ def _print(
     if as_json:
         told = {"url": job.url, "number": number, **counts, "passages": progress.passages}
         told |= {"tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
-        console.emit({**told, "failed": failed})
+        console.emit({**told, "failed": failed, **({"notes": notes} if notes else {})})
         return
     parts = [f"{count:,} {status}" for status, count in counts.items() if count]
     console.say(

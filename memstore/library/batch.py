@@ -38,6 +38,7 @@ class Outcome(NamedTuple):
     passages: int = 0  # that were ingested; blocks, of a landmark model
     tokens: int = 0  # that were ingested
     error: tuple[str, str] | None = None  # the name of an error, and its message
+    notes: tuple[str, ...] = ()  # what of its file was not read
 
     @classmethod
     def refused(cls, given: Given, error: MemstoreError) -> "Outcome":

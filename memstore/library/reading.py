@@ -75,7 +75,8 @@ def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text:
         if memory.has(given.name):  # what was read of it
             memory.forget(given.name)
         return Outcome.refused(given, error)
-    return Outcome(given.name, "read", len(given.data), document.blocks, document.tokens)
+    size = len(given.data)
+    return Outcome(given.name, "read", size, document.blocks, document.tokens, notes=text.notes)
 
 
 def _other_content(name: str, url: str) -> DocumentExists:

@@ -13,13 +13,15 @@ pytest.importorskip("transformers")
 
 from memstore.disk.format.document import Document
 from memstore.errors import MemstoreError, StoreUnavailable, WrongModel
-from memstore.library import library_ingest, reading
+from memstore.library import library_ingest, ray_engine, reading
 from memstore.library.library_ingest import index_library
 from memstore.share.garbage_collection import prune
 from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.store.retrieve import first_stage
+from support import made_documents as made
+from support.commands import run
 from support.libraries import Here, clean, content, folder, ingest, job, one_process, passages
 from support.many_passages import add, create
 from support.places import Killed, WatchedPlace
@@ -106,6 +108,23 @@ def test_bad_documents_are_reported_and_the_others_ingested(tmp_path: Path) -> N
         assert kind == "UnreadableDocument" and str(path / name) in why
     names = [*read_newest(open_object_store(url)).entries]
     assert names == ["000.txt", "001.txt", "002.txt"]
+
+
+def test_the_command_prints_what_workers_did_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pypdfium2")
+    monkeypatch.setattr(ray_engine, "RayEngine", lambda *_, **__: Here())
+    path = folder(tmp_path / "library", 2)
+    (path / "part.pdf").write_bytes(made.pdf([], [b"0 0 9 9 re f", made.drawn(["Two."])]))
+    note = "2 pages; page 1 is without text"
+    words = "ingest", path, "-r", "--model", "tiny", "--to"
+    printed = run(*words, f"file://{tmp_path}/printed")
+    assert printed.out.startswith("3 files: 3 read;") and printed.status == 0
+    assert f"note: part.pdf: {note}\n" in printed.err
+    told = run(*words, f"file://{tmp_path}/json", "--json").json
+    assert told["notes"] == [{"document": "part.pdf", "notes": [note]}]
+    assert document(f"file://{tmp_path}/json", "part.pdf").notes == [note]
 
 
 def test_a_large_library_is_searched_in_two_stages(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memstore.closing import Closing
 from memstore.compute import Compute
 from memstore.documents.folder import find
 from memstore.library import library_ingest, reading
@@ -45,7 +46,7 @@ def folder(path: Path, documents: int, lines: int = 6) -> Path:
     return path
 
 
-class Here:
+class Here(Closing):
     """An engine of this process: batches one after the other, as if by `workers`."""
 
     def __init__(self, workers: int = 2) -> None:
@@ -56,6 +57,9 @@ class Here:
         for number, batch in enumerate(batches):
             self.before(number)
             yield reading.read_batch(job, batch)
+
+    def close(self) -> None:
+        """It has nothing to close."""
 
 
 @cache

@@ -138,7 +138,7 @@ def _body(sections: Sequence[Section]) -> str:
 def pdf(pages: Sequence[Sequence[str]], streams: Sequence[bytes] | None = None) -> bytes:
     """A PDF of pages of lines (Latin-1); streams: what draws the pages, instead of lines."""
     if streams is None:
-        streams = [_drawn(lines) for lines in pages]
+        streams = [drawn(lines) for lines in pages]
     count = len(streams)
     kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(count))
     objects = [
@@ -189,7 +189,8 @@ def pdf_of(objects: Sequence[bytes]) -> bytes:
     return bytes(out + b"startxref\n%d\n%%%%EOF\n" % table)
 
 
-def _drawn(lines: Sequence[str]) -> bytes:
+def drawn(lines: Sequence[str]) -> bytes:
+    """What draws lines on a page."""
     shown = "".join(
         "({}) Tj T* ".format(line.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)"))
         for line in lines
