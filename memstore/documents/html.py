@@ -31,7 +31,8 @@ ITEM = "memstore-item-"  # a class: a paragraph that is an item, with its number
 _BREAK, _KEPT = "\x00", str.maketrans("\n \t", "\x00\x01\x02")
 _SHOWN = str.maketrans("\x00\x01\x02", "\n \t")
 _DEEPEST = 2000  # lxml leaves out what is deeper than 2,048
-_WIDEST = 1000  # columns of a table, rows of a cell
+_WIDEST = 1000  # columns and rows of a cell
+_COPIES = 100_000  # of the cells of a document, where they span columns and rows
 _NO_VALUE = ("hidden", "password", "submit", "button", "reset", "image", "file")
 
 
@@ -89,6 +90,7 @@ class Walk:
     def __init__(self, limits: Limits) -> None:
         self.pictures = self._verbatim = 0
         self._left = self._most = limits.characters
+        self._copies = _COPIES
         self._line: list[str] = []
         self._marks: list[int] = []  # where raised text begins in the line
         self._item, self._prefix = False, ""
@@ -205,23 +207,24 @@ class Walk:
 
     def _rows(self, rows: list[list[tuple[str, int, int]]]) -> str:
         """Rows as lines; a cell that spans rows is in each of them."""
-        carried, lines = dict[int, tuple[str, int]](), list[str]()  # by column: text, rows left
-        for row in rows:
-            line, cells = list[str](), iter(row)
-            while len(line) < _WIDEST:
-                text, left = carried.pop(len(line), ("", 0))
-                if not left:
-                    cell = next(cells, None)
-                    if cell is None and not any(column > len(line) for column in carried):
-                        break
-                    text, across, left = cell or ("", 1, 1)
-                    for column in range(len(line) + 1, len(line) + across):
-                        carried[column] = "", left or _WIDEST
-                    left = left or _WIDEST
-                if left > 1:
-                    carried[len(line)] = text, left - 1
-                line.append(text)
-            lines.append(" | ".join(line).rstrip(" |").lstrip())
+        grid = [dict[int, str]() for _ in rows]  # text by column
+        for number, row in enumerate(rows):
+            column = 0
+            for text, across, down in row:
+                while column in grid[number]:
+                    column += 1
+                down = min(down or len(rows), len(rows) - number)
+                self._copies -= across * down - 1
+                if self._copies < 0:
+                    across = down = 1
+                for line in grid[number : number + down]:
+                    line.update(dict.fromkeys(range(column + 1, column + across), ""))
+                    line[column] = text
+                column += across
+        lines = list[str]()
+        for line in grid:
+            cells = (line.get(column, "") for column in range(max(line, default=-1) + 1))
+            lines.append(" | ".join(cells).rstrip(" |").lstrip())
             self._count(lines[-1])
         return "\n".join(line for line in lines if line.strip(" |"))
 

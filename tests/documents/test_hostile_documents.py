@@ -152,6 +152,13 @@ def test_deep_and_wide_documents_are_read_or_refused() -> None:
         read(made.zipped({"content.xml": sheets}), "a.ods")
 
 
+@pytest.mark.parametrize("rows", [1, 20, 2000])
+def test_cells_that_span_too_much_are_read_once(rows: int) -> None:
+    row = "<tr>" + "<td rowspan=65000 colspan=65000>a" * (2000 // rows)
+    text = here(f"<table>{row * rows}</table>".encode(), "a.html").text
+    assert text.count("a") >= 2000 and len(text) < 500_000
+
+
 def test_a_far_cell_costs_no_more_than_a_near_one() -> None:
     openpyxl = pytest.importorskip("openpyxl")
     book, out = openpyxl.Workbook(), io.BytesIO()
