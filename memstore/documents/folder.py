@@ -127,96 +127,64 @@ def find(
 
     name: of the document of one file; of a folder's documents the first part. Otherwise a file
     that is named by itself is called by its name, and one of a folder by its path in it. without:
-    a folder that is not looked into. Raises nothing: see Files.refused.
+    a folder whose files are left out. Raises nothing: see Files.refused.
     """
     found = Files()
-    named: dict[str, Path] = {}
+    named = dict[str, Path]()
     for path in paths:
-        for file in _of_path(path, found, recursive, name, without):
-            first = named.get(file.name)
-            if first is None:
-                named[file.name] = file.path
+        try:
+            files = _of_path(os.path.expanduser(path), found, recursive, name, without)
+        except (InvalidInput, UnreadableDocument) as error:
+            found.refused.append(error)
+            continue
+        for file in files:
+            first = named.setdefault(file.name, file.path)
+            if first is file.path:
                 found.files.append(file)
             elif first != file.path:
-                found.refused.append(
-                    InvalidInput(
-                        f"{file.path} would be called {file.name!r}, as {first} is; ingest it with "
-                        "a --name of its own"
-                    )
-                )
+                message = f"{file.path} would be called {file.name!r}, as {first} is"
+                found.refused.append(InvalidInput(f"{message}; ingest it with a --name of its own"))
     return found
 
 
 def _of_path(
     given: str, found: Files, recursive: bool, name: str | None, without: Path | None
-) -> Iterator[File]:
-    given = os.path.expanduser(given)
+) -> list[File]:
     path = Path(given)
     if given == STDIN:
-        yield File(path, name or "stdin")
+        return [File(path, name or "stdin")]
+    pattern = glob.has_magic(given) and not os.path.lexists(path)
+    if pattern:
+        fixed = next(at for at, part in enumerate(path.parts) if glob.has_magic(part))
+        folder, parts = Folder.at(Path(*path.parts[:fixed])), path.parts[fixed:]
     elif path.is_dir() and recursive:
-        folder = Folder.at(path)
-        found.folders.append(folder)
-        inside = (Path(file) for file in _walk(str(path), found, without))
-        yield from _of_folder(folder, inside, name)
+        folder, parts = Folder.at(path), ("**",)
     elif path.is_dir():
-        found.refused.append(
-            InvalidInput(f"{path} is a directory; name the files in it, or add --recursive")
-        )
-    elif glob.has_magic(given) and not os.path.lexists(path):
-        folder = Folder.at(_fixed(path))
-        found.folders.append(folder)
-        avoided = None if without is None else without.resolve()
-        # behind a slash only folders are meant
-        parts = path.parts[len(folder.path.parts) :]
-        parts = tuple(
-            part for part, after in zip(parts, (*parts[1:], "")) if part != after or part != "**"
-        )
-        meant = folder.path.is_dir() and not given.endswith(os.sep)
-        matches = sorted(set(_matching(folder.path, parts, found))) if meant else []
-        files = [
-            match
-            for match in matches
-            if avoided is None or not match.resolve().is_relative_to(avoided)
-        ]
-        if not files:
-            found.refused.append(InvalidInput(f"{given} matches no file"))
-        yield from _of_folder(folder, files, name)
+        raise InvalidInput(f"{path} is a directory; name the files in it, or add --recursive")
     elif not path.exists():
-        found.refused.append(InvalidInput(f"{path} does not exist"))
+        raise InvalidInput(f"{path} does not exist")
     elif not path.is_file():
-        found.refused.append(UnreadableDocument(f"{path} is no regular file; save its text in one"))
+        raise UnreadableDocument(f"{path} is no regular file; save its text in one")
     else:
-        yield File(path, name or printable(path.name))
-
-
-def _of_folder(folder: Folder, files: Iterable[Path], name: str | None) -> Iterator[File]:
-    for path in files:
-        inside = printable(path.relative_to(folder.path).as_posix())
-        yield File(path, f"{name}/{inside}" if name else inside, folder, inside)
-
-
-def _walk(path: str, found: Files, without: Path | None) -> Iterator[str]:
-    """The files of a folder and of those in it, in order."""
-    avoided = None if without is None else without.resolve()
-    for where, folders, files in os.walk(
-        path, onerror=lambda error: found.refused.append(_unreadable(error))
-    ):
-        folders[:] = sorted(
-            folder
-            for folder in folders
-            if not folder.startswith(".") and Path(where, folder).resolve() != avoided
-        )
-        for file in sorted(files):
-            inside = os.path.join(where, file)
-            if not file.startswith(".") and os.path.isfile(inside) and not os.path.islink(inside):
-                yield inside
+        return [File(path, name or _printable(path.name))]
+    found.folders.append(folder)
+    meant = folder.path.is_dir() and not (pattern and given.endswith(os.sep))  # only folders are
+    files = list[File]()
+    for match in sorted(set(_matching(folder.path, parts, found))) if meant else ():
+        if without is None or not match.resolve().is_relative_to(without.resolve()):
+            inside = _printable(match.relative_to(folder.path).as_posix())
+            files.append(File(match, f"{name}/{inside}" if name else inside, folder, inside))
+    if pattern and not files:
+        found.refused.append(InvalidInput(f"{given} matches no file"))
+    return files
 
 
 def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Path]:
     """The files below a folder that a pattern matches, as `glob` finds them, some more than once;
     but through no link, of which a tree may have loops.
     """
+    while parts[:2] == ("**", "**"):
+        parts = parts[1:]
     part, rest = parts[0], parts[1:]
     inside = [where / part]  # if nothing is to be matched it need not be possible to list them
     if part == "**":
@@ -226,15 +194,13 @@ def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Pat
             inside = [*where.iterdir()]
         except OSError as error:
             if part != "**":  # which looks into it once more
-                found.refused.append(_unreadable(error))
+                message = f"cannot read the directory {error.filename}: {error.strerror}"
+                found.refused.append(InvalidInput(message))
             return
     for path in inside:
         hidden = path.name.startswith(".") and not part.startswith(".")
-        if (
-            hidden
-            or path.is_symlink()
-            or not (part in ("**", path.name) or fnmatch(path.name, part))
-        ):
+        same = part in ("**", path.name) or fnmatch(path.name, part)
+        if hidden or not same or path.is_symlink():
             continue
         if path.is_dir() and (part == "**" or rest):
             yield from _matching(path, parts if part == "**" else rest, found)
@@ -242,20 +208,6 @@ def _matching(where: Path, parts: tuple[str, ...], found: Files) -> Iterator[Pat
             yield path
 
 
-def _unreadable(error: OSError) -> InvalidInput:
-    return InvalidInput(f"cannot read the directory {error.filename}: {error.strerror}")
-
-
-def _fixed(pattern: Path) -> Path:
-    """The folder that a pattern begins with."""
-    parts = []
-    for part in pattern.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        parts.append(part)
-    return Path(*parts)
-
-
-def printable(name: str) -> str:
+def _printable(name: str) -> str:
     """A file's name as a document's: bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(name).decode("utf-8", "replace")
