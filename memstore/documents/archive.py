@@ -7,19 +7,20 @@ import zlib
 from memstore.documents.converted import Kind, Limits
 from memstore.errors import UnreadableDocument
 
-# A member that only this kind has, and the kind
+# How the name of a member begins that only this kind has
 _KINDS: dict[str, Kind] = {
     "META-INF/container.xml": "epub",
-    "word/document.xml": "docx",
-    "ppt/presentation.xml": "pptx",
-    "xl/workbook.xml": "xlsx",
+    "word/document": "docx",
+    "ppt/presentation": "pptx",
+    "xl/workbook": "xlsx",
     "content.xml": "odf",
 }
 
 
-def unzipped(data: bytes, limits: Limits) -> dict[str, bytes]:
-    """Members by name. Raises UnreadableDocument for what is broken, encrypted or too large; no
-    member can be larger than the directory says, which is added up first.
+def unzipped(data: bytes, limits: Limits) -> tuple[Kind, dict[str, bytes]]:
+    """The kind of a document, and its members by name. Raises UnreadableDocument for what is no
+    document, broken, encrypted or too large; no member can be larger than the directory says, which
+    is added up first.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -39,14 +40,9 @@ def unzipped(data: bytes, limits: Limits) -> dict[str, bytes]:
     for name, member in members.items():
         if name.endswith((".xml", ".rels")) and b"<!ENTITY" in member.replace(b"\0", b""):
             raise UnreadableDocument("declares entities, which are not read for safety")
-    return members
-
-
-def kind_of(members: dict[str, bytes]) -> Kind:
-    """The kind that a zip is. Raises UnreadableDocument for any other zip."""
-    for member, kind in _KINDS.items():
-        if member in members:
-            return kind
+    for beginning, kind in _KINDS.items():
+        if any(name.startswith(beginning) for name in members):
+            return kind, members
     raise UnreadableDocument("is a zip and no document; unpack it, and ingest what is in it")
 
 

@@ -9,15 +9,22 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from typing import cast
 
 import msgspec
 
 from memstore.child import end_with_parent
-from memstore.documents.conversion import TOO_MUCH, convert
-from memstore.documents.converted import Converted, Limits
+from memstore.documents.archive import unzipped
+from memstore.documents.converted import LIMITS, TOO_LONG, TOO_MUCH, Converted, Limits, compose
 from memstore.documents.detect import Form
-from memstore.errors import UnreadableDocument
+from memstore.errors import UnreadableDocument, install_extra
+
+_NOTES, _NOTE = 100, 200  # notes of a document, and characters of one, that are reported
+# Where read_KIND is, unless in the module of that name
+_MODULES = {**dict.fromkeys(("pptx", "xlsx", "csv", "odf"), "office"), "notebook": "mail"}
+_MODULES["text"] = "markdown"
 
 
 def main() -> None:
@@ -38,14 +45,40 @@ def main() -> None:
     sys.setrecursionlimit(10_000)  # formulas and shapes are nested
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # messages of libraries are not bounded
     try:
-        result: Converted | str = convert(sys.stdin.buffer.read(), cast(Form, form), bounds)
+        content = sys.stdin.buffer.read()
+        result = msgspec.msgpack.encode(convert(content, cast(Form, form), bounds))
     except UnreadableDocument as error:
-        result = str(error)
+        result = msgspec.msgpack.encode(str(error))
     except MemoryError:
-        os._exit(TOO_MUCH)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(result))
+        result = msgspec.msgpack.encode(TOO_MUCH)
+    sys.stdout.buffer.write(result)
     sys.stdout.buffer.flush()
     os._exit(0)  # nothing that libraries do at the end
+
+
+def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
+    """The text of a file, its places and notes. Raises UnreadableDocument without a name."""
+    limits, notes = limits.of_size(len(content)), list[str]()
+    try:
+        kind, given = unzipped(content, limits) if form == "zip" else (form, content)
+        module = import_module(f"memstore.documents.{_MODULES.get(kind, kind)}")
+        result = getattr(module, f"read_{kind}")(given, limits, notes)
+        if not isinstance(result, Converted):
+            result = compose(result, kind, limits, notes)
+        if len(result.text) > limits.characters:
+            raise UnreadableDocument(TOO_LONG.format(limits.characters))
+        return replace(result, notes=tuple(note[:_NOTE] for note in result.notes[:_NOTES]))
+    except UnreadableDocument:
+        raise
+    except ImportError as error:
+        raise UnreadableDocument(f"needs {error.name}: {install_extra('documents')}") from None
+    except MemoryError:
+        raise UnreadableDocument(TOO_MUCH) from None
+    except RecursionError:
+        raise UnreadableDocument("is nested too deep") from None
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise UnreadableDocument(f"is broken: {type(error).__name__} {why}".rstrip()) from None
 
 
 if __name__ == "__main__":

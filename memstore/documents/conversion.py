@@ -1,31 +1,21 @@
-"""A file turned into text: what it is, who reads it, and the reason where it cannot be read.
-
-What needs a library is read by a child process with limits of memory and processor time, so that
-no file can take more of this one than its bytes and its text.
+"""A file turned into text. What needs a library is read by a child process with limits of memory
+and processor time, so that no file can take more of this one than its bytes and its text.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
-from importlib import import_module
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from memstore.child import run_tied
 from memstore.decode import unpack
-from memstore.documents.converted import LIMITS, TOO_LONG, Block, Converted, Kind, Limits, compose
+from memstore.documents.converted import LIMITS, TOO_MUCH, Converted, Limits
 from memstore.documents.detect import Form, form_of
-from memstore.errors import MemstoreError, UnreadableDocument, install_extra
+from memstore.errors import MemstoreError, UnreadableDocument
 
-LIBRARIES = (
+_LIBRARIES = (
     "lxml", "pypdfium2", "mammoth", "pptx", "openpyxl", "markdown_it", "webencodings",
     "charset_normalizer",
 )  # fmt: skip
-TOO_MUCH = 77  # exit status of a child that has no memory left
-_NOTES, _NOTE = 100, 200  # notes of a document, and characters of one, that are reported
-_TOO_MUCH = "needs too much memory or time to be read; split it, or save it again"
-# Where read_KIND is, unless in the module of that name
-_MODULES = {"pptx": "office", "xlsx": "office", "csv": "office", "odf": "office"}
-_MODULES |= {"notebook": "mail", "text": "markdown"}
 
 
 def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
@@ -43,10 +33,8 @@ def read(data: bytes | Path, name: str, limits: Limits = LIMITS) -> Converted:
         if not content.strip():
             raise UnreadableDocument("is empty; there is nothing to read")
         if form == "text" and b"\0" not in content and len(content) <= limits.characters:
-            try:
+            with suppress(UnicodeDecodeError):  # of another encoding, which a library guesses
                 return Converted(content.decode("utf-8-sig"), (), "text")
-            except UnicodeDecodeError:
-                pass  # another encoding, which a library guesses
         return _read_apart(content, form, limits)
     except UnreadableDocument as error:
         raise UnreadableDocument(f"{name} {error}") from None
@@ -63,39 +51,6 @@ def _content(path: Path, limits: Limits) -> bytes:
         raise UnreadableDocument(f"cannot be read: {error.strerror}") from None
 
 
-def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
-    """The same in this process. Raises UnreadableDocument without a name."""
-    limits, notes = limits.of_size(len(content)), list[str]()
-    try:
-        given: bytes | dict[str, bytes] = content
-        kind: Kind
-        if form == "zip":
-            from memstore.documents.archive import kind_of, unzipped
-
-            given = unzipped(content, limits)
-            kind = kind_of(given)
-        else:
-            kind = form
-        module = import_module(f"memstore.documents.{_MODULES.get(kind, kind)}")
-        result: Converted | Iterable[Block] = getattr(module, f"read_{kind}")(given, limits, notes)
-        if not isinstance(result, Converted):
-            result = compose(result, kind, limits, notes)
-        if len(result.text) > limits.characters:
-            raise UnreadableDocument(TOO_LONG.format(limits.characters))
-        return replace(result, notes=tuple(note[:_NOTE] for note in result.notes[:_NOTES]))
-    except UnreadableDocument:
-        raise
-    except ImportError as error:
-        raise UnreadableDocument(f"needs {error.name}: {install_extra('documents')}") from None
-    except MemoryError:
-        raise UnreadableDocument(_TOO_MUCH) from None
-    except RecursionError:
-        raise UnreadableDocument("is nested too deep") from None
-    except Exception as error:
-        why = " ".join(str(error).split())[:160]
-        raise UnreadableDocument(f"is broken: {type(error).__name__} {why}".rstrip()) from None
-
-
 def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
     import msgspec
 
@@ -104,8 +59,8 @@ def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
         done = run_tied("memstore.documents.child", form, bounds, *_directories(), given=content)
     except OSError as error:
         raise MemstoreError(f"no process to read documents in did start: {error}") from error
-    if done.returncode < 0 or done.returncode == TOO_MUCH:
-        raise UnreadableDocument(_TOO_MUCH)
+    if done.returncode < 0:
+        raise UnreadableDocument(TOO_MUCH)
     if done.returncode:
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise MemstoreError(f"the process to read documents in did not start: {last}")
@@ -122,6 +77,6 @@ def _directories() -> list[str]:
     """Where this process has the libraries: the child, which looks only where Python's own are,
     takes them from there, too; but nothing from the working directory.
     """
-    specs = [find_spec(name) for name in LIBRARIES]
+    specs = [find_spec(name) for name in _LIBRARIES]
     found = [str(Path(spec.origin).resolve().parents[1]) for spec in specs if spec and spec.origin]
     return [one for one in dict.fromkeys(found) if one != str(Path.cwd())]

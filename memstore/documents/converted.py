@@ -11,6 +11,7 @@ Kind = Literal[
     "text", "markdown", "html", "pdf", "docx", "pptx", "xlsx", "odf", "epub", "csv", "mail",
     "notebook",
 ]  # fmt: skip
+TOO_MUCH = "needs too much memory or time to be read; split it, or save it again"
 TOO_LONG = "has more than {:,} characters, too many for a file of its size; split it"
 
 

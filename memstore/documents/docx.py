@@ -27,7 +27,8 @@ def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 
     parts = {name: part for name, part in members.items() if name.endswith((".xml", ".rels"))}
     numbering = parts.pop("word/numbering.xml", b"<none/>")
-    parts["word/document.xml"] = _Document(parts, numbering).written_out()
+    main = next(name for name in parts if re.match(r"word/document\d*\.xml", name))
+    parts[main] = _Document(parts[main], parts, numbering).written_out()
     no_picture = mammoth.images.img_element(lambda image: {"src": ""})
     style_map = f"comment-reference => sup\n{_STYLES}"
     html = mammoth.convert_to_html(
@@ -42,9 +43,9 @@ def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 class _Document:
     """A document with its styles and numbers. w: its namespace, transitional or strict."""
 
-    def __init__(self, parts: dict[str, bytes], numbering: bytes) -> None:
+    def __init__(self, main: bytes, parts: dict[str, bytes], numbering: bytes) -> None:
         parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True)
-        self._root = etree.fromstring(parts["word/document.xml"], parser)
+        self._root = etree.fromstring(main, parser)
         self._w = w = self._root.tag.rpartition("}")[0] + "}"
         styles = etree.fromstring(parts.get("word/styles.xml", b"<none/>"), parser)
         self._styles = {style.get(f"{w}styleId"): style for style in styles}

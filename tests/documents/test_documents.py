@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.citations import PAGE, Place, Places, pack_places, unpack_places
 from memstore.documents import Converted, read
-from memstore.documents.conversion import convert
+from memstore.documents.child import convert
 from memstore.documents.decoding import clean
 from memstore.documents.detect import form_of
 from memstore.model.answer import Source
@@ -252,6 +252,7 @@ SEEN: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
     ),
     "clauses.docx": (made.CLAUSES, "I. Terms\n  I.1 Rent\n    (a) late rent\n  I.2 Repairs", ()),
     "symbols.docx": (made.SYMBOLS, "20±1 or 10^4", ()),
+    "renamed.docx": (made.RENAMED, "At the river.", ()),
     "a.odt": (
         made.zipped({"content.xml": made.ODT}),
         "The Weir\n\nTwo gates.\n\nNorth | Delby\nNorth | Lukton",

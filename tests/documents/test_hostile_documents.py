@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.citations import pack_places
 from memstore.documents import Converted, read
-from memstore.documents.conversion import convert
+from memstore.documents.child import convert
 from memstore.documents.converted import LIMITS, Limits
 from memstore.documents.detect import form_of
 from memstore.errors import UnreadableDocument

@@ -308,6 +308,17 @@ SYMBOLS = docx_of(
     "<w:r><w:t>1 or 10</w:t></w:r><w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr>"
     "<w:t>4</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>hidden</w:t></w:r></w:p>"
 )
+_PACKAGE = "http://schemas.openxmlformats.org/package/2006/relationships"
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+RENAMED = zipped(
+    {
+        "[Content_Types].xml": "<Types/>",
+        "_rels/.rels": f"<Relationships xmlns='{_PACKAGE}'><Relationship Id='a' Type='{_OFFICE}' "
+        "Target='word/document2.xml'/></Relationships>",
+        "word/document2.xml": f'<w:document xmlns:w="{W}"><w:body><w:p><w:r><w:t>At the river.'
+        "</w:t></w:r></w:p></w:body></w:document>",
+    }
+)
 ODF = (
     '<o xmlns:text="t" xmlns:table="b" xmlns:office="f" xmlns:style="s"><office:body>{}'
     "</office:body></o>"
