@@ -17,25 +17,21 @@ _NAMED: dict[str, Form] = {
     ".ipynb": "notebook",
 }
 _PROMISED = (".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".ods", ".odp", ".epub")  # none is text
-_PICTURE, _PACKED = "picture", "packed file"
-_MAGIC: dict[bytes, str] = {
-    b"\x89PNG\r\n\x1a\n": "picture (PNG)",
-    b"\xff\xd8\xff": "picture (JPEG)",
-    b"GIF8": "picture (GIF)",
-    **dict.fromkeys((b"II*\0", b"MM\0*"), "picture (TIFF)"),
-    b"8BPS": "picture (PSD)",
-    b"\x1f\x8b": "packed file (gzip)",
-    b"BZh": "packed file (bzip2)",
-    b"\xfd7zXZ\0": "packed file (xz)",
-    b"7z\xbc\xaf\x27\x1c": "packed file (7z)",
-    b"Rar!\x1a\x07": "packed file (RAR)",
-    b"\x28\xb5\x2f\xfd": "packed file (zstd)",
-    **dict.fromkeys((b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE\xdf\xa3"), "recording"),
-    b"AT&TFORM": "DjVu book; save it as PDF",
-    b"{\\rtf": "RTF document; save it as DOCX",
-    b"PK\x05\x06": "empty zip",
+_OCR = "; run text recognition (OCR) on it first"
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf", b"Rar!", b"(\xb5/\xfd")
+_OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_MAGIC = {
+    b"\x89PNG\r\n\x1a\n": f"is a picture (PNG){_OCR}",
+    b"\xff\xd8\xff": f"is a picture (JPEG){_OCR}",
+    b"GIF8": f"is a picture (GIF){_OCR}",
+    (b"II*\0", b"MM\0*", b"8BPS"): f"is a picture{_OCR}",
+    _PACKED: "is a packed file; unpack it first",
+    (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE\xdf\xa3"): "is a recording",
+    b"AT&TFORM": "is a DjVu book; save it as PDF",
+    b"{\\rtf": "is an RTF document; save it as DOCX",
+    b"PK\x05\x06": "is an empty zip",
+    _OLD: "is an old Office file (such as .doc); save it as DOCX or XLSX",
 }
-_ADVICE = {"picture": "; run text recognition (OCR) on it first", "packed": "; unpack it first"}
 _PRINTED = bytes((0, *range(9, 14), 27, *range(32, 127), *range(128, 256)))  # and NUL of UTF-16
 # Atomic, so that it takes time in proportion to the beginning: a comment ends where it first may.
 _HTML = re.compile(
@@ -54,17 +50,16 @@ def form_of(data: bytes, name: str) -> Form:
         return "pdf"
     if head.startswith(b"PK\x03\x04"):
         return "zip"
-    if head.startswith(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"):
-        if "EncryptedPackage".encode("utf-16-le") in data:
-            raise UnreadableDocument("is an encrypted Office file; save it without a password")
-        raise UnreadableDocument("is an old Office file (such as .doc); save it as DOCX or XLSX")
-    what = next((what for magic, what in _MAGIC.items() if head.startswith(magic)), "")
+    if head.startswith(_OLD) and "EncryptedPackage".encode("utf-16-le") in data:
+        raise UnreadableDocument("is an encrypted Office file; save it without a password")
+    for magic, what in _MAGIC.items():
+        if head.startswith(magic):
+            raise UnreadableDocument(what)
     if head[4:8] == b"ftyp":
-        what = "picture (HEIC)" if head[8:11] in (b"hei", b"mif", b"avi") else "recording"
+        picture = head[8:11] in (b"hei", b"mif", b"avi")
+        raise UnreadableDocument(f"is a picture (HEIC){_OCR}" if picture else "is a recording")
     if head[60:68] == b"BOOKMOBI":
-        what = "Kindle book; save it as EPUB"
-    if what:
-        raise UnreadableDocument(f"is a {what}{_ADVICE.get(what.split(' ')[0], '')}")
+        raise UnreadableDocument("is a Kindle book; save it as EPUB")
     if suffix in _PROMISED and head.strip():
         raise UnreadableDocument(f"is no {suffix[1:].upper()}, or its beginning is lost")
     text = head.replace(b"\0", b"").decode("utf-8-sig", "replace").lstrip("\ufffd")  # or UTF-16

@@ -15,10 +15,12 @@ from memstore.documents.html import ITEM, Walk, html_tree
 _M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 _STYLES = "\n".join(f"p.Memstore{depth} => p.{ITEM}{depth}:fresh" for depth in range(9))
-_ROMAN = {
-    1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x",
-    9: "ix", 5: "v", 4: "iv", 1: "i",
-}  # fmt: skip
+_ROMAN = (
+    ("", "m", "mm", "mmm"),
+    ("", "c", "cc", "ccc", "cd", "d", "dc", "dcc", "dccc", "cm"),
+    ("", "x", "xx", "xxx", "xl", "l", "lx", "lxx", "lxxx", "xc"),
+    ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"),
+)
 
 
 def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> Iterator[Block]:
@@ -162,10 +164,8 @@ def _shown(number: int, form: str) -> str:
     if form.endswith("Letter"):
         shown = chr(97 + (number - 1) % 26) * min((number + 25) // 26, 9)
     elif form.endswith("Roman"):
-        shown = ""
-        for value, letters in _ROMAN.items():
-            shown += letters * min(number // value, 9)
-            number %= value
+        digits = map(int, f"{number % 4000:04}")
+        shown = "".join(letters[digit] for letters, digit in zip(_ROMAN, digits))
     else:
         return str(number)
     return shown.upper() if form.startswith("upper") else shown

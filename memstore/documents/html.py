@@ -4,7 +4,7 @@ kinds become HTML first.
 
 import re
 from collections.abc import Iterator
-from html.entities import html5
+from html import unescape
 from typing import Any
 
 from lxml import etree
@@ -61,7 +61,8 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
     text = decode(data, [], html=True)
     if re.search("<!ENTITY", text, re.IGNORECASE):
         raise UnreadableDocument("declares entities, which are not read for safety")
-    named = re.sub(r"&(\w+);", _character, re.sub(r"^\s*<\?xml[^>]*>", "", text))
+    text = re.sub(r"^\s*<\?xml[^>]*>", "", text)
+    named = re.sub(r"&(?!(?:amp|lt|gt|quot|apos);)\w+;", lambda found: unescape(found[0]), text)
     parser = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True,
         remove_pis=True, remove_comments=True,
@@ -77,11 +78,6 @@ def xml_tree(data: bytes, *, html: bool = False) -> Any:
         for name in [name for name in node.attrib if name[0] == "{"]:
             node.set(etree.QName(name).localname, node.attrib.pop(name))
     return root
-
-
-def _character(found: re.Match[str]) -> str:
-    known = html5.get(f"{found[1]};")
-    return found[0] if known is None or found[1] in ("amp", "lt", "gt", "quot", "apos") else known
 
 
 class Walk:
