@@ -122,19 +122,18 @@ def _lines(page: Any) -> Iterator[_Line]:
         raw.FPDFText_GetLooseCharBox(text, index, box)
         raw.FPDFText_GetCharOrigin(text, index, x, y)
         size = round(2 * abs(box.top - box.bottom)) / 2
-        # what goes on at the same height is the same line, such as a row of a table
-        same = (
-            line
-            and (line[-1].right <= box.left + size or _TO_THE_LEFT.match(line[-1].text))
-            and any(abs(one.base - y.value) < 0.1 * size for one in line[-9:])
-        )
-        if ended and not same:
-            yield from _line(line)
-            line = []
-        elif ended and max(box.left - line[-1].right, line[-1].left - box.right) > _BLANK * size:
-            line.append(line[-1]._replace(text=" "))
+        one = _Character(chr(code or 0xFFFD), size, box.left, box.right, y.value)
+        if ended and line:
+            last = line[-1]
+            after = last.right <= one.left + size or _TO_THE_LEFT.match(last.text)
+            # what goes on at the same height is the same line, such as a row of a table
+            if not after or all(abs(it.base - one.base) >= 0.1 * size for it in line[-9:]):
+                yield from _line(line)
+                line = []
+            elif max(one.left - last.right, last.left - one.right) > _BLANK * size:
+                line.append(last._replace(text=" "))
         ended = False
-        line.append(_Character(chr(code or 0xFFFD), size, box.left, box.right, y.value))
+        line.append(one)
     yield from _line(line)
 
 
@@ -143,9 +142,10 @@ def _line(line: list[_Character]) -> Iterator[_Line]:
     if not solid:
         return
     (size, base), _ = Counter((one.size, round(one.base, 1)) for one in solid).most_common(1)[0]
-    to_the_left = any(_TO_THE_LEFT.match(one.text) for one in solid)
-    line = [*_seen(line, size)] if to_the_left else line
-    text, small, end = "", "", line[0].left
+    to_the_left = _TO_THE_LEFT.search("".join(one.text for one in solid))
+    if to_the_left:
+        line = solid = [*_seen(line, size)]
+    text, small, end = "", "", solid[0].left
     for one in line:
         blank = one.text.isspace()
         if not blank and one.size < _SMALL * size and one.base > base + 0.12 * size:
