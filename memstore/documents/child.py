@@ -16,8 +16,15 @@ from typing import cast
 import msgspec
 
 from memstore.child import end_with_parent
-from memstore.documents.archive import unzipped
-from memstore.documents.converted import LIMITS, TOO_LONG, TOO_MUCH, Converted, Limits, compose
+from memstore.documents.converted import (
+    LIMITS,
+    TOO_LONG,
+    TOO_MUCH,
+    Converted,
+    Kind,
+    Limits,
+    compose,
+)
 from memstore.documents.detect import Form
 from memstore.errors import UnreadableDocument, install_extra
 
@@ -60,7 +67,14 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
     """The text of a file, its places and notes. Raises UnreadableDocument without a name."""
     limits, notes = limits.of_size(len(content)), list[str]()
     try:
-        kind, given = unzipped(content, limits) if form == "zip" else (form, content)
+        kind: Kind
+        given: bytes | dict[str, bytes]
+        if form == "zip":
+            from memstore.documents.archive import unzipped
+
+            kind, given = unzipped(content, limits)
+        else:
+            kind, given = form, content
         module = import_module(f"memstore.documents.{_MODULES.get(kind, kind)}")
         result = getattr(module, f"read_{kind}")(given, limits, notes)
         if not isinstance(result, Converted):

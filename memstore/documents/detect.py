@@ -20,7 +20,7 @@ _PROMISED = (".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".ods", ".odp", ".epub")
 _OCR = "; run text recognition (OCR) on it first"
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf", b"Rar!", b"(\xb5/\xfd")
 _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_MAGIC = {
+_MAGIC: dict[bytes | tuple[bytes, ...], str] = {
     b"\x89PNG\r\n\x1a\n": f"is a picture (PNG){_OCR}",
     b"\xff\xd8\xff": f"is a picture (JPEG){_OCR}",
     b"GIF8": f"is a picture (GIF){_OCR}",
