@@ -24,10 +24,11 @@ _HEADING = re.compile(r"(?s)[\W\d]{0,12}[^\W_].*[^\W\d_]{2}.{0,200}[^.,;:]$")
 _R = "\u0590-\u065f\u066a-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"  # right-to-left letters
 _L = rf"[^\W\d_{_R}]"
 _TO_THE_LEFT = re.compile(f"[{_R}](?:[^|a-zA-Z]{{0,200}}[{_R}])?")
-# What is read from left to right in such a line: words with numbers, numbers; else one letter
+# Pieces of a line that is read from right to left: words of other scripts, with numbers between
+# or after them; numbers; else one letter with its marks
 _PIECES = re.compile(
     rf"{_L}(?:[^{_R}|]{{0,200}}[^\W_{_R}])?|\d[^{_R}|]{{0,200}}{_L}"
-    rf"|[-+#$€%]*\d(?:[^{_R}|\s]{{0,40}}\d)?[-+#$€%]*|.[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]*"
+    rf"|[-+#$€%]{{0,3}}\d(?:[^{_R}|\s]{{0,40}}\d)?[-+#$€%]{{0,3}}|.[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]*"
 )
 _LEADERS = re.compile(r"(?:\. ?){4}")  # of a table of contents
 _BOXES = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
