@@ -294,7 +294,7 @@ class Memory(Closing):
             raise InvalidInput("give a path, or a text with a name")
         from memstore.documents.folder import find
 
-        found = find(given, recursive=True, name=name, without=self.store.path)
+        found = find(given, name=name, without=self.store.path)
         for error in found.refused:
             if on_error is None:
                 raise error

@@ -100,7 +100,7 @@ def _rounds(args: argparse.Namespace) -> list[dict[str, Any]]:
                 (folder / f"{each}.txt").write_text(text[at : at + args.characters])
             engine.few = few
             job = Job(f"{args.to}/{os.getpid()}-{number}", args.model, Compute())
-            files = find([str(folder)], recursive=True).files
+            files = find([str(folder)]).files
             began = _processor_seconds()
             progress, _ = ingest_library(files, job, engine, lambda progress, told: None)
             assert progress.documents == {"read": documents}, progress

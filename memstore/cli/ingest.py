@@ -26,9 +26,9 @@ INGEST_BUDGET = 128 << 20
     "ingest",
     "memstore ingest book.txt",
     "memstore ingest notes.txt --name diary --replace",
-    "memstore ingest papers --recursive --sync --label team=research",
-    "memstore ingest library --recursive --model smollm2",
-    "memstore ingest library --recursive --to s3://team/library",
+    "memstore ingest papers --sync --label team=research",
+    "memstore ingest library --model smollm2",
+    "memstore ingest library --to s3://team/library",
     interrupted="interrupted; what was read is stored, and the same command resumes",
 )
 def ingest(
@@ -37,8 +37,8 @@ def ingest(
         typer.Argument(
             metavar="PATH...",
             help="Files, one document each: text, Markdown, PDF, HTML, Office, OpenDocument, EPUB, "
-            "mail, CSV, notebooks; folders, with --recursive; patterns such as 'notes/**/*.md'; - "
-            "is standard input.",
+            "mail, CSV, notebooks; folders, with all files in them; patterns such as "
+            "'notes/**/*.md'; - is standard input.",
         ),
     ],
     store: Store,
@@ -51,14 +51,6 @@ def ingest(
             "Name of the document; default: the file's. For a folder: prefix of the names.",
         ),
     ] = None,
-    recursive: Annotated[
-        bool,
-        typer.Option(
-            "--recursive",
-            "-r",
-            help="Read the files in folders; changed files replace their documents.",
-        ),
-    ] = False,
     sync: Annotated[
         bool, flag("--sync", "Remove documents of these folders whose files are gone.")
     ] = False,
@@ -118,7 +110,7 @@ def ingest(
 
         get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "replace" if replace else "new"
-    found = _find(paths, name, recursive, sync, without=None if to else store)
+    found = _find(paths, name, sync, without=None if to else store)
     if not found.files:  # refused before a model is loaded or a memory created
         for error in found.refused[:-1]:
             console.report(error)
@@ -194,20 +186,18 @@ def _labels(given: list[str] | None) -> dict[str, Any] | None:
     return labels or None
 
 
-def _find(
-    paths: list[str], name: str | None, recursive: bool, sync: bool, without: Path | None
-) -> "Files":
+def _find(paths: list[str], name: str | None, sync: bool, without: Path | None) -> "Files":
     """The files to read. Raises typer.BadParameter for options that do not go with them."""
     from memstore.documents.folder import find
 
     one_name = typer.BadParameter("--name is for one PATH; several are named after their files")
     if name is not None and len(paths) > 1:
         raise one_name
-    found = find(paths, recursive=recursive, name=name, without=without)
+    found = find(paths, name=name, without=without)
     if name is not None and len(found.files) > 1 and not found.folders:
         raise one_name
     if sync and not found.folders and not found.refused:
-        raise typer.BadParameter("--sync is for folders: name one, with --recursive")
+        raise typer.BadParameter("--sync is for folders: name one")
     return found
 
 

@@ -119,10 +119,8 @@ class Files:
     refused: list[MemstoreError] = field(default_factory=list)  # what cannot be read, and why
 
 
-def find(
-    paths: Iterable[str], *, recursive: bool, name: str | None = None, without: Path | None = None
-) -> Files:
-    """The files of paths, of folders (recursive) and of patterns such as "notes/**/*.md"; "-" is
+def find(paths: Iterable[str], *, name: str | None = None, without: Path | None = None) -> Files:
+    """The files of paths, of folders and of patterns such as "notes/**/*.md"; "-" is
     standard input.
 
     name: of the document of one file; of a folder's documents the first part. Otherwise a file
@@ -133,7 +131,7 @@ def find(
     named = dict[str, Path]()
     for path in paths:
         try:
-            files = _of_path(os.path.expanduser(path), found, recursive, name, without)
+            files = _of_path(os.path.expanduser(path), found, name, without)
         except (InvalidInput, UnreadableDocument) as error:
             found.refused.append(error)
             continue
@@ -147,9 +145,7 @@ def find(
     return found
 
 
-def _of_path(
-    given: str, found: Files, recursive: bool, name: str | None, without: Path | None
-) -> list[File]:
+def _of_path(given: str, found: Files, name: str | None, without: Path | None) -> list[File]:
     path = Path(given)
     if given == STDIN:
         return [File(path, name or "stdin")]
@@ -157,10 +153,8 @@ def _of_path(
     if pattern:
         fixed = next(at for at, part in enumerate(path.parts) if glob.has_magic(part))
         folder, parts = Folder.at(Path(*path.parts[:fixed])), path.parts[fixed:]
-    elif path.is_dir() and recursive:
-        folder, parts = Folder.at(path), ("**",)
     elif path.is_dir():
-        raise InvalidInput(f"{path} is a directory; name the files in it, or add --recursive")
+        folder, parts = Folder.at(path), ("**",)
     elif not path.exists():
         raise InvalidInput(f"{path} does not exist")
     elif not path.is_file():

@@ -81,15 +81,13 @@ def test_documents_of_a_folder_are_named_by_their_relative_paths(
     (notes / "up").symlink_to(tmp_path)
     os.mkfifo(notes / "pipe")
     store = notes / "memory"  # which is not read into itself
-    done = run("ingest", notes, "--recursive", "--store", store)
+    done = run("ingest", notes, "--store", store)
     assert done.status == 0 and done.out.endswith("4 files: 4 read\n")
     names = ["a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"]
     intact(store, *names)
-    again = run("ingest", notes, "-r", "--store", store)
+    again = run("ingest", notes, "--store", store)
     assert (again.status, again.out) == (0, "4 files: 4 unchanged\n")
-    refused(run("ingest", notes, "--store", tmp_path / "new"), "directory", "--recursive")
-    assert not (tmp_path / "new").exists()
-    prefixed = read_in(tmp_path / "p", notes / "sub", "-r", "--name", "work")
+    prefixed = read_in(tmp_path / "p", notes / "sub", "--name", "work")
     assert list(prefixed) == ["work/a.txt", "work/deep/c.txt"]
 
 
@@ -100,7 +98,7 @@ def test_only_changed_files_are_read_again(
     for name in "abc":
         body = [Section(1, f"Page {name}", [f"The words of {name}."])]
         write(pages / f"{name}.html", made.html(body))
-    assert set(read_in(store, pages, "-r").values()) == {"read"}
+    assert set(read_in(store, pages).values()) == {"read"}
     assert conversions == ["a.html", "b.html", "c.html"]
     conversions.clear()
     hashed = []
@@ -108,7 +106,7 @@ def test_only_changed_files_are_read_again(
     monkeypatch.setattr(folder.File, "hash", lambda file: hashed.append(file.file) or inner(file))
     os.utime(pages / "b.html")  # touched, and no more
     write(pages / "c.html", made.html([Section(1, "Page c", ["Other words."])]), LONG_AGO + 1)
-    assert read_in(store, pages, "-r") == {
+    assert read_in(store, pages) == {
         "a.html": "unchanged",
         "b.html": "unchanged",
         "c.html": "replaced",
@@ -117,11 +115,11 @@ def test_only_changed_files_are_read_again(
     os.utime(pages / "b.html", (LONG_AGO + 2, LONG_AGO + 2))
     hashed.clear()
     for _ in range(2):
-        assert set(read_in(store, pages, "-r").values()) == {"unchanged"}
+        assert set(read_in(store, pages).values()) == {"unchanged"}
     assert (conversions, hashed) == (["c.html"], ["b.html"])  # what was seen of it is kept
     with MemoryStore.open(store, read_only=True) as memory:
         assert memory.document("c.html").places.at(0, 4) == "Page c"
-    assert set(read_in(store, pages, "-r", "--replace").values()) == {"already read"}
+    assert set(read_in(store, pages, "--replace").values()) == {"already read"}
 
 
 def test_a_change_that_keeps_size_and_time_is_noticed_in_a_recent_file(tmp_path: Path) -> None:
@@ -129,23 +127,23 @@ def test_a_change_that_keeps_size_and_time_is_noticed_in_a_recent_file(tmp_path:
     notes.mkdir()
     (notes / "a.txt").write_text("one and one")
     seen = (notes / "a.txt").stat()
-    assert read_in(store, notes, "-r") == {"a.txt": "read"}
+    assert read_in(store, notes) == {"a.txt": "read"}
     (notes / "a.txt").write_text("two and two")
     os.utime(notes / "a.txt", ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    assert read_in(store, notes, "-r") == {"a.txt": "replaced"}
+    assert read_in(store, notes) == {"a.txt": "replaced"}
 
 
 def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: Path) -> None:
     store, other, plain = tmp_path / "m", tmp_path / "other", tmp_path / "z.txt"
     write(other / "o.txt", "Of another folder. " * 3)
     write(plain, "By itself. " * 3)
-    assert read_in(store, notes, other, plain, "-r", "--sync")["z.txt"] == "read"
+    assert read_in(store, notes, other, plain, "--sync")["z.txt"] == "read"
     (notes / "sub/a.txt").unlink()
     (notes / "sub/deep/c.txt").rename(notes / "d.txt")
     (other / "o.txt").unlink()
     plain.unlink()
-    assert "sub/a.txt" not in read_in(store, notes, "-r")  # it was not asked for
-    states = read_in(store, notes, "-r", "--sync")
+    assert "sub/a.txt" not in read_in(store, notes)  # it was not asked for
+    states = read_in(store, notes, "--sync")
     assert states == {
         "a.txt": "unchanged",
         "b.txt": "unchanged",
@@ -164,7 +162,7 @@ def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: P
 
 def test_a_pattern_without_a_match_forgets_nothing(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
-    read_in(store, notes, "-r")
+    read_in(store, notes)
     (notes / "a.txt").unlink()
     missed = run("ingest", notes / "*.md", "--sync", "--store", store)
     refused(missed, "matches no file")
@@ -173,19 +171,19 @@ def test_a_pattern_without_a_match_forgets_nothing(notes: Path, tmp_path: Path) 
 
 def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
-    read_in(store, notes, "-r")
+    read_in(store, notes)
     away = notes.rename(tmp_path / "away")
-    refused(run("ingest", notes, "-r", "--sync", "--store", store), "does not exist")
+    refused(run("ingest", notes, "--sync", "--store", store), "does not exist")
     notes.mkdir()
-    emptied = run("ingest", notes, "-r", "--sync", "--store", store)
+    emptied = run("ingest", notes, "--sync", "--store", store)
     refused(emptied, f"no file was found in {notes}")
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     # The same files at another place are the same documents, known by their content.
-    assert set(read_in(store, away, "-r").values()) == {"already read"}
-    assert set(read_in(store, away, "-r").values()) == {"unchanged"}
+    assert set(read_in(store, away).values()) == {"already read"}
+    assert set(read_in(store, away).values()) == {"unchanged"}
     if os.geteuid():
         (away / "sub").chmod(0)
-        closed = run("ingest", away, "-r", "--sync", "--store", store)
+        closed = run("ingest", away, "--sync", "--store", store)
         assert closed.status == 1 and "cannot read the directory" in lines(closed)[0]
         (away / "sub").chmod(0o755)
         intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
@@ -195,29 +193,28 @@ def test_an_unreadable_file_does_not_stop_the_others(notes: Path, tmp_path: Path
     store = tmp_path / "m"
     write(notes / "aa.png", PNG)
     write(notes / "noise.txt", bytes(range(1, 32)) * 9)
-    done = run("ingest", notes, "-r", "--store", store)
+    done = run("ingest", notes, "--store", store)
     assert done.status == 1 and done.out.endswith("6 files: 4 read, 2 not read\n")
     assert ["aa.png is a picture" in one or "is binary" in one for one in lines(done)] == [True] * 2
     write(notes / "b.txt", PNG, LONG_AGO + 5)
-    states = read_in(store, notes, "-r", "--sync", status=1)
+    states = read_in(store, notes, "--sync", status=1)
     assert "b.txt" not in states and list(states.values()).count("failed") == 3
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     several = run("ingest", notes / "aa.png", notes / "none", notes / "a.txt", "--store", store)
     assert several.status == 1 and len(lines(several)) == 2 and "a.txt: already read" in several.out
     nothing = run("ingest", notes / "none", notes / "neither", "--store", tmp_path / "new")
     assert nothing.status == 2 and len(lines(nothing)) == 2
-    assert not (tmp_path / "new").exists()
 
 
 def test_colliding_names_are_reported(notes: Path, tmp_path: Path) -> None:
     store = tmp_path / "m"
     write(tmp_path / "more" / "a.txt", "Another a. " * 3)
-    both = run("ingest", notes, tmp_path / "more", "-r", "--store", store)
+    both = run("ingest", notes, tmp_path / "more", "--store", store)
     assert both.status == 1 and len(lines(both)) == 1
     assert "more/a.txt" in lines(both)[0] and str(notes / "a.txt") in lines(both)[0]
-    later = run("ingest", tmp_path / "more", "-r", "--store", store)
+    later = run("ingest", tmp_path / "more", "--store", store)
     assert later.status == 1 and "'a.txt' is there with other content" in lines(later)[0]
-    assert read_in(store, tmp_path / "more", "-r", "--name", "more") == {"more/a.txt": "read"}
+    assert read_in(store, tmp_path / "more", "--name", "more") == {"more/a.txt": "read"}
     both = run("ingest", notes / "a.txt", notes / "sub" / "a.txt", "--store", store)
     assert both.status == 1 and "would be called 'a.txt'" in lines(both)[0]
     same = run("ingest", notes / "a.txt", notes / "a.txt", "--store", tmp_path / "s", "--json")
@@ -253,11 +250,11 @@ def test_patterns_follow_no_link(notes: Path, tmp_path: Path) -> None:
         "[a-z]*/o.txt": [],
         "*/**": ["sub/a.txt", "sub/deep/c.txt"],
     }.items():
-        found = find([str(notes / pattern)], recursive=False)
+        found = find([str(notes / pattern)])
         assert [file.name for file in found.files] == names
         assert len(found.refused) == (not names)
     (tmp_path / "way").symlink_to(notes)  # what a pattern begins with is what was asked for
-    found = find([str(tmp_path / "way" / "*.txt")], recursive=False)
+    found = find([str(tmp_path / "way" / "*.txt")])
     assert [file.name for file in found.files] == ["a.txt", "b.txt"]
 
 
@@ -274,7 +271,7 @@ def test_a_pattern_matches_what_glob_matches(
     monkeypatch.chdir(notes)
     matched = map(Path, glob(pattern, recursive=True))
     wanted = sorted({path for path in matched if path.is_file()})
-    assert [file.path for file in find([pattern], recursive=False).files] == wanted
+    assert [file.path for file in find([pattern]).files] == wanted
 
 
 def test_ctrl_c_in_a_folder_is_resumed_by_the_same_command(tmp_path: Path) -> None:
@@ -284,7 +281,7 @@ def test_ctrl_c_in_a_folder_is_resumed_by_the_same_command(tmp_path: Path) -> No
         words = " ".join(rng.choice(["mill", "ferry", "inn", "river."]) for _ in range(count))
         write(notes / f"{number}.txt", words)
     process = start(
-        "ingest", notes, "-r", "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        "ingest", notes, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     first = process.stdout.readline()
@@ -292,7 +289,7 @@ def test_ctrl_c_in_a_folder_is_resumed_by_the_same_command(tmp_path: Path) -> No
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130 and "same command" in err and "Traceback" not in err
-    states = read_in(store, notes, "-r")
+    states = read_in(store, notes)
     assert states["0.txt"] == "unchanged" and set(states) == {"0.txt", "1.txt", "2.txt"}
     assert states["2.txt"] in ("read", "resumed")
     intact(store, "0.txt", "1.txt", "2.txt")

@@ -84,7 +84,6 @@ def test_files_without_text_are_refused(tmp_path: Path, store: Path, story: Path
         ("none.txt", "does not exist"),
         ("empty.txt", "empty"),
         ("blank.txt", "empty"),
-        (".", "directory"),
         ("binary.txt", "binary"),
         ("noise.txt", "binary"),
         ("pipe", "regular"),

@@ -112,7 +112,7 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
     monkeypatch.setenv("MEMSTORE_STORE", "~/memory")
     (here / "home" / "notes").mkdir(parents=True)
     (here / "home" / "notes" / "story").write_text(STORY)
-    assert run("ingest", "~/notes", "--recursive").status == 0
+    assert run("ingest", "~/notes").status == 0
     assert run("ingest", "~/notes/st*y", "~/notes/story").status == 0
     assert run("export", "story", "~/story.memstore").status == 0
     assert run("import", "--store=~/other", "~/story.memstore").status == 0

@@ -118,7 +118,7 @@ def test_the_command_prints_what_workers_did_not_read(
     path = folder(tmp_path / "library", 2)
     (path / "part.pdf").write_bytes(made.pdf([], [b"0 0 9 9 re f", made.drawn(["Two."])]))
     note = "2 pages; page 1 is without text"
-    words = "ingest", path, "-r", "--model", "tiny", "--to"
+    words = "ingest", path, "--model", "tiny", "--to"
     printed = run(*words, f"file://{tmp_path}/printed")
     assert printed.out.startswith("3 files: 3 read;") and printed.status == 0
     assert f"note: part.pdf: {note}\n" in printed.err

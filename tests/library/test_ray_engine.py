@@ -131,12 +131,12 @@ def expected(
     """What is published undisturbed, which is what one process publishes."""
     tmp_path = tmp_path_factory.mktemp("undisturbed")
     url, alone = f"file://{tmp_path}/many", f"file://{tmp_path}/one"
-    told = ended(cluster.ingest(library, "-r", "--to", url, "--model", "books-1m", "--json"))
+    told = ended(cluster.ingest(library, "--to", url, "--model", "books-1m", "--json"))
     assert (told.json["read"], told.json["refused"], told.status) == (16, 0, 0), told.err
     memory = tmp_path / "memory"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for words in (
-        ["ingest", library, "-r", "--store", memory, "--model", "books-1m"],
+        ["ingest", library, "--store", memory, "--model", "books-1m"],
         ["share", "push", alone, "--store", memory],
     ):
         assert ended(start(*words, fresh=True, **pipes)).status == 0
@@ -150,11 +150,11 @@ def test_the_same_input_twice_sends_nothing_and_bad_documents_are_told(
 ) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
     (path / "bad.txt").write_bytes(b"a\0b")
-    first = ended(cluster.ingest(path, "-r", "--to", url, "--model", "books-1m"))
+    first = ended(cluster.ingest(path, "--to", url, "--model", "books-1m"))
     assert first.status == 1 and first.out.startswith("4 files: 3 read, 1 refused")
     assert "bad.txt is binary" in first.err
     objects = sorted((tmp_path / "many").rglob("*"))
-    again = ended(cluster.ingest(path, "-r", "--to", url, "--json"))
+    again = ended(cluster.ingest(path, "--to", url, "--json"))
     assert (again.json["there"], again.json["read"]) == (3, 0)
     assert [one["document"] for one in again.json["failed"]] == ["bad.txt"]
     assert sorted((tmp_path / "many").rglob("*")) == objects
@@ -168,7 +168,7 @@ def test_killed_readers_and_commands_end_at_the_undisturbed_result(
     while kills < KILLS:
         url, place = f"file://{tmp_path}/{run}", tmp_path / str(run)
         run += 1
-        command = library, "-r", "--to", url, "--model", "books-1m", "--json"
+        command = library, "--to", url, "--model", "books-1m", "--json"
         for _ in range(3):
             process = cluster.ingest(*command)
             which = min(where, key=lambda one: (where[one], chance.random()))
@@ -217,7 +217,7 @@ def test_into_a_bucket(
 ) -> None:
     if bucket is None:
         pytest.skip("moto is not installed: make services")
-    words = library, "-r", "--to", bucket, "--model", "books-1m", "--json"
+    words = library, "--to", bucket, "--model", "books-1m", "--json"
     told = ended(cluster.ingest(*words))
     assert told.status == 0 and told.json["read"] == 16, told.err
     assert content(bucket, tmp_path) == expected
@@ -226,7 +226,7 @@ def test_into_a_bucket(
 
 def test_a_cluster_that_is_not_there_is_told_at_once(library: Path, tmp_path: Path) -> None:
     address, pipes = f"127.0.0.1:{free_port()}", {"stderr": subprocess.PIPE}
-    words = library, "-r", "--to", f"file://{tmp_path}/many"
+    words = library, "--to", f"file://{tmp_path}/many"
     told = ended(start("ingest", *words, "--address", address, fresh=True, **pipes))
     assert told.status == 2 and f"no cluster of Ray at {address}" in told.err
 
@@ -245,7 +245,7 @@ def test_a_document_that_ends_its_readers_is_told(
         "    return read(job, batch)\n"
         "reading.read_batch = read_batch\n"
         "ray_engine._RETRIES = 1\n"
-        f"files = find([{str(library)!r}], recursive=True).files[:6]\n"
+        f"files = find([{str(library)!r}]).files[:6]\n"
         f"engine = ray_engine.RayEngine({cluster.address!r})\n"
         f"job = Job('file://{tmp_path}/many', 'books-1m', Compute())\n"
         "told = []\n"

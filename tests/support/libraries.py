@@ -89,7 +89,7 @@ def ingest(
     def on_progress(progress: Progress, documents: list[Outcome]) -> None:
         told.update((one.name, one) for one in documents)
 
-    files = find([str(path)], recursive=True).files
+    files = find([str(path)]).files
     return *ingest_library(files, job, engine or Here(), on_progress), told
 
 
@@ -99,7 +99,7 @@ def one_process(path: Path, memory: Path, url: str, **options: Any) -> None:
         memory, tiny().signature, selector=tiny().keeps, codec=options.pop("codec", tiny().codec)
     )
     with made as store:
-        for file in find([str(path)], recursive=True).files:
+        for file in find([str(path)]).files:
             tiny().ingest(file.path, store, name=file.name, **options)
         store.publish(url, keep=options.get("keep", "kv"))
 
