@@ -211,6 +211,7 @@ def _parts(template: Any) -> tuple[str, str, str]:
             chat_template=_SAME_DATE + template.get_chat_template(),
             tokenize=False,
             add_generation_prompt=True,
+            enable_thinking=False,  # Qwen 3's: an answer has too few tokens to think in
         )
     except Exception as error:  # a template is a program, and raises what it likes
         raise ValueError(first_line(error)) from error

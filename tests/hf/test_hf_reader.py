@@ -199,6 +199,15 @@ def test_a_template_that_writes_the_date_begins_the_same_every_day() -> None:
     assert turns.of("And?", first=False) == fixed.of("And?", first=False)
 
 
+def test_a_question_is_rendered_without_a_thinking_mode() -> None:
+    made, plain = tokenizer(), tokenizer()
+    made.chat_template += (
+        "{% if not (enable_thinking is defined and enable_thinking is false) %}<think>{% endif %}"
+    )
+    thinking, stock = Turns(made, OffsetTokenizer(made)), Turns(plain, OffsetTokenizer(plain))
+    assert thinking.of("And?", first=True) == stock.of("And?", first=True)
+
+
 def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
