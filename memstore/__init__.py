@@ -1,7 +1,7 @@
 """memstore: a retrieval-memory database for transformers.
 
-A model reads a document once; its own keys and values, cut into blocks that an index finds, stay on
-disk, and any later process attends to them directly.
+A language model reads your documents once, and memstore stores its attention keys and values on
+disk, indexed by passage. Any later process answers questions from them.
 """
 
 from importlib import import_module
@@ -10,7 +10,7 @@ from memstore.openmp import limit_spinning
 
 limit_spinning()  # whatever imports torch afterwards: a command, a server, a worker, a program
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
