@@ -1,5 +1,8 @@
-"""The commands and the Python of docs/serving.md are run, in order, and succeed."""
+"""The commands and the Python of docs/serving.md are run, in order, and succeed; the files of
+docs/deploy name options and metrics that exist.
+"""
 
+import json
 import re
 import shutil
 import subprocess
@@ -7,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from docs_build.commands import commands, option_names
+from memstore.serve.settings import ServeSettings
 from support.diary import DIARY
 from support.paths import ROOT
 from support.serving import serving
@@ -30,12 +35,12 @@ def test_the_documents_commands_and_python_do_what_they_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "diary.txt").write_text(DIARY, encoding="utf-8")
-    commands, programs = blocks("sh", "curl"), blocks("python", "openai")
-    commands.sort(key=lambda one: "-F file=" not in one)  # what is asked is uploaded before
-    assert commands and programs
+    scripts, programs = blocks("sh", "curl"), blocks("python", "openai")
+    scripts.sort(key=lambda one: "-F file=" not in one)  # what is asked is uploaded before
+    assert scripts and programs
     monkeypatch.chdir(tmp_path)
     with serving(tmp_path / "mem") as served:
-        script = STRICT + "\n".join(commands).replace(ADDRESS, served.url)
+        script = STRICT + "\n".join(scripts).replace(ADDRESS, served.url)
         ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert "4467" in ran.stdout and "the ferry would" in ran.stdout
@@ -43,3 +48,29 @@ def test_the_documents_commands_and_python_do_what_they_say(
             exec(program.replace(ADDRESS, served.url), {})
     shown = capsys.readouterr().out
     assert "4467" in shown and "diary" in shown
+
+
+def test_the_dashboard_queries_metrics_that_a_server_has(tmp_path: Path) -> None:
+    dashboard = (ROOT / "docs/deploy/grafana.json").read_text(encoding="utf-8")
+    queries = [
+        target["expr"] for panel in json.loads(dashboard)["panels"] for target in panel["targets"]
+    ]
+    asked = {name for query in queries for name in re.findall(r"\b(?:memstore|gen_ai)_\w+", query)}
+    labels = {"gen_ai_token_type"}
+    with (
+        serving(tmp_path / "mem", ServeSettings(metrics=True)) as served,
+        served.client() as client,
+    ):
+        served.chat("What is the combination of the lime barn?")
+        shown = set(re.findall(r"^\w+", client.get("/metrics").text, re.MULTILINE))
+    assert len(asked) > 10 and asked - labels <= shown
+
+
+@pytest.mark.parametrize("file", ["Containerfile", "memstore.service"])
+def test_deployments_start_the_server_with_options_that_exist(file: str) -> None:
+    text = (ROOT / "docs/deploy" / file).read_text(encoding="utf-8").replace("\\\n", " ")
+    (command,) = re.findall(r"^(?:ExecStart=\S+memstore|CMD \[) ?(.*serve.*)$", text, re.MULTILINE)
+    words = re.findall(r"[\w./%-]+", command)
+    known = option_names(dict(commands())["memstore serve"])
+    options = {word for word in words if word.startswith("--")}
+    assert words[0] == "serve" and len(options) > 2 and options <= known
