@@ -549,7 +549,7 @@ class MemoryStore(Closing):
         grace: float | None = None,
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
-        """Publish the named documents, or every ready one, at a URL: see docs/sharing.md. What is
+        """Publish the named documents, or every ready one, at a URL (docs/publishing.md). What is
         there already is not sent again.
 
         keep: "text" for no keys and values of passages, which readers compute as they need them.

@@ -1,5 +1,5 @@
-"""README.md tells the truth: its commands, run in order in an empty directory, print what it shows;
-its Python example too.
+"""The commands of README.md and docs/quickstart.md, run in order in an empty directory, print what
+these pages show; so do their Python examples.
 
 What may differ from one machine or day to the next is listed in `MAY_DIFFER`, and nothing else is.
 """
@@ -15,22 +15,34 @@ import pytest
 
 from memstore.__main__ import main as command_line
 from support.paths import ROOT
-from support.shown_commands import run, run_again, steps
+from support.shown_commands import Step, run, run_again, steps
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, QUICKSTART = (
+    (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/quickstart.md")
+)
 # Each process of these imports torch, for seconds; others are started so elsewhere.
 FORKED = {"ask", "search"}
 MAY_DIFFER = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
     (r"\b\d+(\.\d+)? (bytes|kB|MB|GB)\b", "SIZE"),  # zstd's releases compress differently
     (r"\b\d+\.\d+ s\b", "SECONDS"),
+    (r" 0\.\d\d ", "SCORE"),  # of a search, by the processor's rounding
     (r" +", " "),  # columns are as wide as what is in them
 )
 
 
-def blocks(language: str) -> list[str]:
-    """The README's blocks of code in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def commands(page: str) -> list[Step]:
+    """The commands of a page's consoles."""
+    return [
+        step
+        for console in re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+        for step in steps(console)
+    ]
+
+
+def programs(page: str) -> list[tuple[str, str]]:
+    """The Python examples of a page that show what they print, with that."""
+    return re.findall(r"```python\n([^`]*)```\n\n```text\n([^`]*)```", page)
 
 
 def test_nothing_says_to_install_the_foreign_package_of_our_name() -> None:
@@ -53,35 +65,39 @@ def alike(output: str) -> str:
     return output.strip()
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of somebody who follows the README."""
-    return tmp_path_factory.mktemp("reader")
-
-
-def test_the_commands_print_what_the_readme_shows(reader: Path) -> None:
-    every = [step for console in blocks("console") for step in steps(console)]
-    verbs = {step.command.split()[1] for step in every if step.command.startswith("memstore ")}
-    assert len(verbs) >= 6
-    for again in (False, True):  # twice in a row, in one directory
-        for step in every:
+def check_commands(page: str, directory: Path, *, times: int = 1) -> None:
+    """Run a page's commands, and again in the same directory, and compare what they print."""
+    for again in range(times):
+        for step in commands(page):
             words = step.command.split()
             if words[0] == "memstore" and (again or words[1] in FORKED):
-                said = run_again(command_line, shlex.split(step.command), reader)
+                said = run_again(command_line, shlex.split(step.command), directory)
             else:
-                said = run(["bash", "-c", step.command], reader)
+                said = run(["bash", "-c", step.command], directory)
             assert alike(said) == alike(step.output), f"$ {step.command}\n{said}"
 
 
-def test_the_python_example_prints_what_the_readme_shows(reader: Path) -> None:
-    example, *none = blocks("python")
-    shown, *_ = blocks("text")
-    assert not none
-    here_document = next(step for console in blocks("console") for step in steps(console))
-    run(["bash", "-c", here_document.command], reader)
-    assert alike(run([sys.executable, "-c", example], reader)) == alike(shown)
-    said = run_again(lambda: exec(example, {}), ["-c"], reader)  # what is there already is found
-    assert alike(said) == alike(shown)
+def test_commands_of_the_quickstart_print_what_it_shows(tmp_path: Path) -> None:
+    verbs = {step.command.split()[1] for step in commands(QUICKSTART)}
+    assert len(verbs) >= 6
+    check_commands(QUICKSTART, tmp_path, times=2)
+
+
+def test_programs_of_the_quickstart_print_what_it_shows(tmp_path: Path) -> None:
+    first, *others = programs(QUICKSTART)
+    assert len(others) >= 2
+    run(["bash", "-c", commands(QUICKSTART)[0].command], tmp_path)  # writes the text
+    assert alike(run([sys.executable, "-c", first[0]], tmp_path)) == alike(first[1])
+    for program, shown in [first, *others]:  # the first again, in the memory that it made
+        said = run_again(lambda program=program: exec(program, {}), ["-c"], tmp_path)
+        assert alike(said) == alike(shown), program
+
+
+@pytest.mark.models
+def test_commands_and_program_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
+    check_commands(README, tmp_path)
+    (program,) = programs(README)
+    assert alike(run([sys.executable, "-c", program[0]], tmp_path)) == alike(program[1])
 
 
 def test_results_without_a_commit_have_a_note() -> None:

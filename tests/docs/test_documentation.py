@@ -15,6 +15,7 @@ from docs_build.commands import commands, commands_page, option_names
 from docs_build.environment import VARIABLES
 from docs_build.hooks import relinked
 from docs_build.settings import SETTINGS, settings
+from docs_build.tables import stale_pages, with_tables
 from memstore.cli.main import app
 from support.paths import ROOT
 
@@ -208,6 +209,12 @@ def test_links_out_of_the_pages_lead_to_the_site_or_are_text() -> None:
     assert relinked(up, "docs/appendix/method.md", "appendix/method.md", pages.__contains__) == (
         "[a](../results.md) [b](../index.md)"
     )
+
+
+def test_tables_of_the_pages_equal_their_result_files() -> None:
+    assert [str(page.relative_to(ROOT)) for page in stale_pages()] == []
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert with_tables(page.replace("13 kB", "14 kB")) == page
 
 
 def test_every_reference_page_is_written(tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""Tables of the hand-written pages that are made from result files, or computed.
+
+    python -m docs_build.tables
+
+rewrites what lies between `<!-- table NAME -->` and `<!-- /table -->` in README.md and docs/;
+`tests/docs` fails for a page whose tables differ from their files.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from docs_build.markdown import table
+from docs_build.sizes import sizes_table
+from memstore.model.lookup_settings import CAUTION, CAUTIONS
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_BLOCK = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_WAYS = {
+    "memory": "memstore",
+    "text": "its passages as text",
+    "fused": "BM25 and MiniLM fused, best 4 as text",
+    "gold": "the right passage as text",
+}
+_SETS = ("newwiki", "piaf", "2wiki", "office")
+_KINDS = {
+    "natural": "everyday questions",
+    "pronoun": "he, she or it; the name a sentence before",
+    "heading": "the subject in a heading",
+    "table": "a row of a table",
+    "neighbours": "in two neighbouring passages",
+    "german": "German",
+    "french": "French",
+    "passkey": "pass key",
+    "fact": "one fact",
+    "of_20": "one of 20 facts",
+    "reworded": "in other words",
+    "synonyms": "by synonyms",
+    "updated": "stated twice, the later counts",
+    "absent": "unanswerable, in the text's words: refused",
+    "absent_reworded": "unanswerable, in other words: refused",
+}
+
+
+def results(name: str) -> dict[str, Any]:
+    """A file of docs/results."""
+    text = (ROOT / f"docs/results/{name}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def readme_table() -> str:
+    """The README's numbers: answers, first token and storage."""
+    ways = results("questions-newwiki")["ways"]
+    first = results("first-token")
+    stored, kept = results("codecs-passages")["figures"]["int8"], results("stored-once")["rows"]
+    text_bytes = kept["text alone"]["bytes"] / kept["text alone"]["tokens"]
+    rows = [
+        [title, *(f"{ways[way][key]:.2f}" for way in ("memory", "text", "fused"))]
+        for title, key in (
+            ("questions that the texts answer (107): right", "right"),
+            ("the same: wrong", "wrong"),
+            ("questions that no text answers (43): refused", "unanswerable refused"),
+        )
+    ]
+    for passages in ("4", "32"):
+        ms = [f"{_first_ms(first, way, passages):,.0f} ms" for way in ("host tier", "text")]
+        title = f"first token after {passages} passages ({first['tokens'][passages]:,} tokens)"
+        rows.append([title, *ms, ""])
+    kilobytes = f"{stored['bytes'] / stored['tokens'] / 1000:.1f} kB"
+    rows.append(["storage for a token", kilobytes, f"{text_bytes:.0f} bytes", ""])
+    head = ["", "memstore", "its passages as text", "BM25 and MiniLM fused"]
+    return table(head, rows)
+
+
+def questions_table(name: str) -> str:
+    """Answers to people's questions by way of answering."""
+    ways = results(f"questions-{name}")["ways"]
+    rows = []
+    for way, title in _WAYS.items():
+        one = ways[way]
+        marks = [f"{one[key]:.2f}" for key in ("right", "wrong", "refused")]
+        unanswerable = "" if way == "gold" else f"{one['unanswerable refused']:.2f}"
+        seconds = f"{one['first']:.2f}, {one['seconds']:.2f}"
+        difference = one.get("memory minus this")
+        apart = "" if difference is None else "{:+.2f} ({:+.2f} to {:+.2f})".format(*difference)
+        rows.append([title, *marks, unanswerable, seconds, apart])
+    head = ["", "right", "wrong", "refused", "unanswerable refused"]
+    return table([*head, "first token, end, s", "memstore minus this: right"], rows)
+
+
+def doubt_table() -> str:
+    """What memstore answers and refuses by the threshold of doubt."""
+    shown = ("0.3", "0.5", "0.7", "0.8", "0.9", "1.0")
+    rows = []
+    for name, title in (("newwiki", "new Wikipedia articles"), ("piaf", "French Wikipedia")):
+        curve = results(f"questions-{name}")["ways"]["memory"]["curve"]
+        for key in ("right", "refused", "unanswerable refused"):
+            rows.append([f"{title}: {key}", *(f"{curve[at][key]:.2f}" for at in shown)])
+    return table(["threshold", *shown], rows)
+
+
+def first_token_table() -> str:
+    """Milliseconds to the first token by passages read, from a memory and from text."""
+    found = results("first-token")
+    rows = []
+    for passages, tokens in found["tokens"].items():
+        text, memory = (_first_ms(found, way, passages) for way in ("text", "host tier"))
+        pairs = zip(
+            found["seconds"][f"host tier, {passages}"], found["seconds"][f"text, {passages}"]
+        )
+        ratios = sorted(one / other for one, other in pairs)
+        ratio = f"{median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+        rows.append([passages, f"{tokens:,}", f"{text:,.0f}", f"{memory:,.0f}", ratio])
+    return table(["passages", "tokens", "as text, ms", "memstore, ms", "ratio"], rows)
+
+
+def caution_table() -> str:
+    """What SmolLM2 refuses by --caution, as its selector's file says."""
+    with (ROOT / "memstore/hf/selectors/smollm2-135m-instruct.safetensors").open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))["__metadata__"]
+    selector = json.loads(header["memstore.selector"])
+    thresholds = ["1", *(f"{above:.2f}" for above in selector["doubt"]["above"])]
+    shares = [
+        selector["scores"][f"unanswerable refused, caution {caution}"] for caution in CAUTIONS
+    ]
+    cautions = ["0", *(f"{one}, the default" if one == CAUTION else f"{one}" for one in CAUTIONS)]
+    refused = ["0", *(f"{share:.2f}" for share in shares)]
+    head = ["`--caution`", *cautions]
+    rows = [["unanswerable questions refused", *refused], ["threshold of doubt", *thresholds]]
+    return table(head, rows)
+
+
+def recall_table() -> str:
+    """Right answers to planted questions: 32K tokens against BM25, 8K with the adapter."""
+    long, short, adapted = map(results, ("recall-200", "recall-8k", "recall-8k-adapter"))
+    columns = [(long, "memory"), (long, "bm25"), (long, "right")]
+    columns += [(short, "memory"), (adapted, "memory")]
+    shares = [_shares(found, method) for found, method in columns]
+    rows = [
+        [title, *(f"{one[kind]:.2f}" if kind in one else "" for one in shares)]
+        for kind, title in _KINDS.items()
+    ]
+    head = ["", "32K: memstore", "BM25", "the right passages as text"]
+    return table([*head, "8K: memstore", "with the adapter"], rows)
+
+
+def _shares(found: dict[str, Any], method: str) -> dict[str, float]:
+    lengths = {one["length"] for one in found["answers"]} - {0}
+    (length,) = lengths
+    return {
+        one["task"]: one["right"] / one["questions"]
+        for one in found["answers"]
+        if one["method"] == method and one["length"] == length
+    }
+
+
+def _first_ms(found: dict[str, Any], way: str, passages: str) -> float:
+    return 1000 * float(median(found["seconds"][f"{way}, {passages}"]))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme_table,
+    **{f"questions {one}": partial(questions_table, one) for one in _SETS},
+    "caution": caution_table,
+    "doubt": doubt_table,
+    "first token": first_token_table,
+    "recall": recall_table,
+    "sizes": sizes_table,
+}
+
+
+def with_tables(page: str) -> str:
+    """A page with its tables as their files have them. Raises KeyError for an unknown table."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", page)
+
+
+def stale_pages() -> Iterator[Path]:
+    """Pages whose tables differ from their files."""
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        if with_tables(text) != text:
+            yield path
+
+
+if __name__ == "__main__":
+    for path in stale_pages():
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(ROOT))
