@@ -1,1 +1,1 @@
-"""The documentation's site: reference pages out of the code, and what mkdocs needs besides."""
+"""The documentation's site: reference pages, tables, and hooks of mkdocs."""

@@ -1,4 +1,4 @@
-"""What `import memstore` gives: signatures and docstrings of memstore.__all__."""
+"""The reference page of the Python API: signatures and docstrings of memstore.__all__."""
 
 import inspect
 import re
@@ -11,12 +11,12 @@ _FIRST = ("open", "Memory", "Answer", "Source")
 
 
 def api_page() -> str:
-    """Markdown: a section a name, the short way first."""
+    """Markdown: a section for each name, `memstore.open` first."""
     others = [name for name in memstore.__all__ if name not in (*_FIRST, "__version__")]
     parts = [
         "# Python API",
         "",
-        "The short way is `memstore.open`; the rest is the longer way.",
+        "`memstore.open` is enough for most programs; the other names are for what it does not do.",
         "",
     ]
     for name in (*_FIRST, *others):
@@ -45,7 +45,7 @@ def _about(called: str, signature_of: Any, documented: Any) -> Iterator[str]:
 
 
 def _signature(what: Any) -> str:
-    """The call, without where its types come from; a line a parameter where it is long."""
+    """The signature without the modules of its types; one parameter a line if it is long."""
     try:
         signature = inspect.signature(what)
     except (TypeError, ValueError):
@@ -55,7 +55,7 @@ def _signature(what: Any) -> str:
     text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", str(signature))
     text = re.sub(r"<function .+? at 0x[0-9a-f]+>|<object object[^>]*>", "...", text)
     text = re.sub(r"\*?<class '(\w+)'>", r"\1", text)
-    text = re.sub(r"(: |-> )'([^']+)'", r"\1\2", text)  # types that stand there as text
+    text = re.sub(r"(: |-> )'([^']+)'", r"\1\2", text)  # types that are quoted
     if len(text) <= 90 or not shown:
         return text
     inside, _, returned = text[1:].rpartition(")")
@@ -72,7 +72,7 @@ def _broken(parameters: str) -> str:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties with a docstring, of the class and of what it inherits here."""
+    """Public methods and properties with a docstring, of the class and its bases in memstore."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         if not base.__module__.startswith("memstore"):

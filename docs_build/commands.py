@@ -8,15 +8,15 @@ import typer
 from docs_build.markdown import cell, code, table
 from memstore.cli.main import app
 
-_ABOUT = """Every command and option, as `memstore COMMAND --help` says them. Sizes take `KB`, `MB`,
-`GB`. Exit status: 0; 1 (failed: one line on stderr says why and what to do); 2 (wrong usage); 130
+_ABOUT = """Every command and option, as `memstore COMMAND --help` shows them. Sizes take `KB`,
+`MB`, `GB`. Exit status: 0; 1 (failed: one line on stderr says why and what to do); 2 (wrong usage); 130
 (Ctrl-C) and 143 (SIGTERM), after which the same command resumes an ingest. Without `--store` and
 `$MEMSTORE_STORE` the memory is `./memory`.
 """
 
 
 def commands(group: Any = None, path: str = "memstore") -> Iterator[tuple[str, Any]]:
-    """Every command by how it is called ("memstore share push"), groups left out."""
+    """Every command with its full name ("memstore share push"), without groups."""
     group = typer.main.get_command(app) if group is None else group
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -26,13 +26,13 @@ def commands(group: Any = None, path: str = "memstore") -> Iterator[tuple[str, A
 
 
 def option_names(command: Any) -> set[str]:
-    """The options that a command takes, as they are typed."""
+    """The options that a command takes, with their dashes."""
     names = (name for parameter in command.params for name in _typed(parameter))
     return {"--help", *(name for name in names if name.startswith("-"))}
 
 
 def commands_page() -> str:
-    """Markdown: a section a command."""
+    """Markdown: a section for each command."""
     return "\n".join(["# Commands", "", _ABOUT, *(_section(path, one) for path, one in commands())])
 
 

@@ -1,7 +1,7 @@
-"""What mkdocs does besides: pages of the repository's root, and links that leave docs/.
+"""Hooks of mkdocs: pages of the repository's root, and links that leave docs/.
 
-The README is the first page unless docs/index.md is there. A link to a page of the root leads to
-its page of the site; one to what the site does not have is shown as its text alone.
+The README is the first page unless docs/index.md exists. A link to a page of the root leads to its
+page of the site; a link to a file that the site does not have becomes its text.
 """
 
 import posixpath
@@ -35,7 +35,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Lead links to where the site has what they name."""
+    """Point links to pages of the site."""
     shown = page.file.src_uri
     generated = page.file.generated_by is not None
     source = next((s for s, p in OUTSIDE.items() if p == shown and generated), f"docs/{shown}")
@@ -45,14 +45,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def relinked(markdown: str, source: str, shown: str, has: Callable[[str], bool]) -> str:
-    """The text of a page with its links as the site has them; what leads nowhere stays as it is,
-    and mkdocs says so.
+    """A page's text with the links of the site. A dead link is unchanged, and mkdocs reports it.
 
     source, shown: the page's path in the repository, and in the site. has: is a path in the site?
     """
 
     def led(target: str) -> str | None:
-        """The path from the page to what a link names; None where only the repository has it."""
+        """The path from the page to a link's target; None if only the repository has it."""
         at = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         page = OUTSIDE.get(at, at.removeprefix("docs/"))
         if has(page):

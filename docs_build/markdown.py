@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, or nothing where there are no rows; cells are Markdown."""
+    """A table, or nothing if there are no rows; cells are Markdown."""
     if not rows:
         return ""
     lines = [head, ["---"] * len(head), *rows]
@@ -13,13 +13,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text in one line, whose bars end no cell and whose stars and brackets mean nothing."""
+    """Text in one line with bars, stars and brackets escaped."""
     escaped = {"|": "&#124;", "*": "\\*", "<": "&lt;"}
     return "".join(escaped.get(sign, sign) for sign in " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """Code in a cell; a bar there needs HTML, since Markdowns differ in how they escape one."""
+    """Code in a cell; a bar needs HTML, since Markdown dialects escape it differently."""
     if "|" not in text:
         return f"`{text}`" if text else ""
     return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"

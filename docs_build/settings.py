@@ -1,4 +1,4 @@
-"""What can be set from Python: fields of dataclasses and TypedDicts, by the comments at them."""
+"""The reference page of settings: fields of dataclasses and TypedDicts with their comments."""
 
 import ast
 import inspect
@@ -16,17 +16,21 @@ from memstore.store.open_options import OpenOptions
 from memstore.tiers.tier_options import TierOptions
 
 SETTINGS = (
-    (TierOptions, "Tiers", "`memstore.open`, `MemoryStore.open` and `create` take them."),
-    (ShareOptions, "Published memories", "The same, of a memory at a URL."),
+    (TierOptions, "Tiers", "`options=` of `memstore.open`; `MemoryStore.open` and `create`."),
+    (ShareOptions, "Published memories", "The same, for a memory at a URL."),
     (OpenOptions, "Index", "The same."),
-    (LookupSettings, "Lookups", "`ask`, `search` and sessions take them, and a model has its own."),
+    (
+        LookupSettings,
+        "Lookups",
+        "`ask`, `search` and sessions take them; a model has its defaults.",
+    ),
     (AnswerSettings, "Answers", "`ask` and every turn of a chat take them."),
     (ServeSettings, "Server", "Options of `memstore serve`, with `-` for `_`."),
 )
 
 
 class Setting(NamedTuple):
-    """A field: its name, its type and its default as they stand in the code, and its comment."""
+    """A field: its name, its type and its default as in the code, and its comment."""
 
     name: str
     kind: str
@@ -35,7 +39,7 @@ class Setting(NamedTuple):
 
 
 def settings_page() -> str:
-    """Markdown: a section a class."""
+    """Markdown: a section for each class."""
     parts = ["# Settings", ""]
     for kind, title, about in SETTINGS:
         rows = [
@@ -48,8 +52,8 @@ def settings_page() -> str:
 
 
 def settings(kind: type) -> Iterator[Setting]:
-    """The fields that a class itself has, in their order. A field's comment stands behind it, and
-    goes on in the lines below that are indented as far as none is; else in the lines above it.
+    """The fields of a class without its bases, in order. A field's comment is on its line, or on
+    the lines above it.
     """
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
     comments, alone = _comments(source)
@@ -73,23 +77,23 @@ def settings(kind: type) -> Iterator[Setting]:
 
 
 def _default(kind: type, field: ast.AnnAssign) -> str:
-    """As it stands in the code; of a constant, what it is."""
+    """The expression in the code; the value of a constant."""
     if isinstance(field.value, ast.Name) and isinstance(field.target, ast.Name):
         return repr(getattr(kind, field.target.id))
     return "" if field.value is None else ast.unparse(field.value)
 
 
 def _plain(hint: object) -> str:
-    """A type, without the modules that its names come from."""
+    """A type without the modules of its names."""
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", inspect.formatannotation(hint))
 
 
 def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
-    """Comments by line: behind code, and alone in their line."""
-    behind: dict[int, str] = {}
+    """Comments by line number: after code, and alone on their line."""
+    after: dict[int, str] = {}
     alone: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            kind = alone if token.line.lstrip().startswith("#") else behind
+            kind = alone if token.line.lstrip().startswith("#") else after
             kind[token.start[0]] = token.string.lstrip("# ")
-    return behind, alone
+    return after, alone
