@@ -1,7 +1,7 @@
-"""memstore: a retrieval-memory database for transformers.
+"""A retrieval-memory database for transformers: a model reads documents once, and any later
+process answers questions from them, with sources.
 
-A language model reads your documents once, and memstore stores its attention keys and values on
-disk, indexed by passage. Any later process answers questions from them.
+The model's attention keys and values are stored on disk, indexed by passage.
 """
 
 from importlib import import_module

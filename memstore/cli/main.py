@@ -65,8 +65,8 @@ def memstore(
         ),
     ] = False,
 ) -> None:
-    """A retrieval-memory database for transformers: a language model reads your documents once,
-    and any later process answers questions from its stored keys and values.
+    """A retrieval-memory database for transformers: a model reads documents once, and any later
+    process answers questions from them, with sources.
     """
 
 
