@@ -257,7 +257,7 @@ class Bm25Baseline:
 def print_book(result: dict[str, Any]) -> None:
     """The table of questions and their cost; the last line is `right: N of M`."""
     rows: list[tuple[object, ...]] = [
-        ("question", "from memory", "", "read in", "s", "with BM25's passage", "", "s")
+        ("question", "from memory", "", "chapter", "s", "with BM25's passage", "", "s")
     ]
     for row in result["questions"]:
         documents = sorted({source["document"] for source in row["sources"]})
@@ -283,7 +283,7 @@ def print_book(result: dict[str, Any]) -> None:
         f"{result['seconds_per_question']:.2f} s a question"
     )
     console.say(
-        f"beside it, BM25's best passage as text: {bm25['right']} of {result['of']} right, "
+        f"BM25's best passage as text: {bm25['right']} of {result['of']} right, "
         f"{bm25['seconds_per_question']:.2f} s a question"
     )
     console.say(f"right: {result['right']} of {result['of']}")
