@@ -10,8 +10,8 @@ from memstore.cli.main import app
 
 _ABOUT = """Every command and option, as `memstore COMMAND --help` shows them. Sizes take `KB`,
 `MB`, `GB`. Exit status: 0; 1 (failed: one line on stderr says why and what to do); 2 (wrong
-usage); 130 (Ctrl-C) and 143 (SIGTERM), after which the same command resumes an ingest. Without
-`--store` and `$MEMSTORE_STORE` the memory is `./memory`.
+usage or input); 130 (Ctrl-C) and 143 (SIGTERM), after which the same command resumes an ingest.
+Without `--store` and `$MEMSTORE_STORE` the memory is `./memory`.
 """
 
 
