@@ -14,10 +14,10 @@ from typing import Unpack
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.devices import usable_device
 from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slot_tiers import DeviceTier, HostTier
 from memstore.tiers.slots import Lease, LowestTier, UnitShape
 from memstore.tiers.stats import TierCounter
 from memstore.tiers.tier_options import (
@@ -51,12 +51,13 @@ class Cascade:
         policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
         budget = options.get("host_budget", HOST_BUDGET)
-        self.host = HostTier(disk, budget, shape, policy=policy)
+        self.host = SlabTier("host", disk, budget, shape, policy=policy)
         self.device, device = None, options.get("device")
         if device is not None:
             budget = options.get("device_budget", HOST_BUDGET)
-            self.device = DeviceTier(self.host, budget, shape, device=device, policy=policy)
-        self.top: SlabTier = self.host if self.device is None else self.device
+            place = usable_device(device)
+            self.device = SlabTier("device", self.host, budget, shape, policy=policy, device=place)
+        self.top = self.host if self.device is None else self.device
         self.predictor: Predictor = options.get("prefetch", "off")
         self.prefetcher = Prefetcher(self.top)
         self._computes, self._computed = computes, TierCounter()

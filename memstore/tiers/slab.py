@@ -1,5 +1,5 @@
-"""A tier of equal slots in one slab, cached over a source below: what the host and the device tier
-have in common.
+"""A tier of equal slots in one slab, cached over a source below: the host tier in main memory that
+attention on the CPU reads, or a device tier that is filled from it.
 
 A byte budget is never exceeded. Cached units come from the source and are evicted as the policy
 says; leased units stay until the lease ends; pinned units stay until they are unpinned or dropped.
@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memstore.block import BlockKey
-from memstore.errors import BudgetExceeded, MemoryClosed
-from memstore.tiers.slots import Held, Lease, Slots, SlotTable, UnitShape
+from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
+from memstore.kernels.slab_copy import load_units
+from memstore.tiers.slots import Held, Lease, Slots, SlotTable, Source, UnitShape
 from memstore.tiers.stats import TierStats
 
 _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
@@ -32,25 +33,31 @@ class SlabTier:
 
     slab, k, v, lengths: of Slots, as many as the budget admits. Safe for several threads. How many
     slots a unit needs is known once it is read: until then it has as many as the longest needs.
+
+    On a device, any thread may refill a slot as soon as its lease is released. The copy waits for
+    earlier work on the filling thread's current stream, so every thread must read slots on the
+    device's default stream.
     """
 
-    name = "slab"
     patience = 60.0  # seconds that a lookup waits for slots which other threads use
 
     def __init__(
         self,
+        name: str,
+        source: Source | None,
         budget_bytes: int,
         shape: UnitShape,
         *,
         policy: str = "lru",
         device: torch.device | str = "cpu",
-        pin_memory: bool = False,
     ) -> None:
-        """policy: see memstore.tiers.policy. device, pin_memory: see Slots.
+        """source: what misses are read from; None for a memory that stores nothing. policy: see
+        memstore.tiers.policy. device: where the slots are.
 
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
         """
+        self.name, self.source = name, source
         self.budget_bytes, self.slot_bytes, self._shape = budget_bytes, shape.slot_bytes, shape
         slots = budget_bytes // shape.slot_bytes
         self.capacity = slots // shape.most_slots  # units of any length
@@ -60,7 +67,7 @@ class SlabTier:
                 f"one takes {shape.most_slots * shape.slot_bytes} bytes, so raise the budget"
             )
         try:
-            self._memory = Slots(slots, shape, device=device, pin_memory=pin_memory)
+            self._memory = Slots(slots, shape, torch.device(device))
         except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the "
@@ -179,6 +186,36 @@ class SlabTier:
             self._write(taken, k[new], v[new], [length] * len(taken))
             self._table.slots.update(zip(wanted, taken))
             self._changed.notify_all()
+
+    def read_from(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
+        """As Source.read_from, into the slab of a tier above: copy units in groups that fit here.
+        Raises BudgetExceeded if not even one unit fits, and what `lease` raises.
+        """
+        lengths: list[int] = []
+        tiers: list[str] = []
+        group = max(1, self.capacity // 2)
+        while len(lengths) < len(units):
+            start = len(lengths)
+            end = min(start + group, len(units))
+            try:
+                lease = self.lease(units[start:end])
+            except BudgetExceeded:
+                if end - start == 1:
+                    raise
+                group = (end - start) // 2  # much is pinned
+                continue
+            there = [
+                slot
+                for held, some in zip(lease.of_units, slots[start:end])
+                for slot in some[: len(held)]
+            ]
+            with lease:  # until the copy is done: after that others may write over these slots
+                load_units(self.slab, slab, lease.held, there).finish()
+                lengths += lease.lengths.tolist()
+                tiers += lease.tiers
+        return lengths, tiers
 
     # Pinned units
 
@@ -390,7 +427,12 @@ class SlabTier:
         lengths: list[int] | None = None
         ahead = sum(map(len, missing.values()))
         try:
-            lengths, tiers = self._read_below(list(missing), list(missing.values()))
+            if self.source is None:
+                raise DocumentNotFound(
+                    f"document {next(iter(missing)).document} is not in this memory, which holds "
+                    "only its sessions' own blocks"
+                )
+            lengths, tiers = self.source.read_from(list(missing), self.slab, list(missing.values()))
         finally:
             with self._lock:
                 wanted = {
@@ -427,12 +469,6 @@ class SlabTier:
                     self._release(held, thread)
                 self._changed.notify_all()
         return tiers
-
-    def _read_below(
-        self, units: Sequence[BlockKey], slots: Sequence[Held]
-    ) -> tuple[list[int], list[str]]:
-        """Fill slots with units; of each its length and the name of the tier that had it."""
-        raise NotImplementedError
 
     def _release(self, held: Iterable[int], thread: int | None) -> None:
         with self._lock:

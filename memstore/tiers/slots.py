@@ -20,6 +20,7 @@ from memstore.tiers.policy import make_policy
 from memstore.tiers.stats import TierCounter, TierStats
 
 PAGE = 16  # tokens of a slot, of units that take several
+_CPU = torch.device("cpu")
 
 
 class UnitShape(NamedTuple):
@@ -70,26 +71,21 @@ class Slots:
     cost no main memory.
     """
 
-    def __init__(
-        self,
-        count: int,
-        shape: UnitShape,
-        *,
-        device: torch.device | str = "cpu",
-        pin_memory: bool = False,
-    ) -> None:
-        """pin_memory: page-locked, for copies to a CUDA device. Raises RuntimeError or MemoryError
-        where the machine refuses the memory.
+    def __init__(self, count: int, shape: UnitShape, device: torch.device = _CPU) -> None:
+        """Main memory is page-locked where there is a CUDA device to copy to. Raises RuntimeError
+        or MemoryError where the machine refuses the memory.
         """
         dtype, size = shape.dtype, shape.slot_size
         of_slab = (count, 2, size, shape.head_dim)
-        if pin_memory or torch.device(device).type != "cpu":
-            self.slab = torch.empty(of_slab, dtype=dtype, device=device, pin_memory=pin_memory)
+        if device.type != "cpu":
+            self.slab = torch.empty(of_slab, dtype=dtype, device=device)
+        elif torch.cuda.is_available():
+            self.slab = torch.empty(of_slab, dtype=dtype, pin_memory=True)
         else:  # NumPy asks for huge pages, whose first use takes a third of the time
             memory = np.empty(count * shape.slot_bytes, dtype=np.uint8)
             self.slab = torch.from_numpy(memory).view(dtype).view(of_slab)
         self.k, self.v = self.slab.unbind(1)
-        if torch.device(device).type == "cpu":  # zeros that are not written before a unit comes
+        if device.type == "cpu":  # zeros that are not written before a unit comes
             self.lengths: Tensor = torch.from_numpy(np.zeros(count, dtype=np.int64))
             self.lengths[:1] = size  # attention looks there for a unit that has no slot
             self.lengths_here = self.lengths
@@ -98,10 +94,14 @@ class Slots:
             self.lengths_here = torch.full((count,), size, dtype=torch.int64)
         self._lengths, self._size = self.lengths_here.numpy(), size
 
-    def note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Set the valid content tokens in slots. All blocks but a document's last are full, so
-        lengths on a device seldom change.
+    def note_units(self, units: Iterable[tuple[Held, int]]) -> None:
+        """Set the valid content tokens of units in their slots. All blocks but a document's last
+        are full, so lengths on a device seldom change.
         """
+        size, slots, lengths = self._size, list[int](), list[int]()
+        for held, length in units:
+            slots += held
+            lengths += [min(size, max(0, length - at * size)) for at in range(len(held))]
         where, new = np.array(slots, dtype=np.int64), np.array(lengths, dtype=np.int64)
         changed = self._lengths[where] != new
         if changed.any():
@@ -110,14 +110,6 @@ class Slots:
             if self.lengths is not self.lengths_here:
                 there = self.lengths.device
                 self.lengths[torch.from_numpy(where).to(there)] = torch.from_numpy(new).to(there)
-
-    def note_units(self, units: Iterable[tuple[Held, int]]) -> None:
-        """Set the lengths of units in their slots."""
-        size, slots, lengths = self._size, list[int](), list[int]()
-        for held, length in units:
-            slots += held
-            lengths += [min(size, max(0, length - at * size)) for at in range(len(held))]
-        self.note_lengths(slots, lengths)
 
 
 class SlotTable:
@@ -250,13 +242,8 @@ class SlotTable:
             self.counts.unused += 1
 
 
-class LowestTier(Protocol):
-    """The tier, or several tiers one below the other, that the host tier reads its misses from."""
-
-    @property
-    def counters(self) -> Mapping[str, TierCounter]:
-        """The counts of its tiers by name, top first."""
-        ...
+class Source(Protocol):
+    """What a tier reads its misses from."""
 
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
@@ -264,14 +251,23 @@ class LowestTier(Protocol):
         """Fill slots slots[i] of the slab with unit units[i]; return each unit's valid content
         tokens, and the name of the tier that had it.
 
-        slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V, in main memory. Every unit
-        has slots for block_size tokens. Rows after a unit's tokens in the last slot that it needs
+        slab: [S, 2, slot_size, head_dim] in the KV dtype, K before V. Every unit has slots for
+        block_size tokens. Rows after a unit's tokens in the last slot that it needs
         are zero. Units come in any order; no two may have the same slot. After an error the
         contents of the slots are undefined.
 
         Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (deleted, or
         never stored).
         """
+        ...
+
+
+class LowestTier(Source, Protocol):
+    """The tier, or several tiers one below the other, that the host tier reads from."""
+
+    @property
+    def counters(self) -> Mapping[str, TierCounter]:
+        """The counts of its tiers by name, top first."""
         ...
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import torch
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slot_tiers import DeviceTier, HostTier
 from memstore.tiers.slots import Held, LowestTier, UnitShape
 from memstore.tiers.stats import TierCounter
 
@@ -89,14 +88,14 @@ class CountingSource(Source):
         return [BLOCK - key.block % 2 for key in units], ["disk"] * len(units)
 
 
-def host_tier(below: LowestTier, units: int = 8, policy: str = "lru") -> HostTier:
+def host_tier(below: LowestTier, units: int = 8, policy: str = "lru") -> SlabTier:
     """A host tier of so many units, whose budget is half of one larger."""
-    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, SHAPE, policy=policy)
+    return SlabTier("host", below, units * UNIT_BYTES + UNIT_BYTES // 2, SHAPE, policy=policy)
 
 
-def device_tier(host: HostTier, units: int, policy: str = "lru", device: str = "cpu") -> DeviceTier:
+def device_tier(host: SlabTier, units: int, policy: str = "lru", device: str = "cpu") -> SlabTier:
     """A device tier of so many units above a host tier."""
-    return DeviceTier(host, units * UNIT_BYTES, SHAPE, policy=policy, device=device)
+    return SlabTier("device", host, units * UNIT_BYTES, SHAPE, policy=policy, device=device)
 
 
 def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:

@@ -12,7 +12,6 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slot_tiers import DeviceTier, HostTier
 from memstore.tiers.slots import PAGE, Held, Lease, UnitShape
 from support.counting_source import Source, check_slots
 
@@ -71,11 +70,11 @@ def test_any_order_of_calls_preserves_budget_and_content(
     steps: list[tuple[str, int]], slots: int, policy: str, on_device: bool
 ) -> None:
     below = Passages()
-    host = HostTier(below, slots * SHAPE.slot_bytes, SHAPE, policy=policy)
+    host = SlabTier("host", below, slots * SHAPE.slot_bytes, SHAPE, policy=policy)
     tier: SlabTier = host
     if on_device:
         budget = 30 * SHAPE.slot_bytes
-        tier = DeviceTier(host, budget, SHAPE, device="cpu", policy=policy)
+        tier = SlabTier("device", host, budget, SHAPE, device="cpu", policy=policy)
     leases: list[tuple[Lease, list[BlockKey]]] = []
     pinned: list[BlockKey] = []
     admitted = 0
@@ -123,7 +122,7 @@ def test_any_order_of_calls_preserves_budget_and_content(
 
 def test_a_lease_of_passages_is_a_lookup_each() -> None:
     below = Passages()
-    tier = HostTier(below, 100 * SHAPE.slot_bytes, SHAPE)
+    tier = SlabTier("host", below, 100 * SHAPE.slot_bytes, SHAPE)
     units = [unit(number) for number in range(8)]
     for _ in range(2):
         with tier.lease(units) as lease:
@@ -144,7 +143,7 @@ def test_less_than_a_quarter_of_the_budget_is_lost_to_padding(policy: str) -> No
         ) -> tuple[list[int], list[str]]:
             return [lengths[key.block] for key in units], ["disk"] * len(units)
 
-    tier = HostTier(Lengths(), 500 * shape.slot_bytes, shape, policy=policy)
+    tier = SlabTier("host", Lengths(), 500 * shape.slot_bytes, shape, policy=policy)
     for number in range(400):
         tier.lease([unit(number)]).release()
     held = [key.block for key in tier._table.slots]

@@ -21,7 +21,6 @@ from memstore.tiers.cascade import Cascade
 from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.slot_tiers import DeviceTier, HostTier
 from memstore.tiers.slots import Lease
 from support.counting_source import (
     BLOCK,
@@ -356,7 +355,7 @@ def test_unit_dropped_during_its_read_is_not_held(make: Make, below: CountingSou
 
 def make_pair(
     below: CountingSource, device_units: int, host_units: int
-) -> tuple[DeviceTier, HostTier]:
+) -> tuple[SlabTier, SlabTier]:
     host = host_tier(below, host_units)
     return device_tier(host, device_units), host
 
@@ -390,7 +389,7 @@ def test_host_slot_is_leased_until_its_copy_is_done(
             assert set(self._arguments[2]) <= host._table.leases.keys()
             load_units(*self._arguments).finish()
 
-    monkeypatch.setattr("memstore.tiers.slot_tiers.load_units", Late)
+    monkeypatch.setattr("memstore.tiers.slab.load_units", Late)
     device, host = make_pair(below, 8, 3)
     for first in range(0, 30, 5):
         check_lease(device, [unit(n) for n in range(first, first + 8)])
