@@ -252,10 +252,10 @@ class Memory(Closing):
         """Read one text; the document keeps its labels unless it gets others."""
         there = self.store.document(text.name) if self.store.has(text.name) else None
         mode: Mode = "replace" if replace and there is not None else "new"
-        document = self.reader.ingest(text, self.store, mode=mode, progress=progress)
-        if labels is None:
-            labels = {} if there is None else there.labels
-        return self.store.label(document.name, labels)
+        if labels is None and there is not None:
+            labels = there.labels or None
+        text.labels = None if labels is None else dict(labels)
+        return self.reader.ingest(text, self.store, mode=mode, progress=progress)
 
     def _scope(self, documents: Sequence[str] | None, where: Labels | None) -> Sequence[str] | None:
         """The names of the documents to ask; None for all."""

@@ -13,6 +13,9 @@ import torch
 
 import memstore
 from memstore import openmp
+from memstore.disk.format.document import Document
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import DocumentNotFound, InvalidInput, WrongModel
 from memstore.store.open_options import OpenOptions
 from support.diary import DIARY
@@ -114,6 +117,22 @@ def test_a_folder_is_read_beside_what_is_broken_in_it(tmp_path: Path) -> None:
         added = memory.add(folder, on_error=wrong.append)
         assert [row.name for row in added] == ["c.txt", "d.txt"]
         assert {type(one).__name__ for one in wrong} == {"DocumentExists", "UnreadableDocument"}
+
+
+def test_labels_are_stored_in_the_transactions_of_their_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, put = [], Catalog.put_document
+
+    def note(catalog: Catalog, txn: Transaction, document: Document) -> None:
+        stored.append(document.labels)
+        put(catalog, txn, document)
+
+    monkeypatch.setattr(Catalog, "put_document", note)
+    with memstore.open(tmp_path / "memory", "books-1m", device="cpu") as memory:
+        for content in (DIARY, DIARY + "More."):
+            memory.add(text=content, name="diary", labels={"year": 1921}, replace=True)
+    assert len(stored) >= 4 and all(labels == {"year": 1921} for labels in stored)
 
 
 def test_labels_stay_with_a_document_until_others_are_given(path: Path) -> None:

@@ -177,9 +177,10 @@ class FileIngest:
             self._memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
 
     def _ingest(self, text: "Text", mode: "Mode", which: str = "") -> None:
-        before = self._memory.document(text.name).labels if self._memory.has(text.name) else {}
+        text.labels = self._labels
+        if text.labels is None and self._memory.has(text.name):
+            text.labels = self._memory.document(text.name).labels or None
         result = _ingest_one(self._model, self._memory, text, mode, self._keep, which=which)
-        self._memory.label(text.name, before if self._labels is None else self._labels)
         self._results.append(result)
         if not self._quiet:
             console.say(_result_line(result))

@@ -59,4 +59,6 @@ def described(store: MemoryStore, text: Text) -> Document:
     try:
         return store.describe(text.name, metadata)
     except (ReadOnlyMemory, MemoryLocked):
+        if text.labels not in (None, document.labels):
+            raise
         return document  # it can be asked as it is

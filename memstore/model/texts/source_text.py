@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memstore.disk.format.citations import Place, pack_places
-from memstore.disk.format.document import NOTES, SOURCE
+from memstore.disk.format.document import LABELS, NOTES, SOURCE
 from memstore.documents import Converted, read
 from memstore.documents.detect import Form, form_of
 from memstore.errors import InvalidInput, UnreadableDocument
@@ -51,6 +51,9 @@ class Text:
                 raise InvalidInput(f"{content} is a directory; name the files in it")
         self.content = content
         self.source = source
+        self.labels: dict[str, Any] | None = (
+            None  # of its document; None: it has none, or keeps its
+        )
         self.name = name or Path(content).name
         self.digest = ""  # BLAKE2 of the whole text, once it is checked
         self.characters = 0  # of the whole text, once it is checked
@@ -59,12 +62,13 @@ class Text:
     @property
     def metadata(self) -> dict[str, Any]:
         """What the row of a document of it says, once it is checked: its kind, unless it is plain
-        text, its places, what could not be read, and its source.
+        text, its places, what could not be read, its source and its labels.
         """
         kind = {} if self.kind == "text" else {"kind": self.kind}
         notes = {NOTES: list(self.notes)} if self.notes else {}
         source = {} if self.source is None else {SOURCE: self.source}
-        return kind | pack_places(self.places) | notes | source
+        labels = {} if self.labels is None else {LABELS: dict(self.labels)}
+        return kind | pack_places(self.places) | notes | source | labels
 
     def _take(self, converted: Converted) -> str:
         self.kind, self.places, self.notes = converted.kind, converted.places, converted.notes

@@ -130,10 +130,10 @@ def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission 
     if found is None:
         return Admission(wanted, instead_of=hidden)
     if _continues(found, wanted):
-        return Admission(found)
+        return Admission(replace(found, metadata=wanted.metadata))
     if mode == "replace":
         if hidden is not None and _continues(hidden, wanted):
-            return Admission(hidden, replaces=found)
+            return Admission(replace(hidden, metadata=wanted.metadata), replaces=found)
         return Admission(replace(wanted, state="replacing"), replaces=found, instead_of=hidden)
     if found.state == "ingesting" and not found.tokens:
         return Admission(wanted, instead_of=found)  # it never got further than its row
