@@ -156,14 +156,13 @@ class Snapshot:
         self, number: int, pieces: Iterable[Piece], values: Iterator[list[Value]]
     ) -> dict[bytes, bytes]:
         """Values of a document's pieces, taken from `values`, by their keys."""
-        of_selector = self.state.manifest.selector is not None
         found = {}
         for piece in pieces:
             for first, value in next(values):
                 if piece.kind == "tokens":
                     key = tokens_key(number, first)
                 else:
-                    key = run_key(number, piece.part, first, of_selector=of_selector)
+                    key = run_key(number, piece.part, first)
                 found[key] = value
         return found
 
@@ -186,9 +185,6 @@ def _description(manifest: Manifest) -> dict[bytes, bytes]:
         "codec": manifest.codec,
         "created": manifest.created,
         "quota": None,
-        "selector": selector is not None,
+        "selector": None if selector is None else selector.to_dict(),
     }
-    meta = {b"memory": msgpack.packb(described)}
-    if selector is not None:
-        meta[b"selector"] = msgpack.packb(selector.to_dict())
-    return meta
+    return {b"memory": msgpack.packb(described)}

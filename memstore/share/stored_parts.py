@@ -33,12 +33,11 @@ def stored_parts(
             yield first, Tokens(first, bytes(value))
 
     def landmarks(part: int) -> Callable[[Transaction, int], Numbered]:
-        of_selector = catalog.index_spec is not None
 
         def runs(txn: Transaction, start: int) -> Numbered:
-            low = run_key(document.id, part, start, of_selector=of_selector)
+            low = run_key(document.id, part, start)
             for key, value in txn.scan_checked("landmarks", low, run_range(document.id, part)[1]):
-                first = read_run_key(key, of_selector=of_selector)[2]
+                first = read_run_key(key)[2]
                 yield first, IndexRun(part, first, bytes(value))
 
         return runs

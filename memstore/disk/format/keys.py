@@ -11,10 +11,9 @@ from memstore.errors import CorruptMemory
 _U64, _BLOCK, _RUN, _TOKENS = (
     struct.Struct(">Q"),
     struct.Struct(">QIH"),
-    struct.Struct(">QHIB"),
+    struct.Struct(">QHI"),
     struct.Struct(">QQ"),
 )
-_LANDMARKS, _SELECTOR = 1, 2  # what runs are of
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
@@ -30,25 +29,22 @@ def tokens_key(document: int, first: int) -> bytes:
     return _TOKENS.pack(document, first)
 
 
-def run_key(document: int, part: int, first_block: int, *, of_selector: bool) -> bytes:
+def run_key(document: int, part: int, first_block: int) -> bytes:
     """Key of a run of what blocks are found by; part: the layer of landmark keys, or the kind of
     a selector's runs.
     """
-    return _RUN.pack(document, part, first_block, _SELECTOR if of_selector else _LANDMARKS)
+    return _RUN.pack(document, part, first_block)
 
 
-def read_run_key(key: bytes, *, of_selector: bool) -> tuple[int, int, int]:
+def read_run_key(key: bytes) -> tuple[int, int, int]:
     """Document, part and first block of such a key. Raises CorruptMemory for another's."""
-    document, part, first_block, kind = _unpack_key(_RUN, key)
-    if kind != (_SELECTOR if of_selector else _LANDMARKS):
-        what = "a selector" if of_selector else "landmarks"
-        raise CorruptMemory(f"document {document}: {key.hex()} is no key of {what}; run verify")
+    document, part, first_block = _unpack_key(_RUN, key)
     return document, part, first_block
 
 
 def run_range(document: int, part: int) -> Range:
     """All keys of one document and part."""
-    return _RUN.pack(document, part, 0, 0), _RUN.pack(document, part + 1, 0, 0)
+    return _RUN.pack(document, part, 0), _RUN.pack(document, part + 1, 0)
 
 
 def record_key(key: RecordKey) -> bytes:

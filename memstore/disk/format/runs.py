@@ -1,31 +1,29 @@
 """What blocks are found by, as it is stored: runs of consecutive blocks on a fixed grid, that say
 what they are and whose.
 
-A value is a header (msgpack: kind, of a selector's its digest, and what follows), then the numbers,
-little-endian: of landmark keys raw bits [blocks, num_kv_heads, head_dim]; of token landmarks the
-tokens of each block (u16), then int8 [tokens, width]; of words the distinct words of each block
-(u32), their hashes (u32) and their counts (u16).
+A value is, in little-endian order, a header of the kind (u8), a digest of the landmarks' geometry
+or of the selector (16 bytes), blocks (u32), and tokens or words (u32); then the numbers: of
+landmark keys raw bits [blocks, num_kv_heads, head_dim]; of token landmarks the tokens of each block
+(u16), then int8 [tokens, width]; of words the distinct words of each block (u32), their hashes
+(u32) and their counts (u16).
 """
 
+import hashlib
+import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-import msgpack
 import numpy as np
 
 from memstore.block import Geometry
-from memstore.decode import Count, Positive, typed
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
-
-_MOST_HEADER = 1024  # bytes
-
 
 Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
 RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
-
-_LONGER = [128, 256, 65536, 65536]  # from where on msgpack tells a number in a byte more
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_HEADER = struct.Struct("<B16sII")
 
 
 class KeyRun(NamedTuple):
@@ -124,16 +122,16 @@ def encode_run(run: Run, geometry: Geometry, spec: IndexSpec | None) -> bytes:
     """The value of a run; geometry: of landmark keys, spec: of the memory's selector."""
     numbers: tuple[np.ndarray, ...]
     if isinstance(run, KeyRun):
-        header, numbers = _key_header(geometry), (run.keys,)
+        counts, numbers = (len(run.keys), 0), (run.keys,)
     elif isinstance(run, TokenRun):
-        header = _token_header(_some(spec), len(run.lengths), len(run.landmarks))
+        counts = len(run.lengths), len(run.landmarks)
         numbers = run.lengths.astype("<u2"), run.landmarks
     else:
-        sizes, hashes, counts = run.words
-        header = _word_header(_some(spec), len(sizes), len(hashes))
-        numbers = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
-    packed: bytes = msgpack.packb(header)
-    return packed + b"".join(part.tobytes() for part in numbers)
+        sizes, hashes, of_words = run.words
+        counts = len(sizes), len(hashes)
+        numbers = sizes.astype("<u4"), hashes.astype("<u4"), of_words.astype("<u2")
+    header = _HEADER.pack(*_identity(kind_of(run), geometry, spec), *counts)
+    return header + b"".join(part.tobytes() for part in numbers)
 
 
 def decode_run(
@@ -142,103 +140,55 @@ def decode_run(
     """The inverse of encode_run; the numbers lie in the value. Raises ValueError for a value that
     is no such run.
     """
-    header, start = _read_header(value)
+    if len(value) < _HEADER.size:
+        raise ValueError(f"it is truncated to {len(value)} bytes")
+    *identity, blocks, count = _HEADER.unpack_from(value)
+    if tuple(identity) != _identity(kind, geometry, spec):
+        raise ValueError("they are of another kind, model or selector")
+    heads, _, dim = geometry.shape
+    width = 0 if spec is None else spec.width
+    size = (
+        _HEADER.size
+        + {
+            "landmark": blocks * heads * dim * geometry.itemsize,
+            "token": 2 * blocks + count * width,
+            "words": 4 * blocks + 6 * count,
+        }[kind]
+    )
+    if not blocks or len(value) != size:
+        raise ValueError(f"{blocks} blocks in {len(value)} bytes instead of {size}")
+    at = _HEADER.size
     if kind == "landmark":
-        _expect(header, _key_header(geometry))
-        heads, _, dim = geometry.shape
-        size = len(value) - start
-        if not size or size % (heads * dim * geometry.itemsize):
-            raise ValueError("its landmark keys have an impossible length")
-        keys = np.frombuffer(value, f"<i{geometry.itemsize}", offset=start)
-        return KeyRun(first_block, keys.reshape(-1, heads, dim))
+        keys = np.frombuffer(value, f"<i{geometry.itemsize}", offset=at)
+        return KeyRun(first_block, keys.reshape(blocks, heads, dim))
     if kind == "token":
-        return _decode_tokens(first_block, header, value, start, _some(spec))
-    return _decode_words(first_block, header, value, start, _some(spec))
-
-
-def _decode_tokens(
-    first_block: int, header: dict[str, Any], value: bytes, start: int, spec: IndexSpec
-) -> TokenRun:
-    blocks, tokens = _counts(header, "blocks", "tokens")
-    _expect(header, _token_header(spec, blocks, tokens))
-    _expect_bytes(value, start, 2 * blocks + tokens * spec.width)
-    lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
-    if not lengths.all() or int(lengths.sum()) != tokens:
-        raise ValueError("its token landmarks are not those of its blocks")
-    flat = np.frombuffer(value, np.int8, offset=start + 2 * blocks)
-    return TokenRun(first_block, flat.reshape(tokens, spec.width), lengths)
-
-
-def _decode_words(
-    first_block: int, header: dict[str, Any], value: bytes, start: int, spec: IndexSpec
-) -> WordRun:
-    blocks, words = _counts(header, "blocks", "words")
-    _expect(header, _word_header(spec, blocks, words))
-    _expect_bytes(value, start, 4 * blocks + 6 * words)
-    sizes = np.frombuffer(value, "<u4", blocks, start)
-    hashes = np.frombuffer(value, "<u4", words, start + 4 * blocks)
-    counts = np.frombuffer(value, "<u2", offset=start + 4 * blocks + 4 * words)
-    if int(sizes.sum(dtype=np.int64)) != words:
-        raise ValueError("its words are not those of its blocks")
-    run = WordRun(first_block, BlockWords(sizes, hashes, counts))
-    if not run.words.in_order or not counts.all():
-        raise ValueError("its words are not in order, or have a count of 0")
-    return run
+        lengths = np.frombuffer(value, "<u2", blocks, at).astype(np.int64)
+        if not lengths.all() or int(lengths.sum()) != count:
+            raise ValueError("its token landmarks are not those of its blocks")
+        flat = np.frombuffer(value, np.int8, offset=at + 2 * blocks)
+        return TokenRun(first_block, flat.reshape(count, width), lengths)
+    sizes = np.frombuffer(value, "<u4", blocks, at)
+    hashes = np.frombuffer(value, "<u4", count, at + 4 * blocks)
+    counts = np.frombuffer(value, "<u2", offset=at + 4 * blocks + 4 * count)
+    words = BlockWords(sizes, hashes, counts)
+    if int(sizes.sum(dtype=np.int64)) != count or not words.in_order or not counts.all():
+        raise ValueError("its words are not in order, of other blocks, or have a count of 0")
+    return WordRun(first_block, words)
 
 
 def token_run_bytes(spec: IndexSpec, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
-    least = len(msgpack.packb(_token_header(spec, 1, 1)))
-    longer = sum(np.searchsorted(_LONGER, n, "right") for n in (blocks, tokens))
-    size: np.ndarray = least + longer + 2 * blocks + tokens * spec.width
-    return size
+    return _HEADER.size + 2 * blocks + tokens * spec.width
 
 
-# Headers
-
-
-def _key_header(geometry: Geometry) -> dict[str, Any]:
-    shape = [geometry.num_kv_heads, geometry.head_dim]
-    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
-
-
-def _token_header(spec: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
-    header = {"kind": "token", "digest": spec.digest, "width": spec.width}
-    return {**header, "blocks": blocks, "tokens": tokens}
-
-
-def _word_header(spec: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
-    return {"kind": "words", "digest": spec.digest, "blocks": blocks, "words": words}
-
-
-def _read_header(value: bytes) -> tuple[dict[str, Any], int]:
-    """The header of a value, and where the numbers begin. Raises ValueError."""
-    try:
-        unpacker = msgpack.Unpacker(max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8)
-        unpacker.feed(value[:_MOST_HEADER])
-        return typed(unpacker.unpack(), dict[str, Any]), unpacker.tell()
-    except msgpack.UnpackException as error:
-        raise ValueError(f"its header is not understood: {error}") from error
-
-
-def _counts(header: dict[str, Any], blocks: str, parts: str) -> tuple[int, int]:
-    """Two counts of a header. Raises ValueError."""
-    return typed(header.get(blocks), Positive), typed(header.get(parts), Count)
-
-
-def _expect(header: dict[str, Any], expected: dict[str, Any]) -> None:
-    if header != expected:
-        raise ValueError(f"expected {expected}, found {header}; update memstore, or run verify")
-
-
-def _expect_bytes(value: bytes, start: int, size: int) -> None:
-    if len(value) - start != size:
-        raise ValueError(f"it has {len(value) - start} bytes instead of {size}")
-
-
-def _some(spec: IndexSpec | None) -> IndexSpec:
-    assert spec is not None
-    return spec
+def _identity(kind: Kind, geometry: Geometry, spec: IndexSpec | None) -> tuple[int, bytes]:
+    """The number of a kind, and a digest of all that its numbers depend on."""
+    if kind == "landmark":
+        of = f"{geometry.dtype} {geometry.num_kv_heads} {geometry.head_dim}"
+    else:
+        assert spec is not None
+        of = f"{spec.width} {spec.digest}"
+    return _KINDS.index(kind), hashlib.blake2b(of.encode(), digest_size=16).digest()
 
 
 class Coverage:

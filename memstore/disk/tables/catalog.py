@@ -44,7 +44,7 @@ from memstore.errors import (
     OlderFormat,
 )
 
-FORMAT = 9
+FORMAT = 10
 _MOST_WRITES = 4096  # that are remembered
 
 
@@ -56,7 +56,7 @@ class Description(msgspec.Struct):
     codec: str
     created: Amount
     quota: Count | None
-    selector: bool  # has it one, which then says of itself what it is
+    selector: IndexSpec | None  # what its selector keeps, if it has one
 
 
 def check_quota(size: int | None) -> None:
@@ -114,13 +114,7 @@ class Catalog:
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
-        with database.read() as txn:
-            selector = RunTable.read(txn, self.signature.geometry)
-        self.runs = RunTable(self.signature.geometry) if selector is None else selector
-        if (selector is not None) != known.selector:
-            raise CorruptMemory(
-                f"{database.path} lacks the row of its selector; restore it from a copy"
-            )
+        self.runs = RunTable(self.signature.geometry, known.selector)
         self.texts = TextTable(self.signature.block_size)
         self._writes: dict[int, WriteId] = {}  # of documents, by number: they never change
         database.limit = known.quota
@@ -157,14 +151,12 @@ class Catalog:
             "codec": get_codec(codec).name,
             "created": time.time(),
             "quota": quota,
-            "selector": selector is not None,
+            "selector": None if selector is None else selector.to_dict(),
         }
 
         def first(txn: Transaction) -> None:
             txn.put_checked("meta", b"memory", msgpack.packb(row))
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
-            if selector is not None:
-                RunTable(signature.geometry, selector).write(txn)
 
         return cls(Database.create(path, first, limit=quota))
 

@@ -1,15 +1,13 @@
 """What a memory finds its blocks by: runs of landmark keys, a part for each layer, or of what its
-selector keeps, a part for each kind; and the memory's own row of its selector.
+selector keeps, a part for each kind.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgpack
 import numpy as np
 
 from memstore.block import Geometry
-from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
@@ -29,7 +27,6 @@ from memstore.errors import CorruptMemory
 
 _TABLE = "landmarks"
 _KINDS: tuple[Kind, ...] = ("token", "words")
-_SELECTOR = b"selector"  # in the table `meta`
 
 
 class RunTable(NamedTuple):
@@ -37,24 +34,6 @@ class RunTable(NamedTuple):
 
     geometry: Geometry
     spec: IndexSpec | None = None  # None: landmark keys of layers
-
-    @classmethod
-    def read(cls, txn: Transaction, geometry: Geometry) -> "RunTable | None":
-        """The runs of the memory's selector; None where it has none. Raises CorruptMemory."""
-        value = txn.get_checked("meta", _SELECTOR)
-        if value is None:
-            return None
-        try:
-            return cls(geometry, IndexSpec.decode(unpack(value, dict[str, Any])))
-        except ValueError as error:
-            raise CorruptMemory(
-                f"the row of the memory's selector is damaged ({error}); restore it from a copy"
-            ) from error
-
-    def write(self, txn: Transaction) -> None:
-        """Write the memory's row of its selector."""
-        assert self.spec is not None
-        txn.put_checked("meta", _SELECTOR, msgpack.packb(self.spec.to_dict()))
 
     def parts(self, layers: Iterable[int]) -> dict[int, Kind]:
         """Of a document that has these layers, the parts of its runs, in order."""
@@ -88,11 +67,11 @@ class RunTable(NamedTuple):
         self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
     ) -> None:
         """The same, of one that is encoded."""
-        txn.put_checked(_TABLE, self._key(document, part, first_block), value)
+        txn.put_checked(_TABLE, run_key(document, part, first_block), value)
 
     def run(self, txn: Transaction, document: int, part: int, first_block: int) -> Run | None:
         """The run that begins with a block; None if there is none. Raises CorruptMemory."""
-        value = txn.get_checked(_TABLE, self._key(document, part, first_block))
+        value = txn.get_checked(_TABLE, run_key(document, part, first_block))
         return None if value is None else self._decode(document, part, first_block, value)
 
     def values(self, txn: Transaction, document: int) -> Iterator[tuple[int, int, bytes]]:
@@ -106,7 +85,7 @@ class RunTable(NamedTuple):
             ranges = [run_range(document, part) for part in self.parts(())]
         for keys in ranges:
             for key, value in txn.scan_checked(_TABLE, *keys, ahead=True):
-                _, part, first = read_run_key(key, of_selector=self.spec is not None)
+                _, part, first = read_run_key(key)
                 yield part, first, value
 
     def runs(self, txn: Transaction, document: int) -> Iterator[tuple[int, Run]]:
@@ -147,7 +126,7 @@ class RunTable(NamedTuple):
             wholes - places.behind * size, places.lengths * size, places.digests,
         )  # fmt: skip
         wanted = [
-            ValuePart(self._key(document, part, first), *told)
+            ValuePart(run_key(document, part, first), *told)
             for document, first, *told in zip(*(column.tolist() for column in columns))
         ]
         found = txn.parts(_TABLE, wanted)
@@ -163,17 +142,17 @@ class RunTable(NamedTuple):
 
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
         """Delete the run of a part that begins with a block, if there is one."""
-        txn.delete(_TABLE, self._key(document, part, first_block))
+        txn.delete(_TABLE, run_key(document, part, first_block))
 
     def has(self, txn: Transaction, document: int, part: int, first_block: int) -> bool:
         """Is the run of a part that begins with a block found by its key?"""
-        return txn.view(_TABLE, self._key(document, part, first_block)) is not None
+        return txn.view(_TABLE, run_key(document, part, first_block)) is not None
 
     def check_parts(self, txn: Transaction, document: int) -> None:
         """Raises CorruptMemory where a document has runs of a part that the selector lacks."""
         parts = self.parts(())
         for key, _ in txn.scan(_TABLE, *document_range(document)) if self.spec else ():
-            if read_run_key(key, of_selector=True)[1] not in parts:
+            if read_run_key(key)[1] not in parts:
                 raise CorruptMemory(
                     f"document {document}: landmarks that the selector did not write ({key.hex()})"
                 )
@@ -185,9 +164,6 @@ class RunTable(NamedTuple):
             part: (kind, first_blocks[part] if kind == "landmark" else 0)
             for part, kind in parts.items()
         }
-
-    def _key(self, document: int, part: int, first_block: int) -> bytes:
-        return run_key(document, part, first_block, of_selector=self.spec is not None)
 
     def _decode(self, document: int, part: int, first_block: int, value: bytes) -> Run:
         kind = self.kind(part)
@@ -206,7 +182,7 @@ class RunTable(NamedTuple):
         """
         found = txn.scan_checked(_TABLE, *run_range(document, self.part(kind)))
         for number, (key, value) in enumerate(found):
-            _, part, first = read_run_key(key, of_selector=True)
+            _, part, first = read_run_key(key)
             if first != number * RUN_BLOCKS[kind]:
                 raise CorruptMemory(
                     f"document {document}: {kind} landmarks before block {first} are missing; run "
