@@ -1,9 +1,10 @@
 """The documents of an open memory as they were last committed, by whichever process: their rows,
-and what is held of them for lookups.
+what is held of them for lookups, and who may write one.
 """
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -93,11 +94,46 @@ class Committed:
         number = writer.document.id
         with self._following:
             with self.catalog.database.read() as txn:
-                row = self.catalog.document(txn, number)
+                row = self.catalog.row(txn, number)
             self.writers.pop(number, None)
             if self._retrieval is not None:
-                self._retrieval.written(row)
+                self._retrieval.written(number, row)
             self.follow()
+
+    @contextmanager
+    def writing(self, name: str, *, wait: bool) -> Iterator[None]:
+        """Hold what writing under a name needs: other processes write nothing meanwhile, and other
+        threads no document of this name. What interrupted imports left is deleted first.
+
+        wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
+        also, at once, where this process writes that document already; ReadOnlyMemory.
+        """
+        database = self.catalog.database
+        with database.name_written(name), database.writer(wait=wait):
+            self.refresh()
+            self.remove_leftovers(name)
+            yield
+
+    def remove_leftovers(self, name: str | None = None) -> None:
+        """Delete what interrupted imports left, but nothing that this process is importing now;
+        name: of the document that the caller is going to write. The caller holds the writer lock.
+        """
+        catalog = self.catalog
+
+        def left(row: Document | None) -> bool:
+            now = catalog.database.names_written - {name}
+            return row is not None and row.state == "importing" and row.name not in now
+
+        def delete(txn: Transaction) -> None:
+            # An import that ends meanwhile commits before or after this transaction, so its row is
+            # either ready or of a name that is still written.
+            for number in there:
+                if left(catalog.row(txn, number)):
+                    catalog.delete_document(txn, number)
+
+        there = [row.id for row in self.rows.hidden() if left(row)]
+        if there:
+            catalog.database.write(delete, beyond_limit=True)
 
     def follow(self, new: "Retrieval | None" = None) -> None:
         """Look at what is committed, whether or not something was; `new` has followed nothing yet.

@@ -39,7 +39,6 @@ from memstore.store.open_options import OpenOptions, check_open_options, open_ca
 from memstore.store.stored_text import TokenSpan, read_passages, read_tokens
 from memstore.store.write import admission
 from memstore.store.write.admission import Mode
-from memstore.store.write_locks import names_written, remove_leftovers, written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
     from memstore.share.document_file import DocumentFile
@@ -397,7 +396,7 @@ class MemoryStore(Closing):
         content is there already.
 
         source_hash: of the content. mode: "new"; "replace" (the old content answers until the new
-        one is whole). metadata: plain values of its row; what is continued keeps its own.
+        one is whole). metadata: plain values of its row.
         commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
 
         Several documents may be written at once by one process, and no other process can write
@@ -410,26 +409,26 @@ class MemoryStore(Closing):
         # asked before taking a lock: it also holds for a memory that is read-only or being written
         if self._is_there(name, source_hash, settings, mode):
             return None
-        from memstore.store.write.writer import DocumentWriter, InStore
+        from memstore.store.write.writer import DocumentWriter
 
         committed = self._writable()
+        catalog, retrieval = committed.catalog, self.retrieval
         with ExitStack() as locks:
-            locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
-            wanted = admission.wanted(committed.catalog, name, source_hash, settings, metadata)
+            locks.enter_context(committed.writing(name, wait=self._wait_for_writer))
+            wanted = admission.wanted(catalog, name, source_hash, settings, metadata)
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
                 return None
             held = ExitStack()  # by the writer, once there is one
-            in_store = InStore(held, self._store_staged, committed.ended)
-            catalog, retrieval = committed.catalog, self.retrieval
-            writer = DocumentWriter(catalog, retrieval, admitted, in_store, commit_bytes)
-            held.callback(locks.pop_all().close)
+
+            def ended(writer: DocumentWriter) -> None:
+                with held:
+                    committed.ended(writer)
+
+            writer = DocumentWriter(catalog, retrieval, admitted, ended, commit_bytes)
+            held.push(locks.pop_all())
             committed.writers[writer.document.id] = writer
             return writer
-
-    def _store_staged(self) -> None:
-        for writer in list(self._on_disk().writers.values()):
-            writer.store_staged()
 
     def _is_there(self, name: str, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
         rows = self._named(name)
@@ -443,7 +442,7 @@ class MemoryStore(Closing):
         """
         admission.check_metadata(metadata)
         committed = self._writable()
-        with written_here(committed, name, wait=self._wait_for_writer):
+        with committed.writing(name, wait=self._wait_for_writer):
             document = replace(self.document(name), metadata=metadata)
             catalog = committed.catalog
             catalog.database.write(lambda txn: catalog.put_document(txn, document))
@@ -470,7 +469,7 @@ class MemoryStore(Closing):
         """
         committed = self._writable()
         catalog = committed.catalog
-        with written_here(committed, name, wait=self._wait_for_writer):
+        with committed.writing(name, wait=self._wait_for_writer):
             document = self.document(name)
             numbers = [row.id for row in committed.rows.named(name)]  # also what is half read
 
@@ -530,7 +529,7 @@ class MemoryStore(Closing):
         name = original.name if name is None else name
         admission.check_name(name)
         committed = self._writable()
-        with written_here(committed, name, wait=self._wait_for_writer):
+        with committed.writing(name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
             if found is None:
                 check_importable(committed.catalog, source.head, place)
@@ -609,7 +608,7 @@ class MemoryStore(Closing):
             committed.refresh()
             if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
-            remove_leftovers(committed)
+            committed.remove_leftovers()
             database.rewrite()
             sizes = before, database.file_bytes
         committed.refresh()
@@ -628,7 +627,7 @@ class MemoryStore(Closing):
         if not repair:
             return verify_memory(path)
         self._writable()
-        if names_written(path):
+        if committed.catalog.database.names_written:
             raise MemoryLocked(
                 f"{path} is being written by this process; finish that document first"
             )

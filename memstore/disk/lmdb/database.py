@@ -1,8 +1,10 @@
 """The tables of a memory's directory: what is done with them, in transactions, whichever process
-does it.
+does it. All Database objects of one directory in a process share one LMDB environment, and a forked
+child has none of its parent's.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,9 +13,15 @@ from typing import Self, TypeVar
 from memstore.closing import Closing
 from memstore.disk.files import DATA, OWN_NAMES, named_os_errors
 from memstore.disk.lmdb.environment import Environment, Version
-from memstore.disk.lmdb.registry import acquire, release
 from memstore.disk.lmdb.transaction import Transaction
-from memstore.errors import InvalidInput, MemoryClosed, MemoryNotFound, ReadOnlyMemory
+from memstore.errors import (
+    InvalidInput,
+    MemoryClosed,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    ReadOnlyMemory,
+)
 from memstore.paths import expanded
 
 T = TypeVar("T")
@@ -52,7 +60,7 @@ class Database(Closing):
             raise ReadOnlyMemory(
                 f"{path} cannot be written; choose another directory or change its permissions"
             )
-        return cls(acquire(path, lambda new: new.create(first, limit)), read_only=False)
+        return cls(_acquire(path, lambda new: new.create(first, limit)), read_only=False)
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> Self:
@@ -67,7 +75,7 @@ class Database(Closing):
         path = expanded(path)
         if not (path / DATA).is_file():
             raise MemoryNotFound.of(path)
-        return cls(acquire(path), read_only=read_only)
+        return cls(_acquire(path), read_only=read_only)
 
     @property
     def path(self) -> Path:
@@ -100,9 +108,7 @@ class Database(Closing):
 
     @property
     def version(self) -> Version:
-        """What is another after every commit, whichever process made it; cheap enough to be asked
-        at every step.
-        """
+        """Differs after every commit, whichever process made it; cheap enough for every step."""
         self._check()
         return self._environment.version()
 
@@ -155,17 +161,39 @@ class Database(Closing):
             if self._environment.pid == os.getpid():
                 self._environment.lock.release()
 
+    @property
+    def names_written(self) -> frozenset[str]:
+        """Names of the documents that this process is writing."""
+        with self._environment.names_lock:
+            return frozenset(self._environment.names_written)
+
+    @contextmanager
+    def name_written(self, name: str) -> Iterator[None]:
+        """Let nothing else of this process write under a document's name. Raises MemoryLocked."""
+        names, lock = self._environment.names_written, self._environment.names_lock
+        with lock:
+            if name in names:
+                raise MemoryLocked(
+                    f"document {name!r} is being written by this process; finish that first"
+                )
+            names.add(name)
+        try:
+            yield
+        finally:
+            with lock:
+                names.discard(name)
+
     def rewrite(
         self,
         change: Callable[[Transaction], T] | None = None,
         *,
         before_switch: Callable[[], None] = lambda: None,
     ) -> T | None:
-        """Put a new file in the place of the data file, that holds what is stored and no byte of
-        anything else; return what `change` returned.
+        """Replace the data file by a new one, that holds what is stored and no byte of anything
+        else; return what `change` returned.
 
-        change: run first, as by `write`; what it deletes is in the new file nowhere.
-        before_switch: called when the new file is there and has not yet taken the place.
+        change: run first, as by `write`; the new file holds nothing that it deletes. before_switch:
+        called when the new file is complete and has not yet replaced the old one.
 
         Needs the memory to itself and room for the new file; killed at any point, the old file or
         the new one is there, `change` and all. Raises MemoryLocked (another process has it open),
@@ -176,13 +204,11 @@ class Database(Closing):
             return self._environment.rewrite(change or (lambda transaction: None), before_switch)
 
     def close(self) -> None:
-        """Close; the last Database of a directory closes the environment. More than once is the
-        same as once.
-        """
+        """Close; the last Database of a directory closes the environment. Idempotent."""
         if not self._closed:
             self._closed = True
             if self._environment.pid == os.getpid():
-                release(self._environment)
+                _release(self._environment)
 
     def _check(self) -> None:
         if self._environment.pid != os.getpid():
@@ -191,3 +217,65 @@ class Database(Closing):
             )
         if self._closed:
             raise MemoryClosed(f"{self.path} is closed; open it again")
+
+
+# The environments that this process has open
+
+_lock = threading.Lock()
+_open: dict[tuple[int, int], Environment] = {}  # by device and inode of the directory
+# Of a forked child's parent: kept, and not opened again, since closing them would end the parent's
+# reading.
+_inherited: dict[tuple[int, int], Environment] = {}
+
+
+def _acquire(path: Path, create: Callable[[Environment], None] | None = None) -> Environment:
+    """The process's environment for a directory; if it has none yet, a new one that is opened, or
+    created by `create`.
+    """
+    with _lock:
+        with named_os_errors(path):
+            status = os.stat(path)
+        key = (status.st_dev, status.st_ino)
+        environment = _open.get(key)
+        if key in _inherited:
+            raise MemoryClosed(
+                f"{path} was open when this process was forked; open it in one that is spawned "
+                "instead"
+            )
+        if environment is not None and not environment.lies_at(path):
+            environment = None  # of a directory that was removed: its inode was given out again
+        if environment is None:
+            environment = Environment(path)
+            environment.open() if create is None else create(environment)
+            _open[key] = environment
+        elif create is not None:
+            raise MemoryExists(f"{path} already holds a memory; open it, or name another directory")
+        environment.users += 1
+        return environment
+
+
+def _release(environment: Environment) -> None:
+    with _lock:
+        environment.users -= 1
+        if not environment.users:
+            for key in [key for key, other in _open.items() if other is environment]:
+                del _open[key]
+            environment.close()
+
+
+def _forget_parent() -> None:
+    """In a forked child: close the parent's locks, which the child would otherwise keep alive after
+    it.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _inherited.update(_open)
+    for environment in _open.values():
+        for file in (environment.data_file, environment.lock.file):
+            if file is not None:
+                os.close(file)
+        environment.data_file = environment.lock.file = None
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,5 +1,5 @@
 """The LMDB environment of a memory's directory in this process: opening and its checks, for reading
-and, once it is asked for, for writing; transactions; and its file made anew.
+and, from the first write on, for writing; transactions; and rewriting the file.
 
 One environment is shared by all Database objects of a process that name the same directory, and it
 is unusable in a forked child, which cannot open that directory either (a spawned process can, and
@@ -120,8 +120,8 @@ class Version(NamedTuple):
 class Environment:
     """The LMDB environment of one directory in one process, with the tables' handles.
 
-    LMDB's environment is opened for reading only until this process first writes: asking then
-    cannot wait for, or hinder, a process that writes.
+    LMDB's environment is opened for reading only until this process first writes: otherwise LMDB
+    opens the tables in a write transaction, which waits for another process that writes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,6 +141,8 @@ class Environment:
         self.writable = False  # whether the directory allows it
         self._read_write = False  # whether LMDB's environment is open for it
         self.rewritten = 0
+        self.names_written: set[str] = set()  # documents that this process is writing
+        self.names_lock = threading.Lock()
         kind = file_system_of(path)
         if kind in NETWORK:
             raise InvalidInput(

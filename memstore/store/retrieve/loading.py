@@ -7,7 +7,7 @@ from operator import itemgetter
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import KeyRun
+from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, run_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory
@@ -65,3 +65,22 @@ def _load(index: PackedIndex, catalog: Catalog, txn: Transaction, document: Docu
                 f"{catalog.database.path}: landmark keys of document {document.name!r}, "
                 f"layer {layer} are missing; run verify"
             )
+
+
+def load_recent(
+    index: PackedIndex, catalog: Catalog, txn: Transaction, document: Document, first: int
+) -> None:
+    """Put the landmark keys of layers without memory into the index, of a document's blocks from
+    `first` on: a resumed ingest attends to them. Raises CorruptMemory.
+    """
+    end = document.blocks
+    for layer in document.other_layers(catalog.signature) if first < end else ():
+        grid = range(run_of("landmark", first), end, RUN_BLOCKS["landmark"])
+        runs = [catalog.runs.run(txn, document.id, layer, start) for start in grid]
+        keys = np.concatenate([run.cut(first, end).keys for run in runs if isinstance(run, KeyRun)])
+        if len(keys) != end - first:
+            raise CorruptMemory(
+                f"landmarks of document {document.name!r} before block {end}, layer {layer}, are "
+                "missing; run verify"
+            )
+        index.add(document.id, layer, first, from_raw(keys, catalog.signature.kv_dtype))

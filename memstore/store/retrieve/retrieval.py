@@ -54,7 +54,11 @@ class Retrieval:
         """
         options = options.copy()
         kind = options.pop("index", "auto")
-        self.selected = None if selector is None else SelectorIndex(selector, catalog)
+        # ready documents whose landmark keys are in the index, or wait to be searched
+        self._loaded: dict[int, Document] = {}
+        self.selected = None
+        if selector is not None:
+            self.selected = SelectorIndex(selector, catalog, self._loaded)
         self._first_stage = _first_stage(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
@@ -83,8 +87,6 @@ class Retrieval:
             **cast(TierOptions, options),
         )
         self.computed = Computed(catalog, self.tiers)
-        # ready documents whose landmark keys are in the index, or wait to be searched
-        self._loaded: dict[int, Document] = {}
         # of a memory elsewhere: those that wait, since nothing searched them yet
         self._waiting: dict[int, Document] = {}
         self._holding = threading.Lock()
@@ -239,8 +241,6 @@ class Retrieval:
         if self._first_stage is not None:
             for row in new:
                 self._first_stage.follow(row.id, row)
-        if self.selected is not None and self._catalog is not None:
-            self.selected.know(self._loaded, self._catalog.changes(txn))
 
     def hold(self, scope: Scope) -> None:
         """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
@@ -290,14 +290,14 @@ class Retrieval:
             self.selected.drop(number)
         self.tiers.drop_document(number)
 
-    def written(self, row: Document) -> None:
+    def written(self, number: int, row: Document | None) -> None:
         """A writer has ended: hold what it committed, and nothing that it only staged."""
-        if row.state == "ready":
-            self._loaded[row.id] = row
+        if row is not None and row.state == "ready":
+            self._loaded[number] = row
             if self._first_stage is not None:
-                self._first_stage.follow(row.id, row)
+                self._first_stage.follow(number, row)
         else:
-            self.drop(row.id)
+            self.drop(number)
 
     # The index's engines
 

@@ -18,7 +18,6 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.runs import Kind, Run, TokenRun, WordRun, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.changes import Changes
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
 from memstore.index.block_rows import Scope
@@ -85,8 +84,12 @@ class SelectorIndex:
     threads.
     """
 
-    def __init__(self, table: RunTable, catalog: Catalog | None) -> None:
-        """catalog: what is read from; None for a memory without a directory."""
+    def __init__(
+        self, table: RunTable, catalog: Catalog | None, rows: Mapping[int, Document]
+    ) -> None:
+        """catalog: what is read from; None for a memory without a directory. rows: of ready
+        documents, as far as the caller knows them: how large they are.
+        """
         assert table.spec is not None
         self.table, self.spec, self._catalog = table, table.spec, catalog
         spec = table.spec
@@ -94,8 +97,7 @@ class SelectorIndex:
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
-        self._rows: Mapping[int, Document] = {}
-        self._changes: Changes | None = None
+        self._rows = rows
 
     def maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """See MemoryStore.token_maxima."""
@@ -177,10 +179,6 @@ class SelectorIndex:
                 first = self._words.span(document)[1] if first_block is None else first_block
                 self._words.add(document, first, entries.words)
 
-    def know(self, rows: Mapping[int, Document], changes: Changes) -> None:
-        """Ready documents' rows, when what had changed last was that: they are not read again."""
-        self._rows, self._changes = rows, changes
-
     def drop(self, document: int) -> None:
         """Hold nothing of a document any longer."""
         with self._lock:
@@ -219,9 +217,8 @@ class SelectorIndex:
             kinds = [kind] if catalog.source is None else [*self._held]
             missing = {each: wanted - self._held[each] for each in kinds}
             with catalog.database.read() as txn:
-                known = self._rows if catalog.changes(txn) == self._changes else {}
                 numbers = sorted(set().union(*missing.values()))
-                rows = [known.get(n) or _ready(catalog, txn, n) for n in numbers]
+                rows = [self._rows.get(n) or _ready(catalog, txn, n) for n in numbers]
             tokens = [row.tokens for row in rows if row.id in missing.get("token", ())]
             if len(tokens) > 1:
                 self._tokens.reserve(sum(tokens))

@@ -79,7 +79,12 @@ def walk(path: Path, skip: set[int]) -> Iterator[Event]:
         walked = PassageWalk(catalog)
         for number in sorted(documents - skip):
             yield from _walk_document(catalog, number, walked, known=number in rows)
-        for what in walked.wrong_counts():
+        with catalog.database.read() as txn:
+            try:
+                wrong = count_references(txn, catalog)
+            except CorruptMemory as error:
+                wrong = [str(error)]
+        for what in wrong:
             yield {"event": "count", "what": what}
     except CorruptMemory as error:
         yield {"event": "problem", "document": None, "name": "", "what": str(error)}
@@ -185,7 +190,7 @@ class PassageWalk:
 
     def check(self, txn: Transaction, document: Document, lengths: np.ndarray) -> tuple[int, int]:
         """Read the records of a document's passages; return their number and bytes. `damaged` says
-        which are damaged, `wrong_counts` which passages have no row.
+        which are damaged.
         """
         records = size = 0
         for block, digest in self._catalog.digests_of(txn, document):
@@ -225,27 +230,6 @@ class PassageWalk:
                     f"{row.bytes} bytes"
                 )
 
-    def wrong_counts(self) -> Iterator[str]:
-        """What is wrong with the passages' rows, once all documents were read."""
-        passages = self._catalog.passages
-        with self._catalog.database.read() as txn:
-            try:
-                wanted = _references(txn, self._catalog)
-                for row in passages.all(txn):
-                    right = wanted.pop(row.digest, 0)
-                    if row.references != right:
-                        yield (
-                            f"passage {row.number} counts {row.references} references instead of "
-                            f"{right}"
-                        )
-                    if passages.number(txn, row.digest) != row.number:
-                        yield f"passage {row.number} is not found by its digest"
-            except CorruptMemory as error:
-                yield str(error)
-                return
-            if wanted:
-                yield f"{len(wanted)} passages that documents refer to have no row"
-
 
 def drop(path: Path, numbers: set[int]) -> None:
     """Delete documents, and the records of passages, and count the references to passages again.
@@ -259,7 +243,8 @@ def drop(path: Path, numbers: set[int]) -> None:
             for number in sorted(numbers):
                 delete = partial(_drop_one, catalog=catalog, number=number)
                 catalog.database.write(delete, beyond_limit=True)
-            catalog.database.write(partial(_recount, catalog=catalog), beyond_limit=True)
+            correct = partial(count_references, catalog=catalog, correct=True)
+            catalog.database.write(correct, beyond_limit=True)
     finally:
         catalog.close()
 
@@ -269,31 +254,44 @@ def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
         catalog.delete_document(txn, number)
 
 
-def _recount(txn: Transaction, catalog: Catalog) -> None:
-    """Count references again: missing rows of passages are made, and passages without a reference
-    are deleted. Raises CorruptMemory.
+def count_references(txn: Transaction, catalog: Catalog, *, correct: bool = False) -> list[str]:
+    """What is wrong with the rows of passages. correct: count references again, make missing rows,
+    and delete passages without a reference. Raises CorruptMemory.
     """
-    wanted = _references(txn, catalog)
-    passages = catalog.passages
+    wanted, passages = _references(txn, catalog), catalog.passages
+    wrong: list[str] = []
     kept: set[Digest] = set()
     for key, _ in list(txn.scan("passages")):
         number = read_number_key(key)
         try:
             row = passages.row(txn, number)
-        except CorruptMemory:
+        except CorruptMemory as error:
+            wrong.append(str(error))
             row = None
-        if row is None or not wanted[row.digest] or row.digest in kept:
-            catalog.blocks.delete(txn, number)
-            txn.delete("passages", number_key(number))
+        right = 0 if row is None or row.digest in kept else wanted[row.digest]
+        if row is not None and row.references != right:
+            wrong.append(f"passage {number} counts {row.references} references instead of {right}")
+        if row is None or not right:
+            if correct:
+                catalog.blocks.delete(txn, number)
+                txn.delete("passages", number_key(number))
             continue
         kept.add(row.digest)
-        passages.correct(txn, row, wanted[row.digest])
-    for key, _ in list(txn.scan("digests")):
-        if bytes(key) not in kept:
-            txn.delete("digests", bytes(key))
-    numbers = catalog.new_numbers(txn)
-    for digest in wanted.keys() - kept:
-        passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
+        if correct:
+            passages.correct(txn, row, right)
+        elif passages.number(txn, row.digest) != number:
+            wrong.append(f"passage {number} is not found by its digest")
+    missing = wanted.keys() - kept
+    if missing:
+        wrong.append(f"{len(missing)} passages that documents refer to have no row")
+    if correct:
+        for key, _ in list(txn.scan("digests")):
+            if bytes(key) not in kept:
+                txn.delete("digests", bytes(key))
+        numbers = catalog.new_numbers(txn)
+        for digest in missing:
+            passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
+    return wrong
 
 
 def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:

@@ -7,18 +7,21 @@ prefix of whole chunks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from torch import Tensor
 
+from memstore.block import BlockKey
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import InvalidInput
+from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
+from memstore.store.retrieve.loading import load_recent
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_text import read_passages
 from memstore.store.write import admission
@@ -32,17 +35,9 @@ from memstore.store.write.chunk import (
 )
 from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
-from memstore.store.write.readable import Readable
+from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
-
-
-class InStore(NamedTuple):
-    """What a writer has of its store."""
-
-    locks: ExitStack  # released at the end
-    make_room: Callable[[], None]  # has the store's other writers let go of what they can
-    on_close: Callable[["DocumentWriter"], None]
 
 
 class DocumentWriter:
@@ -59,30 +54,33 @@ class DocumentWriter:
         catalog: Catalog,
         retrieval: Retrieval,
         admitted: admission.Admission,
-        in_store: InStore,
+        on_close: Callable[["DocumentWriter"], None],
         commit_bytes: int | None = None,
     ) -> None:
-        """Write the row of a document that may be written. Raises CorruptMemory, StorageFull."""
+        """Write the row of a document that may be written. on_close: called once it is written as
+        far as it will be. Raises CorruptMemory, StorageFull.
+        """
         document = admission.begin(catalog, admitted)
+        self._catalog, self._retrieval, self._on_close = catalog, retrieval, on_close
+        self._memory_layers = set(document.memory_layers(catalog.signature))
+        self._other_layers = document.other_layers(catalog.signature)
+        self._commits = Commits(catalog, document, admitted.replaces)
         last: list[Passage] = []
         with catalog.database.read() as txn:
             retrieval.load(txn, document)
             if document.of_passages:
                 last = read_passages(catalog, txn, document, max(0, document.blocks - 1))
-        self._catalog = catalog
-        self._memory_layers = set(document.memory_layers(catalog.signature))
-        geometry = catalog.signature.geometry
-        self._readable = Readable(retrieval, document, self._memory_layers, geometry)
-        self._commits = Commits(
-            catalog,
-            document,
-            replaces=admitted.replaces,
-            commit_bytes=COMMIT_BYTES if commit_bytes is None else commit_bytes,
-            on_commit=self._committed,
-        )
+            else:
+                latest = self._commits.keep_from(document.blocks)
+                load_recent(retrieval.index, catalog, txn, document, latest)
         # of a document of passages
         self._known = KnownPassages(catalog, document) if document.of_passages else None
-        self._in_store = in_store
+        self._commit_bytes = COMMIT_BYTES if commit_bytes is None else commit_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
+        self._committing: Future[None] | None = None  # the latest transaction
+        self._staged: list[Chunk] = []
+        self._staged_bytes = 0
+        self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
         self._blocks, self._tokens = document.blocks, document.tokens
         self._characters = last[0].end if last else 0
         self._ended = False  # by a chunk that is not whole
@@ -111,6 +109,8 @@ class DocumentWriter:
         """
         return self._characters
 
+    # Chunks of a landmark model
+
     def add_chunk(
         self,
         token_ids: Sequence[int] | np.ndarray,
@@ -128,7 +128,6 @@ class DocumentWriter:
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
         """
-        self._commits.check()
         if self._known is not None:
             raise InvalidInput("this document is made of passages; add those (add_passages)")
         if self._ended:
@@ -140,12 +139,50 @@ class DocumentWriter:
         chunk = check_chunk(
             self._catalog, self.document, self._blocks, ids, char_start, layers, length_of_last
         )
-        if not self._commits.encoder.lossless:  # it is read as it will be stored
-            self._commits.encoder.replace_by_stored(chunk)
-        # what is committed needs no pin
-        self._readable.show(chunk, [self._flush, self._in_store.make_room])
+        self._commits.replace_by_stored(chunk)
+        self._show(chunk)
         self._ended = not chunk.whole
         self._stage(chunk, sum(2 * layers[layer][0].nbytes for layer in self._memory_layers))
+
+    def recent_landmarks(self, layer: int, n: int) -> Tensor:
+        """Landmark keys [n, Hkv, D] of the latest n blocks (fewer where there are fewer), staged or
+        stored, as they are stored: a resumed ingest attends to them.
+
+        Of a layer without memory there are top_k at most.
+        """
+        first = max(0, self._blocks - n)
+        if layer in self._other_layers:
+            first = max(first, self._commits.keep_from(self._blocks))
+        keys = self._retrieval.index.keys(layer, [(self.document.id, first, self._blocks)])
+        return keys.transpose(0, 1).to(torch_dtype(self._catalog.signature.kv_dtype))
+
+    def _show(self, chunk: Chunk) -> None:
+        """Make a chunk's blocks readable and its landmarks searchable. Raises BudgetExceeded."""
+        try:
+            chunk.units = self._pin(chunk)
+        except BudgetExceeded:  # what is committed needs no pin
+            self._submit()
+            self._wait()
+            chunk.units = self._pin(chunk)
+        index, document = self._retrieval.index, self.document.id
+        for layer, run in sorted(chunk.runs.items()):
+            assert isinstance(run, KeyRun)
+            keys = from_raw(run.keys, self._catalog.signature.kv_dtype)
+            index.add(document, layer, chunk.first_block, keys)
+            if layer in self._other_layers:
+                index.trim(document, self._commits.keep_from(chunk.end_block), layer)
+
+    def _pin(self, chunk: Chunk) -> list[BlockKey]:
+        host, units = self._retrieval.tiers.host, list[BlockKey]()
+        try:
+            for layer, (k, v) in chunk.blocks.items():
+                units += host.pin(self.document.id, layer, chunk.first_block, k, v, chunk.lengths)
+        except BudgetExceeded:
+            self._retrieval.tiers.drop(units)
+            raise
+        return units
+
+    # Passages
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
         """What is stored of passages that come, whatever document they are of; None of the others.
@@ -178,9 +215,8 @@ class DocumentWriter:
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
         """
-        self._commits.check()
         if self._known is None:
-            raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
+            raise InvalidInput("this document is made of chunks; add those (add_chunk)")
         at = Position(self._blocks, self._tokens, self._characters)
         given = range(len(passages)) if given is None else given
         if len(kv) != len(given):
@@ -190,53 +226,87 @@ class DocumentWriter:
         self._characters = chunk.end
         self._stage(chunk, sum(k.nbytes + v.nbytes for k, v in kv))
 
-    def recent_landmarks(self, layer: int, n: int) -> Tensor:
-        """Landmark keys [n, Hkv, D] of the latest n blocks (fewer where there are fewer), staged or
-        stored, as they are stored: a resumed ingest attends to them.
+    # Committing
 
-        Of a layer without memory there are top_k at most.
-        """
-        first = max(0, self._blocks - n)
-        if layer not in self._memory_layers:
-            first = max(first, self._commits.keep_from(self._blocks))
-        return self._readable.landmarks(layer, range(first, self._blocks), self._commits.recent)
+    def _stage(self, chunk: Chunk, size: int) -> None:
+        """Take a chunk of `size` bytes; commit the staged ones once they fill a transaction."""
+        self._blocks, self._tokens = chunk.end_block, chunk.end_token
+        self._staged.append(chunk)
+        self._staged_bytes += size
+        if self._staged_bytes >= self._commit_bytes:
+            self._submit()
 
-    def store_staged(self) -> None:
-        """Commit every whole staged chunk, and wait until that is done or has failed; another
-        thread that needs the room may call it.
+    def _submit(self, *, final: bool = False) -> None:
+        """Commit the staged whole chunks in the background, once the transaction before them is
+        stored; final: all of them, and the document is ready. Raises what that one raised.
         """
-        self._commits.submit()
-        self._commits.wait()
+        self._wait()
+        chunks = [chunk for chunk in self._staged if chunk.whole or final]
+        self._staged = self._staged[len(chunks) :]  # only the last one is not whole
+        self._staged_bytes = 0
+        if chunks or final:
+            self._committing = self._thread.submit(self._commit, chunks, final)
+
+    def _wait(self) -> None:
+        """Wait until what was submitted is stored. Raises what committing raised, every time: no
+        chunk may follow one that was not stored.
+        """
+        if self._committing is not None:
+            self._committing.result()
+
+    def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
+        """Commit chunks, on the background thread. Then they need no pin, but the latest blocks are
+        about to be read and stay; an ingest reads no older ones, which make room.
+        """
+        self._commits.commit(chunks, final=final)
+        latest = self._commits.keep_from(self.document.blocks)
+        units = self._pinned + [unit for chunk in chunks for unit in chunk.units]
+        self._pinned = [unit for unit in units if unit.block >= latest]
+        self._retrieval.tiers.drop([unit for unit in units if unit.block < latest])
 
     def finish(self) -> Document:
         """Commit what is left, make the document ready (and, if it replaces one, take its place) in
         one transaction; return it. Raises what committing raises.
         """
-        self._commits.check()
-        self._commits.submit(final=True)
-        self._commits.wait()
-        self._commits.check()
+        self._submit(final=True)
+        self._wait()
         self._finished = True
         self.close()
         return self._commits.row
 
     def close(self) -> None:
         """Commit the staged whole chunks, unless committing failed before, and release everything.
-        Called by `with`.
+        Raises what committing raised. Called by `with`.
         """
         if self._closed:
             return
         self._closed = True
+        failed: BaseException | None = None
         try:
-            self._commits.close(finished=self._finished)
+            if not self._finished:
+                self._submit()
+            self._wait()
+        except BaseException as error:
+            failed = error
+            raise
         finally:
-            self._readable.close()
+            self._thread.shutdown(wait=True)
+            self._let_go()
             try:
-                self._in_store.on_close(self)
-                self._commits.delete_empty()
+                if isinstance(failed, StorageFull):
+                    self._commits.delete_empty()
             finally:
-                self._in_store.locks.close()
-        self._commits.check()
+                self._on_close(self)
+
+    def _let_go(self) -> None:
+        """Pin nothing any longer, and hold no landmarks of layers without memory."""
+        staged = [unit for chunk in self._staged for unit in chunk.units]
+        pinned, stay = self._pinned + staged, self._memory_layers
+        tiers, index = self._retrieval.tiers, self._retrieval.index
+        tiers.host.unpin([unit for unit in pinned if unit.layer in stay])
+        tiers.drop([unit for unit in pinned if unit.layer not in stay])
+        for layer in self._other_layers:
+            index.trim(self.document.id, self._blocks, layer)
 
     def __enter__(self) -> Self:
         return self
@@ -252,15 +322,3 @@ class DocumentWriter:
         except BaseException:
             if error is None:
                 raise  # otherwise the block's own error is the one to see
-
-    def _stage(self, chunk: Chunk, size: int) -> None:
-        self._blocks, self._tokens = chunk.end_block, chunk.end_token
-        self._commits.add(chunk, size)
-
-    def _flush(self) -> None:
-        self.store_staged()
-        self._commits.check()
-
-    def _committed(self, chunks: Sequence[Chunk]) -> None:
-        """On the committing thread."""
-        self._readable.committed(chunks, self._commits.keep_from(chunks[-1].end_block))
