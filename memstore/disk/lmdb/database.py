@@ -64,7 +64,7 @@ class Database(Closing):
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> Self:
-        """Open the memory in `path`, for reading; write takes the writer lock when it is called.
+        """Open the memory in `path`; write takes the writer lock when it is called.
 
         The file's length is checked before anything of it is used. A memory in a directory or on a
         file system that cannot be written opens as if read_only were asked for.
@@ -97,7 +97,8 @@ class Database(Closing):
     @limit.setter
     def limit(self, limit: int | None) -> None:
         self._check()
-        self._environment.set_limit(limit)
+        if limit != self._environment.limit:
+            self._environment.set_limit(limit)
 
     @property
     def file_bytes(self) -> int:

@@ -1,5 +1,5 @@
-"""The LMDB environment of a memory's directory in this process: opening and its checks, for reading
-and, from the first write on, for writing; transactions; and rewriting the file.
+"""The LMDB environment of a memory's directory in this process: opening and its checks,
+transactions, growing the map, and rewriting the file.
 
 One environment is shared by all Database objects of a process that name the same directory, and it
 is unusable in a forked child, which cannot open that directory either (a spawned process can, and
@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,16 +44,8 @@ from memstore.disk.files import (
 from memstore.disk.lmdb.locks import Gate, WriterLock
 from memstore.disk.lmdb.meta_pages import check_commits, check_length
 from memstore.disk.lmdb.new_file import fill
-from memstore.disk.lmdb.transaction import (
-    COMMIT_KEY,
-    COMMIT_TABLE,
-    TABLES,
-    DataFile,
-    Transaction,
-    commit_record,
-)
+from memstore.disk.lmdb.transaction import COMMIT, DataFile, Transaction, commit_record
 from memstore.errors import (
-    RESTORE,
     CorruptMemory,
     InvalidInput,
     MemoryExists,
@@ -103,13 +95,6 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
     return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
 
 
-class _Tables(dict[str, Any]):
-    """Handles of tables, by name."""
-
-    def __missing__(self, name: str) -> Any:
-        raise CorruptMemory(f"the memory lacks its table of {name}; {RESTORE}")
-
-
 class Version(NamedTuple):
     """Which state of a memory is the last that was committed."""
 
@@ -118,10 +103,8 @@ class Version(NamedTuple):
 
 
 class Environment:
-    """The LMDB environment of one directory in one process, with the tables' handles.
-
-    LMDB's environment is opened for reading only until this process first writes: otherwise LMDB
-    opens the tables in a write transaction, which waits for another process that writes.
+    """The LMDB environment of one directory in one process, open for writing wherever the directory
+    allows that. Opening and reading never wait for, or hinder, a process that writes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,9 +120,7 @@ class Environment:
         self.data_file: int | None = None
         self.page_size = mmap.PAGESIZE
         self._inner: Any = None
-        self.tables: dict[str, Any] = {}
         self.writable = False  # whether the directory allows it
-        self._read_write = False  # whether LMDB's environment is open for it
         self.rewritten = 0
         self.names_written: set[str] = set()  # documents that this process is writing
         self.names_lock = threading.Lock()
@@ -150,32 +131,19 @@ class Environment:
             )
 
     def create(self, first: Callable[[Transaction], None], limit: int | None) -> None:
-        """Make the tables with their first content. Raises what Database.create raises."""
+        """Make the memory with its first content. Raises what Database.create raises."""
         map_size = INITIAL_MAP
         if limit is not None:  # LMDB takes a map of no page as one of its own default size
             map_size = min(map_size, max(whole_pages(limit), mmap.PAGESIZE))
         self.lock.acquire(wait=False)
         try:
-            self._open(read_write=True, new_map_size=map_size)
-            if self.tables:
+            self._open(map_size)
+            if self._inner.stat()["entries"]:
                 raise MemoryExists(
                     f"{self.path} already holds a memory; open it, or name another directory"
                 )
-            if self._inner.stat()["entries"]:
-                raise InvalidInput(
-                    f"{self.path} holds another program's database; name another directory"
-                )
             self.limit = limit
-
-            def work(transaction: Transaction) -> dict[str, Any]:
-                transaction.tables = {
-                    name: self._inner.open_db(name.encode(), txn=transaction.inner, create=True)
-                    for name in TABLES
-                }
-                first(transaction)
-                return transaction.tables
-
-            self.tables = self.write(work, beyond_limit=False)
+            self.write(first, beyond_limit=False)
         except BaseException:
             self.close()
             raise
@@ -183,10 +151,10 @@ class Environment:
             self.lock.release()
 
     def open(self) -> None:
-        """Open for reading. Raises what Database.open raises."""
+        """Open what is there. Raises what Database.open raises."""
         try:
-            self._open(read_write=False)
-            if not self.tables:
+            self._open()
+            if not self._inner.stat()["entries"]:
                 raise MemoryNotFound(
                     f"{self.path} holds no whole memory (making it was interrupted); create it "
                     "again"
@@ -195,7 +163,7 @@ class Environment:
             self.close()
             raise
 
-    def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
+    def _open(self, new_map_size: int | None = None) -> None:
         occupy_standard_streams()
         data, lock = self.path / DATA, self.path / LOCK
         new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
@@ -220,49 +188,35 @@ class Environment:
             self._inner = lmdb.open(
                 os.fsencode(self.path),
                 map_size=map_size,
-                max_dbs=len(TABLES),
                 max_readers=MAX_READERS,
                 create=new,
-                readonly=not read_write,
+                readonly=not self.writable,
                 mode=mode_of(data) or 0o600,
                 lock=locked,
                 readahead=False,
                 sync=True,
                 metasync=False,
             )
-            self._read_write = read_write
             self.page_size = self._inner.stat()["psize"]
             self._inner.reader_check()
-            # In an environment open for writing this begins a writing transaction, so the
-            # writer lock is held by then, and nobody waits. A memory of another format may lack
-            # some, which its catalog refuses.
-            self.tables = _Tables()
-            for name in TABLES:
-                with suppress(lmdb.NotFoundError):
-                    self.tables[name] = self._inner.open_db(name.encode(), create=False)
 
     def in_transaction(self) -> bool:
         return getattr(self._thread, "transaction", None) is not None
 
     def acquire_writer(self, *, wait: bool) -> None:
-        """Take the writer lock and be open for writing, in the directory that was opened."""
+        """Take the writer lock of the directory that was opened."""
         if self.in_transaction():
             raise RuntimeError(
                 "writing inside a transaction of the same thread: end that one first"
             )
-        self.lock.acquire(wait=wait)
+        first = self.lock.acquire(wait=wait)
         try:
             if not self.lies_at(self.path):
                 raise self.gone()
-            if not self._read_write:
-                with self._gate.alone():
-                    if not self._read_write:
-                        if self.data_file is not None:
-                            check_one_name(self.path / DATA, self.data_file)
-                        self.close()
-                        self._open(read_write=True)
+            if first:
+                if self.data_file is not None:
+                    check_one_name(self.path / DATA, self.data_file)
                 self._sweep()
-                self.set_limit(self.limit)
         except BaseException:
             self.lock.release()
             raise
@@ -290,7 +244,7 @@ class Environment:
     def close(self) -> None:
         # Forgotten first: after an interrupt that comes while one is closed nobody uses it again.
         if self._inner is not None:
-            inner, self._inner, self._read_write = self._inner, None, False
+            inner, self._inner = self._inner, None
             inner.close()
         if self.data_file is not None:
             file, self.data_file = self.data_file, None
@@ -301,11 +255,11 @@ class Environment:
         alone.
         """
         self.close()
-        self._open(read_write=self.lock.file is not None)
+        self._open()
 
     def _sync(self) -> None:
         # Commits leave the last meta page to the next one's sync; the last writer of all does not.
-        if self._inner is not None and self._read_write:
+        if self._inner is not None and self.writable:
             with named_lmdb_errors(self.path):
                 self._inner.sync(True)
 
@@ -329,7 +283,7 @@ class Environment:
     def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
         assert self.data_file is not None
         data = DataFile(self.path, self.data_file, self.page_size)
-        return Transaction(inner, self.tables, data, writable=writable)
+        return Transaction(inner, data, writable=writable)
 
     def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
         with self._write_mutex, named_lmdb_errors(self.path):
@@ -348,7 +302,7 @@ class Environment:
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
-                transaction.put(COMMIT_TABLE, COMMIT_KEY, commit_record(transaction.inner.id()))
+                transaction.inner.put(COMMIT, commit_record(transaction.inner.id()))
                 transaction.inner.commit()
                 return result
             except lmdb.MapFullError:
@@ -428,12 +382,7 @@ class Environment:
         try:
             transaction = self._transaction(inner, writable=True)
             result = change(transaction)
-            entries = (
-                (table, key, value)
-                for table in TABLES
-                for key, value in transaction.scan(table)
-                if (table, key) != (COMMIT_TABLE, COMMIT_KEY)
-            )
+            entries = (entry for entry in transaction.entries() if entry[0] != COMMIT)
             size = max(INITIAL_MAP, 2 * os.fstat(self.data_file).st_size)
             with replacement(self.path / DATA) as file:
                 fill(Path(file.name), entries, size)
@@ -480,7 +429,7 @@ class Environment:
 
     def set_limit(self, limit: int | None) -> None:
         self.limit = limit
-        if limit is not None and self._read_write:
+        if limit is not None and self.writable:
             with self._gate.alone():
                 info = self._inner.info()
                 used = (info["last_pgno"] + 1) * self._inner.stat()["psize"]

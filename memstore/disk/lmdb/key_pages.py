@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from memstore.disk.lmdb.pages import BRANCH, NODE, OVERFLOW, PAGE, PAGE_HEADER, TABLE_RECORD, Extent
+from memstore.disk.lmdb.pages import BRANCH, NODE, OVERFLOW, PAGE, PAGE_HEADER, Extent
 
 NO_PAGE = 2**64 - 1  # the root of an empty tree
-TABLE = 2  # a flag of an entry: its value tells of a table
 _LEAF, _VALUE = 2, 4  # flags of pages
 _VALUE_PAGE = struct.Struct("<Q2xHI")  # number, flags, pages that the value takes
 
@@ -38,12 +37,15 @@ def entries(file: int, page_size: int, root: int, *, numbers: bool = False) -> I
     whole or not in its place; OSError.
     """
     pages = os.fstat(file).st_size // page_size
-    todo: list[tuple[int, bytes, bytes | None]] = [] if root == NO_PAGE else [(root, b"", None)]
+    todo = list[tuple[int, bytes, bytes | None]]()
     seen = set[int]()
+    if root != NO_PAGE:
+        _check_header(file, page_size, pages, root)
+        todo.append((root, b"", None))
     while todo:
         number, low, high = todo.pop()
-        if number in seen or not 2 <= number < pages:
-            raise ValueError(f"no page {number} can be there")
+        if number in seen:
+            raise ValueError(f"page {number} is there twice")
         seen.add(number)
         page = _page(os.pread(file, page_size, number * page_size), number)
         keys = [key[::-1] for key in page.keys] if numbers else page.keys
@@ -52,6 +54,8 @@ def entries(file: int, page_size: int, root: int, *, numbers: bool = False) -> I
         in_order = all(a < b for a, b in pairwise(keys))
         if not in_order or keys[0] < low or (high is not None and keys[-1] >= high):
             raise ValueError(f"page {number} has keys out of order")
+        for below in page.below:  # at once: LMDB may be led there before this walk is
+            _check_header(file, page_size, pages, below)
         todo += reversed(list(zip(page.below, keys, [*keys[1:], high])))
         for entry in page.entries:
             if entry.flags & OVERFLOW:
@@ -89,6 +93,15 @@ def _page(data: bytes, number: int) -> _Page:
     return page
 
 
+def _check_header(file: int, page_size: int, pages: int, number: int) -> None:
+    """Does a page of keys begin there? Raises ValueError."""
+    if 2 <= number < pages:
+        own, kind, *_ = PAGE.unpack(os.pread(file, PAGE.size, number * page_size))
+        if own == number and kind in (BRANCH, _LEAF):
+            return
+    raise ValueError(f"no page {number} of keys can be there")
+
+
 def _check_begin(file: int, page_size: int, pages: int, place: Extent) -> None:
     """Is what stands before a value on pages of its own right? Raises ValueError."""
     first, needed = place.offset // page_size, -(-(PAGE_HEADER + place.size) // page_size)
@@ -102,12 +115,3 @@ def _check_begin(file: int, page_size: int, pages: int, place: Extent) -> None:
 def value_of(file: int, entry: Entry) -> bytes:
     """The value of an entry. Raises OSError."""
     return os.pread(file, entry.place.size, entry.place.offset)
-
-
-def table_of(file: int, entry: Entry) -> int:
-    """The root page of the table that an entry tells of. Raises ValueError, OSError."""
-    value = value_of(file, entry)
-    if entry.flags != TABLE or len(value) != TABLE_RECORD.size:
-        raise ValueError(f"the entry {entry.key!r} is not a table's")
-    root: int = TABLE_RECORD.unpack(value)[0]
-    return root

@@ -62,9 +62,11 @@ class WriterLock:
         self.file: int | None = None
         self.on_release: Callable[[], None] = lambda: None
 
-    def acquire(self, *, wait: bool) -> None:
+    def acquire(self, *, wait: bool) -> bool:
+        """Take the lock once more; return whether it was not held. Raises MemoryLocked."""
         with self._mutex:
-            if not self._count:
+            first = not self._count
+            if first:
                 occupy_standard_streams()
                 # Who may only read the memory could hold the lock for ever, if able to open it.
                 data = mode_of(self._path.with_name(DATA)) or 0o600
@@ -90,6 +92,7 @@ class WriterLock:
                     raise
                 self.file = file
             self._count += 1
+            return first
 
     def release(self) -> None:
         with self._mutex:

@@ -1,5 +1,5 @@
-"""The two pages that a data file of LMDB (0.9) begins with, each of which tells one of the last two
-transactions: is the file as long as they say, and are they what was written.
+"""Checks of a data file before LMDB (0.9) opens it: is it as long as its meta pages say, and are
+these what was written.
 
 LMDB keeps no checksum of them, and opens whichever says the greater number. One flipped bit there
 would undo a commit; the record that every commit of ours leaves, with a checksum, tells.
@@ -9,51 +9,21 @@ import os
 import struct
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
 
 from memstore.disk.files import DATA, share
-from memstore.disk.lmdb.key_pages import Entry, entries, table_of, value_of
-from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, read_commit_record
-from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound
+from memstore.disk.lmdb.key_pages import entries, value_of
+from memstore.disk.lmdb.pages import Meta, read_meta
+from memstore.disk.lmdb.transaction import COMMIT, read_commit_record
+from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound, OlderFormat
+
+_OLD_TABLE = b"meta"  # of memories up to format 9, whose tables had names in LMDB
 
 
-class _Meta(NamedTuple):
-    constants: tuple[int, ...]  # what both pages have alike
-    page_size: int
-    map_size: int
-    free_root: int
-    root: int  # of the table of tables
-    last_page: int
-    transaction: int
-
-
-# flags of the page; magic, version; address, map size; page size, flags and root of the free list;
-# flags and root of the table of tables; last page, transaction
-_META = struct.Struct("<10x H 4x II QQ IH 34x Q 4xH 34x Q QQ")
-_MAGIC, _VERSION = 0xBEEFC0DE, 1
-_META_PAGE = 8  # a page's flag
-_PAGE_SIZES = [1 << power for power in range(9, 17)]
-
-
-def _read_metas(file: int) -> list[_Meta]:
-    """The file's two meta pages, read without mapping it, in their order; fewer where one is
-    none.
-    """
-    metas: list[_Meta] = []
-    for _ in range(2):
-        offset = metas[0].page_size if metas else 0
-        page = os.pread(file, _META.size, offset)
-        if len(page) < _META.size:
-            break
-        kind, magic, version, address, map_size, page_size, *rest = _META.unpack(page)
-        free_flags, free_root, flags, root, last_page, transaction = rest
-        if (magic, version) != (_MAGIC, _VERSION) or not kind & _META_PAGE:
-            break
-        if page_size not in _PAGE_SIZES:
-            break
-        constants = (kind, address, page_size, free_flags, flags)
-        metas.append(_Meta(constants, page_size, map_size, free_root, root, last_page, transaction))
-    return metas
+def _read_metas(file: int) -> list[Meta]:
+    """The file's two meta pages in their order; fewer where one is none."""
+    first = read_meta(file, 0)
+    second = None if first is None else read_meta(file, first.page_size)
+    return [meta for meta in (first, second) if meta is not None]
 
 
 def check_length(path: Path, file: int) -> int:
@@ -87,11 +57,11 @@ def check_length(path: Path, file: int) -> int:
     return meta.map_size
 
 
-def _newest(metas: list[_Meta]) -> _Meta:
+def _newest(metas: list[Meta]) -> Meta:
     return max(metas, key=lambda meta: meta.transaction)
 
 
-def _free_pages(file: int, meta: _Meta) -> set[int]:
+def _free_pages(file: int, meta: Meta) -> set[int]:
     """Numbers of the file's free pages; none if their list is not whole."""
     free = set[int]()
     try:
@@ -108,10 +78,10 @@ def check_commits(path: Path, file: int) -> None:
 
     A transaction's number is even on the first page and odd on the second, one apart from the
     other's, and the same as in the record of the commit that is found from there. Raises
-    CorruptMemory.
+    CorruptMemory, OlderFormat.
     """
     metas = _read_metas(file)
-    while (wrong := _what_is_wrong(file, metas)) is not None:
+    while (wrong := _what_is_wrong(path, file, metas)) is not None:
         before, metas = metas, _read_metas(file)
         if metas == before:  # no other process has committed meanwhile
             raise CorruptMemory(
@@ -119,7 +89,7 @@ def check_commits(path: Path, file: int) -> None:
             )
 
 
-def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
+def _what_is_wrong(path: Path, file: int, metas: list[Meta]) -> str | None:
     if len(metas) < 2:
         return "one of its two meta pages is damaged"
     first, second = metas
@@ -135,7 +105,7 @@ def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
         return f"its meta pages tell of last pages {older.last_page} and {newer.last_page}"
     for meta in (older, newer):
         try:
-            recorded = _recorded(file, meta)
+            recorded = _recorded(path, file, meta)
         except ValueError as error:
             if meta is older:
                 continue  # no reader follows it
@@ -145,20 +115,22 @@ def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
     return None
 
 
-def _recorded(file: int, meta: _Meta) -> int:
+def _recorded(path: Path, file: int, meta: Meta) -> int:
     """The number of the transaction that recorded itself in the state that a meta page leads to; 0
-    for a file without a commit. Raises ValueError where a page, or the record, is damaged.
+    for a file without a commit. Raises ValueError where a page, or the record, is damaged;
+    OlderFormat.
     """
-    table = _find(file, meta, meta.root, COMMIT_TABLE.encode())
-    record = None if table is None else _find(file, meta, table_of(file, table), COMMIT_KEY)
+    record = None
+    for entry in entries(file, meta.page_size, meta.root):
+        if entry.key == _OLD_TABLE:
+            raise OlderFormat.of(path.parent)
+        if entry.key >= COMMIT:
+            record = entry if entry.key == COMMIT else None
+            break
     number = 0 if record is None else read_commit_record(value_of(file, record))
     if number is None:
         raise ValueError("its record is damaged")
     return number
-
-
-def _find(file: int, meta: _Meta, root: int, key: bytes) -> Entry | None:
-    return next((one for one in entries(file, meta.page_size, root) if one.key == key), None)
 
 
 def is_sound(path: Path) -> bool:
@@ -179,8 +151,7 @@ def is_sound(path: Path) -> bool:
         os.close(file)
 
 
-def _check_tables(file: int, meta: _Meta) -> None:
+def _check_tables(file: int, meta: Meta) -> None:
     """Raises ValueError where a page of the tables, or of the list of free pages, is damaged."""
-    for table in list(entries(file, meta.page_size, meta.root)):
-        deque(entries(file, meta.page_size, table_of(file, table)), maxlen=0)
+    deque(entries(file, meta.page_size, meta.root), maxlen=0)
     deque(entries(file, meta.page_size, meta.free_root, numbers=True), maxlen=0)

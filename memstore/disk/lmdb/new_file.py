@@ -10,35 +10,27 @@ from pathlib import Path
 
 import lmdb
 
-from memstore.disk.lmdb.transaction import COMMIT_KEY, COMMIT_TABLE, TABLES, commit_record
+from memstore.disk.lmdb.transaction import COMMIT, commit_record
 
-Entry = tuple[str, bytes, bytes | memoryview]  # table, key, value
+Entry = tuple[bytes, memoryview]  # key, value
 _BATCH_BYTES = 16 << 20
 
 
 def fill(file: Path, entries: Iterable[Entry], size: int) -> None:
-    """Make the tables in an empty file and put entries into them, which come table by table and in
-    the order of their keys; without the records of commits, which are made here. The caller syncs
-    the file.
+    """Put entries, which come in the order of their keys, into an empty file; without the record of
+    a commit, which is made here. The caller syncs the file.
 
     size: bytes that the entries need at most. Raises lmdb.Error.
     """
     with lmdb.open(
-        os.fsencode(file),
-        subdir=False,
-        lock=False,
-        max_dbs=len(TABLES),
-        map_size=size,
-        sync=False,
-        readahead=False,
+        os.fsencode(file), subdir=False, lock=False, map_size=size, sync=False, readahead=False
     ) as environment:
-        tables = {name: environment.open_db(name.encode(), create=True) for name in TABLES}
         # twice at least, since the last two commits are those that are checked
         for batch in (*_batches(entries), []):
             with environment.begin(write=True) as txn:
-                for table, key, value in batch:
-                    txn.put(key, value, db=tables[table], append=table != COMMIT_TABLE)
-                txn.put(COMMIT_KEY, commit_record(txn.id()), db=tables[COMMIT_TABLE])
+                for key, value in batch:
+                    txn.put(key, value, append=True)
+                txn.put(COMMIT, commit_record(txn.id()))
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -46,7 +38,7 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     size = 0
     for entry in entries:
         batch.append(entry)
-        size += len(entry[2])
+        size += len(entry[1])
         if size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0

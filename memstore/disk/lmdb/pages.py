@@ -1,4 +1,7 @@
-"""Where LMDB (0.9) lays a value in its data file, and having the system read values ahead."""
+"""Where LMDB (0.9) lays a value in its data file, and having the system read values ahead.
+
+The file begins with two meta pages, each of which describes one of the last two transactions.
+"""
 
 import mmap
 import os
@@ -13,7 +16,6 @@ PAGE_HEADER = 16  # bytes
 NODE = struct.Struct("<HHHH")  # low and high half of a size or page, flags or more of it, key size
 OVERFLOW = 1  # a flag of a node: its value lies on pages of its own
 BRANCH = 1  # a flag of a page
-TABLE_RECORD = struct.Struct("<40xQ")  # of a table: its root page
 PAGE = struct.Struct("<Q2xHHH")  # number, flags, end of the nodes' offsets, begin of the nodes
 CAN_ASK = hasattr(os, "posix_fadvise")
 _DEEPEST = 32  # levels of a tree
@@ -25,6 +27,51 @@ class Extent(NamedTuple):
 
     offset: int
     size: int
+
+
+class Meta(NamedTuple):
+    """A meta page."""
+
+    constants: tuple[int, ...]  # what both pages have alike
+    page_size: int
+    map_size: int
+    free_root: int
+    root: int
+    last_page: int
+    transaction: int
+
+
+# flags of the page; magic, version; address, map size; page size, flags and root of the free list;
+# flags and root of the tables; last page, transaction
+_META = struct.Struct("<10x H 4x II QQ IH 34x Q 4xH 34x Q QQ")
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_META_PAGE = 8  # a page's flag
+_PAGE_SIZES = [1 << power for power in range(9, 17)]
+
+
+def read_meta(file: int, offset: int) -> Meta | None:
+    """The meta page at an offset, read without mapping it; None for any other page. Raises
+    OSError.
+    """
+    page = os.pread(file, _META.size, offset)
+    if len(page) < _META.size:
+        return None
+    kind, magic, version, address, map_size, page_size, *rest = _META.unpack(page)
+    free_flags, free_root, flags, root, last_page, transaction = rest
+    if (magic, version) != (_MAGIC, _VERSION) or not kind & _META_PAGE:
+        return None
+    if page_size not in _PAGE_SIZES:
+        return None
+    constants = (kind, address, page_size, free_flags, flags)
+    return Meta(constants, page_size, map_size, free_root, root, last_page, transaction)
+
+
+def root_of(file: int, page_size: int, transaction: int) -> int | None:
+    """The root page of the tables as a transaction sees them; None once two others have ended
+    since. Raises OSError.
+    """
+    meta = read_meta(file, transaction % 2 * page_size)
+    return None if meta is None or meta.transaction != transaction else meta.root
 
 
 def places_of(file: int, page_size: int, root: int, keys: Sequence[bytes]) -> list[Extent | None]:

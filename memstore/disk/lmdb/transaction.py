@@ -1,18 +1,23 @@
-"""What can be read and changed inside one transaction of a memory."""
+"""What can be read and changed inside one transaction of a memory.
+
+All tables lie in LMDB's one unnamed database: a key there is the table's byte, then the key in the
+table. Records come last, so that an ingest appends.
+"""
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import TABLE_RECORD, Extent, ask, places_of
+from memstore.disk.lmdb.pages import Extent, ask, places_of, root_of
 from memstore.errors import CorruptMemory
 
-TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
-COMMIT_TABLE, COMMIT_KEY = "meta", b"commit"  # where the record of a commit lies
+_NAMES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
+TABLES = {name: bytes([number]) for number, name in enumerate(_NAMES)}  # the byte of each
+COMMIT = TABLES["meta"] + b"commit"  # the key of the record of a commit
 _COMMIT = struct.Struct("<Q8x")  # number of the transaction
 _CHECKSUM = 8  # bytes before a value that has one
 _AHEAD_BYTES, _MOST_AHEAD = 8 << 20, 256  # bytes and values that a walk asks for in advance
@@ -44,14 +49,12 @@ class Transaction:
     another record's bytes.
     """
 
-    def __init__(
-        self, inner: Any, tables: Mapping[str, Any], data: DataFile, *, writable: bool
-    ) -> None:
+    def __init__(self, inner: Any, data: DataFile, *, writable: bool) -> None:
         """Use Database.read or Database.write."""
-        self.inner, self.tables, self._path = inner, tables, data.path
+        self.inner, self._path = inner, data.path
         self._page_size = data.page_size
         self.file = data.descriptor  # to read an Extent from while the transaction lasts
-        self._last: dict[str, bytes] = {}  # a table's greatest key, at least
+        self._last: bytes | None = None  # the greatest key, at least
         self.writable = writable
         self.bytes_put = 0
 
@@ -59,22 +62,22 @@ class Transaction:
         """A value where it lies, or None. Its pages are read from disk if need be, without the
         interpreter's lock.
         """
-        value: memoryview | None = self.inner.get(key, db=self.tables[table])
+        value: memoryview | None = self.inner.get(TABLES[table] + key)
         return value
 
     def views(self, table: str, keys: Sequence[bytes]) -> list[memoryview]:
         """The values of those keys that there are, where they lie, in the order of the keys."""
         # A cursor's getmulti copies them, which for records takes longer than a search for each.
-        get, db = self.inner.get, self.tables[table]
-        return [value for key in keys if (value := get(key, db=db)) is not None]
+        get, begin = self.inner.get, TABLES[table]
+        return [value for key in keys if (value := get(begin + key)) is not None]
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
         """Parts of values that have a checksum, where they lie; None where one is not as it must
         be.
         """
-        get, db, found = self.inner.get, self.tables[table], []
+        get, begin, found = self.inner.get, TABLES[table], []
         for key, size, start, length, digest in wanted:
-            value = get(key, db=db)
+            value = get(begin + key)
             if value is None or len(value) != _CHECKSUM + size:
                 return None
             part = value[_CHECKSUM + start : _CHECKSUM + start + length]
@@ -88,11 +91,10 @@ class Transaction:
         None where there is none, where it is so small that it lies among the keys, and in a writing
         transaction, whose pages are not in the file yet. Raises OSError.
         """
-        description = None if self.writable else self.inner.get(table.encode())
-        if description is None:
+        root = None if self.writable else root_of(self.file, self._page_size, self.inner.id())
+        if root is None:
             return [None] * len(keys)
-        (root,) = TABLE_RECORD.unpack(description)
-        return places_of(self.file, self._page_size, root, keys)
+        return places_of(self.file, self._page_size, root, [TABLES[table] + key for key in keys])
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value, or None."""
@@ -101,15 +103,14 @@ class Transaction:
 
     def put(self, table: str, key: bytes, value: bytes | memoryview) -> None:
         """Write a value, new or in place of another."""
-        database = self.tables[table]
-        if table not in self._last:
-            cursor = self.inner.cursor(db=database)
-            self._last[table] = bytes(cursor.key()) if cursor.last() else b""
-            cursor.close()
-        append = key > self._last[table]  # fills pages whole instead of splitting them in half
-        self.inner.put(key, value, db=database, append=append)
+        key = TABLES[table] + key
+        if self._last is None:
+            with self.inner.cursor() as cursor:
+                self._last = bytes(cursor.key()) if cursor.last() else b""
+        append = key > self._last  # fills pages whole instead of splitting them in half
+        self.inner.put(key, value, append=append)
         if append:
-            self._last[table] = key
+            self._last = key
         self.bytes_put += len(key) + len(value)
 
     def delete(self, table: str, key: bytes) -> int:
@@ -118,14 +119,15 @@ class Transaction:
         if value is None:
             return 0
         size = len(value)
-        self.inner.delete(key, db=self.tables[table])
+        self.inner.delete(TABLES[table] + key)
         return size
 
     def delete_range(self, table: str, start: bytes, end: bytes | None) -> None:
         """Delete the values from key `start` to before `end`."""
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            there = cursor.set_range(start) if start else cursor.first()
-            while there and (end is None or bytes(cursor.key()) < end):
+        start, end = _within(table, start, end)
+        with self.inner.cursor() as cursor:
+            there = cursor.set_range(start)
+            while there and bytes(cursor.key()) < end:
                 cursor.delete()  # moves to the next
                 there = bool(cursor.key())
 
@@ -138,41 +140,46 @@ class Transaction:
         ahead: the values are large, so ask the disk for the next ones: a walk over a cold file
         waits for each page that it touches.
         """
-        with self.inner.cursor(db=self.tables[table]) as cursor:
+        start, end = _within(table, start, end)
+        asked = 0
+        for key, value in self.entries(start):
+            if key >= end:
+                return
+            if ahead and not asked:
+                asked = min(_MOST_AHEAD, 1 + _AHEAD_BYTES // max(1, len(value)))
+                self._ask_for(table, key, 2 * asked)
+            asked -= 1
+            yield key[1:], value
+
+    def entries(self, start: bytes = b"") -> Iterator[tuple[bytes, memoryview]]:
+        """Keys with their table's byte, and views of values, of all tables in order."""
+        with self.inner.cursor() as cursor:
             if not (cursor.set_range(start) if start else cursor.first()):
                 return
-            before, asked = start, 0
             for key, value in cursor.iternext():
                 key = bytes(key)
-                if ahead and not asked:
-                    asked = min(_MOST_AHEAD, 1 + _AHEAD_BYTES // max(1, len(value)))
-                    self._ask_for(table, key, 2 * asked)
-                asked -= 1
-                if key < before:  # a damaged tree may go round in circles
-                    raise CorruptMemory(
-                        f"{self._path}: the {table} keys are out of order; run verify"
-                    )
-                if end is not None and key >= end:
-                    return
+                if key < start:  # a damaged tree may go round in circles
+                    raise CorruptMemory(f"{self._path}: its keys are out of order; run verify")
                 yield key, value
-                before = key + b"\0"
+                start = key + b"\0"
 
     def _ask_for(self, table: str, start: bytes, count: int) -> None:
-        """Have the system begin to read so many values, from key `start` on."""
-        with self.inner.cursor(db=self.tables[table]) as cursor:
+        """Have the system begin to read so many values of a table, from an entry on."""
+        with self.inner.cursor() as cursor:
             cursor.set_range(start)
             keys = [bytes(key) for key in islice(cursor.iternext(values=False), count)]
-        places = self.extents_of(table, keys)
+        places = self.extents_of(table, [key[1:] for key in keys if key[:1] == start[:1]])
         ask(self.file, [place for place in places if place is not None])
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
         """The greatest key that is not after `key`, or None."""
-        with self.inner.cursor(db=self.tables[table]) as cursor:
-            if cursor.set_range(key):
-                if bytes(cursor.key()) == key:
-                    return key
-                return bytes(cursor.key()) if cursor.prev() else None
-            return bytes(cursor.key()) if cursor.last() else None
+        begin = TABLES[table]
+        with self.inner.cursor() as cursor:
+            if cursor.set_range(begin + key) and bytes(cursor.key()) == begin + key:
+                return key
+            there = cursor.prev() if cursor.key() else cursor.last()
+            found = bytes(cursor.key()) if there else b""
+        return found[1:] if found[:1] == begin else None
 
     # Checked values: a checksum over table, key and value stands before the value, so that neither
     # an altered value nor one that turns up under another key is ever used.
@@ -205,6 +212,12 @@ class Transaction:
         return value
 
 
+def _within(table: str, start: bytes, end: bytes | None) -> tuple[bytes, bytes]:
+    """A range of a table's keys, with its byte; None: to the end of the table."""
+    begin = TABLES[table]
+    return begin + start, bytes([begin[0] + 1]) if end is None else begin + end
+
+
 def digest(table: str, key: bytes, value: bytes) -> bytes:
     """The checksum that stands before a checked value."""
     return xxh3_64_intdigest(value, xxh3_64_intdigest(key, len(table))).to_bytes(8, "little")
@@ -215,13 +228,13 @@ def commit_record(transaction: int) -> bytes:
     noticed; with a checksum.
     """
     value = _COMMIT.pack(transaction)
-    return digest(COMMIT_TABLE, COMMIT_KEY, value) + value
+    return digest("meta", COMMIT, value) + value
 
 
 def read_commit_record(record: bytes | memoryview) -> int | None:
     """The number in a record of a commit; None for a damaged record."""
     value = bytes(record[_CHECKSUM:])
-    if len(value) != _COMMIT.size or digest(COMMIT_TABLE, COMMIT_KEY, value) != record[:_CHECKSUM]:
+    if len(value) != _COMMIT.size or digest("meta", COMMIT, value) != record[:_CHECKSUM]:
         return None
     number: int = _COMMIT.unpack(value)[0]
     return number

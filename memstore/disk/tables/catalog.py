@@ -101,10 +101,7 @@ class Catalog:
                     f"{database.path} is in format {row['format']}, this version reads {FORMAT}; "
                     "update memstore"
                 )
-            raise OlderFormat(
-                f"{database.path} was made by an older version; read the documents in again "
-                "(memstore ingest)"
-            )
+            raise OlderFormat.of(database.path)
         try:
             known = typed(row, Description)
             self.signature = Signature.from_dict(known.signature)
