@@ -403,9 +403,10 @@ class MemoryStore(Closing):
         until the last is closed. Raises DocumentExists, InvalidInput, ReadOnlyMemory,
         MemoryLocked (also for a document that is being written), StorageFull.
         """
-        admission.check_request(name, settings, mode)
+        admission.check_mode(mode)
+        admission.check_name(name)
         admission.check_metadata(metadata or {})
-        admission.check_passages(settings, self.signature, self.selector)
+        admission.check_settings(settings, self.signature, self.selector)
         # asked before taking a lock: it also holds for a memory that is read-only or being written
         if self._is_there(name, source_hash, settings, mode):
             return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from memstore.decode import check_plain
+from memstore.decode import check_settings as check_fields
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.record import WRITE_BYTES
@@ -46,24 +47,19 @@ def check_name(name: str) -> None:
         raise InvalidInput(f"{name!a} is not UTF-8; choose another name") from error
 
 
-def check_request(name: str, settings: IngestSettings, mode: str) -> None:
-    """Raises InvalidInput for a name, a mode or settings that no document can have."""
+def check_mode(mode: str) -> None:
+    """Raises InvalidInput for a mode that there is not."""
     if mode not in get_args(Mode):
         raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
-    check_name(name)
-    for setting, least in (("chunk_blocks", 1), ("top_k", 0)):
-        if getattr(settings, setting) < least:
-            raise InvalidInput(
-                f"ingest settings need {setting}, a whole number of at least {least}"
-            )
 
 
-def check_passages(
+def check_settings(
     settings: IngestSettings, signature: Signature, selector: IndexSpec | None
 ) -> None:
-    """Raises InvalidInput for settings of a document that this memory cannot hold: passages in one
-    with a selector, chunks in one without.
+    """Raises InvalidInput for settings of a document that this memory cannot hold: passages need a
+    selector, chunks a memory without one.
     """
+    check_fields(settings)
     if settings.passage_tokens is None:
         if selector is not None:
             raise InvalidInput(
@@ -75,7 +71,7 @@ def check_passages(
         raise InvalidInput(
             "passages are found by a selector, and this memory has none; make one with a selector"
         )
-    if not 1 <= settings.passage_tokens <= signature.block_size:
+    if settings.passage_tokens > signature.block_size:
         raise InvalidInput(
             f"passages of up to {settings.passage_tokens} tokens do not fit into blocks of "
             f"{signature.block_size}; fill them up to fewer"

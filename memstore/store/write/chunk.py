@@ -95,7 +95,6 @@ def check_chunk(
     blocks, keys = (n, heads, size, dim), (n, heads, dim)
     for layer, parts in layers.items():
         _check_tensors(catalog, f"layer {layer}", parts, (blocks, blocks, keys))
-    for layer, parts in layers.items():
         _check_finite(catalog, f"layer {layer}, blocks {first_block} to {first_block + n}", parts)
     last = size if length_of_last is None else length_of_last
     in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size

@@ -21,66 +21,40 @@ class Known(NamedTuple):
     stored: bool  # are its keys and values, too, or left to the questions that need them
 
 
-class KnownPassages:
-    """Looks passages of one document up among those of all documents. Of one thread."""
+def known_passages(
+    catalog: Catalog, document: Document, passages: Sequence[Passage]
+) -> list[Known | None]:
+    """What is stored of each of a document's coming passages, whatever document it is of; None of
+    one that has to be computed. Raises CorruptMemory.
+    """
+    digests = catalog.digests(document, passages)
+    with catalog.database.read() as txn:
+        return [_known(catalog, txn, digest) for digest in digests]
 
-    def __init__(self, catalog: Catalog, document: Document) -> None:
-        self._catalog, self._document = catalog, document
-        # that were read last, by one call: of a document and block, and of a document from a block
-        self._run: tuple[tuple[int, int], TokenRun] | None = None
-        self._part: tuple[int, int, list[Digest]] | None = None
 
-    def look_up(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is known of each of these passages; None: it has to be computed. Raises
-        CorruptMemory.
-        """
-        digests = self._catalog.digests(self._document, passages)
-        self._part = self._run = None  # which others may have written anew since
-        with self._catalog.database.read() as txn:
-            return [self._known(txn, digest) for digest in digests]
+def _known(catalog: Catalog, txn: Transaction, digest: Digest) -> Known | None:
+    passage, spec = catalog.passages.find(txn, digest), catalog.runs.spec
+    if passage is None:
+        return None
+    if spec is None or not spec.width:
+        return Known(None, passage.bytes > 0)
+    try:
+        landmarks = _landmarks(catalog, txn, *passage.home, digest)
+    except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
+        return None
+    return None if landmarks is None else Known(landmarks, passage.bytes > 0)
 
-    def _known(self, txn: Transaction, digest: Digest) -> Known | None:
-        row = self._catalog.passages.find(txn, digest)
-        if row is None:
-            return None
-        stored = row.bytes > 0
-        spec = self._catalog.runs.spec
-        if spec is None or not spec.width:
-            return Known(None, stored)
-        try:
-            landmarks = self._landmarks(txn, *row.home, digest)
-        except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
-            return None
-        return None if landmarks is None else Known(landmarks, stored)
 
-    def _landmarks(
-        self, txn: Transaction, document: int, block: int, digest: Digest
-    ) -> np.ndarray | None:
-        """The token landmarks of the passage that stands there; None if it does not any more."""
-        part = self._part
-        if part is None or part[0] != document or not 0 <= block - part[1] < len(part[2]):
-            part = self._read_part(txn, document, block)
-        if part is None or part[2][block - part[1]] != digest:
-            return None
-        first = run_of("token", block)
-        if self._run is None or self._run[0] != (document, first):
-            runs = self._catalog.runs
-            run = runs.run(txn, document, runs.part("token"), first)
-            if not isinstance(run, TokenRun):
-                return None
-            self._run = (document, first), run
-        run = self._run[1].cut(block, block + 1)
-        return run.landmarks.copy() if len(run.lengths) else None
-
-    def _read_part(
-        self, txn: Transaction, document: int, block: int
-    ) -> tuple[int, int, list[Digest]] | None:
-        row = self._catalog.row(txn, document)
-        if row is None or not row.of_passages or block >= row.blocks:
-            return None
-        found = next(self._catalog.texts.passage_parts(txn, document, block, block + 1), None)
-        if found is None or not found.first_block <= block < found.end_block:
-            return None
-        digests = self._catalog.digests(row, found.passages)
-        self._part = document, found.first_block, digests
-        return self._part
+def _landmarks(
+    catalog: Catalog, txn: Transaction, document: int, block: int, digest: Digest
+) -> np.ndarray | None:
+    """The token landmarks of the passage that a block of a document is; None if it is no longer."""
+    row = catalog.row(txn, document)
+    if row is None or not row.of_passages or block >= row.blocks:
+        return None
+    if next(catalog.digests_of(txn, row, block), None) != (block, digest):
+        return None
+    part, first = catalog.runs.part("token"), run_of("token", block)
+    run = catalog.runs.run(txn, document, part, first)
+    found = run.cut(block, block + 1) if isinstance(run, TokenRun) else None
+    return found.landmarks.copy() if found is not None and len(found.lengths) else None

@@ -34,7 +34,7 @@ from memstore.store.write.chunk import (
     check_chunk,
 )
 from memstore.store.write.commits import Commits
-from memstore.store.write.known_passages import Known, KnownPassages
+from memstore.store.write.known_passages import Known, known_passages
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
@@ -73,8 +73,6 @@ class DocumentWriter:
             else:
                 latest = self._commits.keep_from(document.blocks)
                 load_recent(retrieval.index, catalog, txn, document, latest)
-        # of a document of passages
-        self._known = KnownPassages(catalog, document) if document.of_passages else None
         self._commit_bytes = COMMIT_BYTES if commit_bytes is None else commit_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         self._committing: Future[None] | None = None  # the latest transaction
@@ -128,7 +126,7 @@ class DocumentWriter:
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
         """
-        if self._known is not None:
+        if self.document.of_passages:
             raise InvalidInput("this document is made of passages; add those (add_passages)")
         if self._ended:
             raise InvalidInput(
@@ -191,9 +189,9 @@ class DocumentWriter:
 
         Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
         """
-        if self._known is None:
+        if not self.document.of_passages:
             raise InvalidInput("this document is not made of passages; none is looked up")
-        return self._known.look_up(passages)
+        return known_passages(self._catalog, self.document, passages)
 
     def add_passages(
         self,
@@ -215,7 +213,7 @@ class DocumentWriter:
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
         """
-        if self._known is None:
+        if not self.document.of_passages:
             raise InvalidInput("this document is made of chunks; add those (add_chunk)")
         at = Position(self._blocks, self._tokens, self._characters)
         given = range(len(passages)) if given is None else given
