@@ -288,26 +288,6 @@ def test_a_second_writer_waits_when_asked_to(path, database):
     assert get(database, b"b") == b"2"
 
 
-def test_a_killed_writer_leaves_the_lock_and_the_committed(path, database):
-    code = """
-        database = Database.open(sys.argv[1])
-        with database.writer():
-            database.write(lambda txn: txn.put_checked("meta", b"b", b"committed"))
-            def work(txn):
-                txn.put_checked("meta", b"b", b"not committed"); say("inside"); hear()
-            database.write(work)
-    """
-    with other_process(code, path) as process:
-        assert hear(process) == "inside"
-        assert get(database, b"b") == b"committed"  # a reader does not wait for the batch
-        with pytest.raises(MemoryLocked, match=str(process.pid)):
-            database.write(nothing)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    database.write(put(b"c", b"3"))
-    assert get(database, b"b") == b"committed"
-
-
 def test_a_forked_child_does_not_keep_its_dead_parents_lock(path, database):
     code = """
         database = Database.open(sys.argv[1])

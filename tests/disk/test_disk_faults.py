@@ -170,22 +170,3 @@ def test_what_the_page_cache_holds_is_not_asked_for(memory, monkeypatch):
     monkeypatch.setattr(placed_read, "ask", lambda file, pieces: asked.extend(pieces))
     check_right(disk)
     assert not asked
-
-
-def test_no_more_than_a_window_is_asked_for_ahead(memory, monkeypatch):
-    _, disk = memory
-    ahead = []
-
-    def told(file, pieces):
-        ahead.append(sum(piece.size for piece in pieces))
-
-    def noted(true, file, buffers, offset):
-        assert sum(ahead) < 10_000 + 6246  # a window and one record
-        ahead.append(-sum(map(len, buffers)))
-        return true(file, buffers, offset)
-
-    monkeypatch.setattr(placed_read, "ask", told)
-    monkeypatch.setattr(placed_read, "_AHEAD_BYTES", 10_000)
-    reading(monkeypatch, noted)
-    check_right(disk)
-    assert sum(ahead) == 0 and max(ahead) > 0

@@ -36,7 +36,7 @@ from memstore.errors import (
 )
 from memstore.model.landmark.checkpoint import load_checkpoint
 from memstore.share.document_file import DocumentFile, _trailer, write_document
-from memstore.share.document_parts import Head, Part, PartOrder, Record
+from memstore.share.document_parts import Head, Part, PartOrder, Record, Tokens
 from memstore.share.packed_objects import FORMAT, decompressed, pack
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
@@ -192,11 +192,13 @@ def test_unchanged_export_is_imported(case: Case, tmp_path: Path) -> None:
 def crafted_part(data: st.DataObject, part: Part) -> Part:
     """A part with one of its values, or a part of what it packs, replaced."""
     wrong = data.draw(st.sampled_from(WRONG))
-    if isinstance(part, Record) and data.draw(st.booleans()):
-        record = bytearray(part.data)
-        record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
-        return part._replace(data=data.draw(st.sampled_from([b"", resigned(bytes(record))])))
-    if not isinstance(part, Record) and data.draw(st.booleans()):
+    if not isinstance(part, Tokens) and data.draw(st.booleans()):
+        value = bytearray(part[-1])
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+        if isinstance(part, Record):
+            return part._replace(data=data.draw(st.sampled_from([b"", resigned(bytes(value))])))
+        return part._replace(value=bytes(value[: data.draw(st.sampled_from([None, -1, 30, 0]))]))
+    if isinstance(part, Tokens) and data.draw(st.booleans()):
         packed = msgpack.Unpacker()
         packed.feed(part.value)
         inner = packed.unpack()

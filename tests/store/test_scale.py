@@ -2,8 +2,6 @@
 what several readers then see.
 """
 
-import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -86,36 +84,3 @@ def test_all_rows_are_read_where_what_tells_of_changes_is_gone(tmp_path: Path, w
         with opened(path) as fresh:
             assert store.documents() == fresh.documents() and len(fresh.documents()) == 9
     assert is_whole(path)
-
-
-def test_documents_are_listed_and_found_while_others_come_and_go(tmp_path: Path) -> None:
-    path = filled(tmp_path / "memory", 50)
-    failures: list[BaseException] = []
-    done = threading.Event()
-    with opened(path) as store, opened(path) as other:
-        kept = {document.name for document in store.documents()}
-
-        def look(one: MemoryStore) -> Callable[[], None]:
-            def run() -> None:
-                try:
-                    while not done.is_set():
-                        rows = one.documents()
-                        assert kept <= {row.name for row in rows}
-                        assert [row.id for row in rows] == sorted({row.id for row in rows})
-                        assert one.document("old 1").id == 1 and one.stats()["documents"] >= 50
-                        one.tokens("old 2")
-                except BaseException as error:
-                    failures.append(error)
-
-            return run
-
-        threads = [threading.Thread(target=look(one)) for one in (store, store, other)]
-        for thread in threads:
-            thread.start()
-        for turn in range(6):
-            ingest(store if turn % 2 else other, "comes", 20, text=turn)
-            store.forget("comes")
-        done.set()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert not failures

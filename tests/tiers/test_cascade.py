@@ -113,46 +113,6 @@ def test_answers_through_a_device_tier_are_the_same(
         assert store.stats()["tiers"]["device"]["evictions"]
 
 
-def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory: Path) -> None:
-    options = {"device": "cpu", "device_budget": 1 << 20}
-    question = {"max_new_tokens": 4, "until_sentence": False}
-    with MemoryStore.open(memory, model.signature, **options) as store:
-        tiers = []
-        for _ in range(2):
-            answer = model.ask("the captain of the river", store, **question)
-            tiers.append({read["tier"] for source in answer.sources for read in source.reads})
-        assert "disk" in tiers[0] and tiers[1] == {"device"}
-
-
-def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:
-    with MemoryStore.open(memory, model.signature) as store:
-        expected = [logits(model, store, seed) for seed in (4, 5)]
-    # what two sessions pin, and one row
-    budget = 2 * 3 * 2 * (4 + 3) * TINY_BYTES + 12 * TINY_BYTES
-    for device in ({}, {"device": "cpu", "device_budget": 12 * TINY_BYTES}):
-        with MemoryStore.open(
-            memory, model.signature, prefetch="speculative", host_budget=budget, **device
-        ) as store:
-            outcomes: list[torch.Tensor | None] = [None, None]
-
-            def answer(which: int, store: MemoryStore = store, outcomes: list = outcomes) -> None:
-                with model.session(store) as session:
-                    ids = model.tokenizer.encode(text(20, seed=4 + which))
-                    states = [session.feed(ids[:-8])] + [
-                        session.feed([token]) for token in ids[-8:]
-                    ]
-                    outcomes[which] = session.logits(torch.cat(states))
-
-            for call in [Aside(answer, which) for which in range(2)]:
-                call.end()
-            for outcome, right in zip(outcomes, expected):
-                assert outcome is not None
-                torch.testing.assert_close(outcome, right, rtol=1e-4, atol=1e-4)
-            store.tiers.settle()
-            check_tiers(store)
-            check_slots(store.tiers.top)
-
-
 # Documents come and go
 
 

@@ -15,8 +15,9 @@ from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import PAGE, Held, Lease, UnitShape
 from support.counting_source import Source, check_slots
 
-MOST, DIM, SLOT = 11, 2, 4
-SHAPE = UnitShape(MOST, DIM, torch.float32, SLOT)
+MOST, DIM = 11, 2
+SHAPE = UnitShape(MOST, DIM, torch.float32, 4)
+ONE_SLOT = UnitShape.of_blocks(MOST, DIM, torch.float32)
 
 
 def unit(number: int) -> BlockKey:
@@ -33,8 +34,8 @@ def content(key: BlockKey) -> Tensor:
 class Passages(Source):
     """A source with every passage; it counts them."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, shape: UnitShape = SHAPE) -> None:
+        self.count, self._shape = 0, shape
 
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
@@ -42,10 +43,10 @@ class Passages(Source):
         self.count += len(units)
         lengths = []
         for key, held in zip(units, slots):
-            assert len(held) == SHAPE.most_slots
-            both = content(key)
+            assert len(held) == self._shape.most_slots
+            both, size = content(key), self._shape.slot_size
             for at, slot in enumerate(held):
-                part = both[:, at * SLOT : (at + 1) * SLOT]
+                part = both[:, at * size : (at + 1) * size]
                 slab[slot] = 0
                 slab[slot, :, : part.shape[1]] = part
             lengths.append(both.shape[1])
@@ -65,16 +66,18 @@ def check(lease: Lease, units: Sequence[BlockKey]) -> None:
     st.integers(3, 20),
     st.sampled_from(sorted(POLICIES)),
     st.booleans(),
+    st.sampled_from([SHAPE, ONE_SLOT]),
 )
 def test_any_order_of_calls_preserves_budget_and_content(
-    steps: list[tuple[str, int]], slots: int, policy: str, on_device: bool
+    steps: list[tuple[str, int]], slots: int, policy: str, on_device: bool, shape: UnitShape
 ) -> None:
-    below = Passages()
-    host = SlabTier("host", below, slots * SHAPE.slot_bytes, SHAPE, policy=policy)
+    """Leases, releases, units that are admitted, pinned, unpinned, dropped and read ahead."""
+    below = Passages(shape)
+    host = SlabTier("host", below, slots * shape.slot_bytes, shape, policy=policy)
     tier: SlabTier = host
     if on_device:
-        budget = 30 * SHAPE.slot_bytes
-        tier = SlabTier("device", host, budget, SHAPE, device="cpu", policy=policy)
+        budget = 30 * shape.slot_bytes
+        tier = SlabTier("device", host, budget, shape, device="cpu", policy=policy)
     leases: list[tuple[Lease, list[BlockKey]]] = []
     pinned: list[BlockKey] = []
     admitted = 0
@@ -106,7 +109,7 @@ def test_any_order_of_calls_preserves_budget_and_content(
                 tier.drop_document(1)
         except BudgetExceeded:
             assert what in "lpf"
-        assert host.bytes <= slots * SHAPE.slot_bytes and tier.bytes <= tier.budget_bytes
+        assert host.bytes <= host.budget_bytes and tier.bytes <= tier.budget_bytes
         for lease, units in leases:
             check(lease, units)
         for key in pinned:

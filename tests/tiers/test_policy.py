@@ -3,9 +3,8 @@ and drops.
 """
 
 import random
-from collections.abc import Hashable, Iterable, Sequence
-from functools import cache
-from itertools import chain, combinations, islice
+from collections.abc import Hashable, Iterable
+from itertools import chain, islice
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.replay import ReplayResult, belady, replay
 from memstore.tiers.policy import POLICIES, Policy, make_policy
 
 LENGTH = 4000
@@ -178,47 +176,3 @@ def test_policy_respects_leases_pins_and_drops(
 
 
 # Replay
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_units_of_one_lookup_do_not_evict_each_other(name: str) -> None:
-    # Whatever the policy prefers, after [0, 1, 2] has been looked up in 4 slots, all three are
-    # there.
-    requests = [[3, 4, 5, 6], [0, 1, 2], [2, 1, 0]]
-    assert replay(requests, 4, name) == ReplayResult(3, 7, 3)
-    assert belady(requests, 4) == ReplayResult(3, 7, 3)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lookup_larger_than_the_capacity_is_split(name: str) -> None:
-    requests = [range(7), range(6, 9)]  # 0 1 2, 3 4 5, 6; then 6 7 8
-    assert replay(requests, 3, name).misses == belady(requests, 3).misses == 9
-    assert belady(requests, 3) == ReplayResult(1, 9, 6)
-
-
-def fewest_misses(requests: Sequence[frozenset[int]], capacity: int) -> int:
-    """Over every choice of units to keep."""
-
-    @cache
-    def rest(step: int, cached: frozenset[int]) -> int:
-        if step == len(requests):
-            return 0
-        wanted = requests[step]
-        others = cached - wanted
-        kept = combinations(sorted(others), min(len(others), capacity - len(wanted)))
-        return len(wanted - cached) + min(rest(step + 1, wanted | frozenset(keep)) for keep in kept)
-
-    return rest(0, frozenset())
-
-
-@given(
-    capacity=st.integers(1, 4),
-    lookups=st.lists(st.frozensets(st.integers(0, 6), max_size=4), max_size=9),
-)
-@settings(max_examples=50)
-def test_belady_is_the_optimum(capacity: int, lookups: list[frozenset[int]]) -> None:
-    requests = [frozenset(sorted(units)[:capacity]) for units in lookups]
-    best = belady([sorted(units) for units in requests], capacity)
-    assert best.misses == fewest_misses(requests, capacity)
-    for name in NAMES:
-        assert replay([sorted(units) for units in requests], capacity, name).hits <= best.hits

@@ -77,35 +77,6 @@ def make(request: pytest.FixtureRequest, below: CountingSource) -> Make:
 # Leases
 
 
-def test_hits_are_not_read_again_and_are_counted(make: Make, below: CountingSource) -> None:
-    tier = make()
-    check_lease(tier, [unit(0), unit(1), unit(5)])
-    check_lease(tier, [unit(5), unit(0)])
-    check_lease(tier, [unit(5), unit(2), unit(5)])
-    assert below.reads == [[unit(0), unit(1), unit(5)], [unit(2)]]
-    stats = tier.stats()
-    assert (stats.hits, stats.misses, stats.evictions) == (4, 4, 0)
-    assert stats.bytes == 8 * UNIT_BYTES and stats.seconds > 0
-    check_lease(tier, [unit(0, layer=3)])
-    assert tier.stats().misses == 5
-    assert tier.bytes == 5 * UNIT_BYTES
-
-
-def test_leased_units_are_never_evicted(make: Make) -> None:
-    tier = make(units=3)
-    first = tier.lease([unit(0), unit(1)])
-    for number in range(2, 8):
-        check_lease(tier, [unit(number)])
-    assert tier.holds(unit(0)) and tier.holds(unit(1))
-    assert torch.equal(first.k[first.slots[1]], content(unit(1))[0])
-    with pytest.raises(BudgetExceeded) as refused:
-        tier.lease([unit(8), unit(9)])
-    assert refused.value.fits == 1
-    first.release()
-    first.release()
-    check_lease(tier, [unit(8), unit(9), unit(10)])
-
-
 def test_failed_read_leaves_nothing(make: Make, below: CountingSource) -> None:
     tier = make(units=4)
     check_lease(tier, [unit(0)])
@@ -121,24 +92,6 @@ def test_failed_read_leaves_nothing(make: Make, below: CountingSource) -> None:
     check_lease(tier, [unit(n) for n in range(4, 8)])
 
 
-def test_dropped_unit_keeps_its_slot_while_leased(make: Make) -> None:
-    tier = make(units=3)
-    lease = tier.lease([unit(0), unit(1)])
-    tier.drop_document(1)
-    assert not tier.holds(unit(0)) and tier.bytes == 2 * UNIT_BYTES
-    for number in range(4, 8):
-        check_lease(tier, [unit(number)])
-    assert torch.equal(lease.k[lease.slots[0]], content(unit(0))[0])
-    lease.release()
-    assert tier.bytes == UNIT_BYTES
-    other = unit(2, document=2)
-    check_lease(tier, [unit(0), unit(1), other])
-    tier.drop([unit(1), unit(99)])
-    assert [tier.holds(key) for key in (unit(0), unit(1), other)] == [True, False, True]
-    tier.drop_document(1)
-    assert not tier.holds(unit(0)) and tier.holds(other)
-
-
 def test_refused_lease_reports_how_many_units_fit(below: CountingSource) -> None:
     tier = host_tier(below, units=4)
     check_lease(tier, [unit(n) for n in range(4)])
@@ -151,27 +104,6 @@ def test_refused_lease_reports_how_many_units_fit(below: CountingSource) -> None
     with pytest.raises(BudgetExceeded) as refused:
         tier.lease([BlockKey(-1, 0, 0, 0), *(unit(n) for n in range(4))])
     assert refused.value.fits == 4
-
-
-def test_pinned_units_are_never_evicted(below: CountingSource) -> None:
-    tier = host_tier(below, units=6)
-    own = torch.randn(2, 2, 2, BLOCK, DIM)
-    pinned = tier.pin(1, 0, 10, own[0], own[1], lengths=[BLOCK, 3])
-    assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
-    for number in range(10):
-        check_lease(tier, [unit(number)])
-    with tier.lease(pinned) as lease:
-        assert lease.lengths.tolist() == [BLOCK, BLOCK, 3, 3]
-        assert torch.equal(lease.k[lease.slots].view(2, 2, BLOCK, DIM), own[0])
-        assert torch.equal(lease.v[lease.slots].view(2, 2, BLOCK, DIM), own[1])
-    assert tier.stats().evictions == 8
-    with pytest.raises(BudgetExceeded):
-        tier.pin(1, 0, 20, torch.zeros(2, 2, BLOCK, DIM), torch.zeros(2, 2, BLOCK, DIM))
-    assert not tier.holds(BlockKey(1, 0, 20, 0))
-    tier.unpin(pinned)
-    for number in range(10):
-        check_lease(tier, [unit(number)])
-    assert not any(tier.holds(key) for key in pinned)
 
 
 # Replay
@@ -221,18 +153,6 @@ def test_replayed_trace_hits_and_misses_as_recorded(
 # Prefetching
 
 
-def test_prefetched_unit_is_a_hit_counted_once(make: Make, below: CountingSource) -> None:
-    tier = make()
-    assert tier.prefetch([unit(0), unit(1), unit(0), unit(2, layer=4)]) == 3
-    assert tier.prefetch([unit(1), unit(0)]) == 0
-    check_lease(tier, [unit(0), unit(5)])
-    check_lease(tier, [unit(0), unit(2, layer=4)])
-    stats = tier.stats()
-    assert (stats.hits, stats.misses, stats.prefetched, stats.late, stats.unused) == (3, 1, 2, 0, 0)
-    assert sum(map(len, below.reads)) == 4
-    check_slots(tier)
-
-
 def test_lookup_joins_a_late_prefetch(make: Make, below: CountingSource) -> None:
     tier = make()
     below.stand_still()
@@ -253,23 +173,6 @@ def test_lookup_joins_a_late_prefetch(make: Make, below: CountingSource) -> None
         1,
     ) and stats.seconds > 0
     assert below.reads == [[unit(0), unit(1)]]
-    check_slots(tier)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_prefetch_takes_no_leased_or_pinned_slots(below: CountingSource, policy: str) -> None:
-    tier = host_tier(below, units=4, policy=policy)
-    k = torch.zeros(1, 1, BLOCK, DIM)
-    tier.pin(-1, 0, 0, k, k)
-    lease = tier.lease([unit(0), unit(1)])
-    assert tier.prefetch([unit(n) for n in range(20)]) == 1
-    assert tier.prefetch([unit(n) for n in range(20, 30)]) == 1
-    assert tier.holds(BlockKey(-1, 0, 0, 0)) and tier.holds(unit(0)) and tier.holds(unit(1))
-    other = tier.lease([unit(40)])
-    assert tier.prefetch([unit(50)]) == 0
-    assert torch.equal(lease.k[lease.slots[1]], content(unit(1))[0])
-    lease.release(), other.release()
-    assert tier.bytes == 4 * UNIT_BYTES
     check_slots(tier)
 
 

@@ -4,7 +4,6 @@ died.
 
 import os
 import resource
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +87,6 @@ def test_crafted_or_damaged_trace_is_refused_or_gives_valid_entries(
         return
     for entry in found:
         assert entry.units and all(0 <= place < len(entry.units) for place in entry.missed)
-
-
-def test_several_threads_write_whole_entries(tmp_path: Path) -> None:
-    trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
-
-    def work(document: int) -> None:
-        for number in range(1500):
-            trace.lookup([BlockKey(document, 1, number, head) for head in range(3)], [2])
-
-    threads = [threading.Thread(target=work, args=(document,)) for document in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    trace.close()
-    entries = list(read_trace(tmp_path / "t"))
-    for document in range(4):
-        of_one = [entry.units for entry in entries if entry.units[0].document == document]
-        assert of_one == [
-            [BlockKey(document, 1, number, head) for head in range(3)] for number in range(1500)
-        ]
 
 
 # A trace that cannot be written
