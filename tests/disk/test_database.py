@@ -418,38 +418,6 @@ def test_asking_works_in_a_directory_that_cannot_be_written(path, database):
 # Full disks and quotas
 
 
-FULL = """
-    import resource
-    database = Database.open(sys.argv[1])
-    size = database.file_bytes
-    def fill(count, size=16000):
-        def work(txn):
-            for n in range(count): txn.put("blocks", record_key(RecordKey(1, n, 0)), b"x" * size)
-        return work
-    database.write(fill(20))
-    limits = (database.file_bytes + 100_000, resource.RLIM_INFINITY)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    for _ in range(3):
-        try: database.write(fill(100))
-        except StorageFull as error: say(error)
-    with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    database.write(fill(100))
-    with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
-    database.close()
-"""
-
-
-def test_a_full_disk_leaves_what_was_committed_and_works_again_with_room(path, database):
-    with other_process(FULL, path) as process:
-        for _ in range(3):
-            assert "the disk is full" in hear(process)
-        assert hear(process) == "20"
-        assert hear(process) == "100"
-        process.wait()
-    assert count_blocks(database) == 100
-
-
 def test_a_quota_bounds_the_file_and_deleting_is_still_possible(path):
     limit = 2_000_000
     with Database.create(path, nothing, limit=limit) as database:
@@ -520,23 +488,6 @@ def test_a_file_without_its_last_free_pages_is_not_called_truncated(path, seed):
 
 
 # Compacting
-
-
-def test_compacting_gives_room_back_and_keeps_everything(path, database):
-    other = Database.open(path, read_only=True)
-    database.write(lambda txn: fill(txn, 200, 16_000))
-    database.write(lambda txn: txn.delete_range("blocks", record_key(RecordKey(1, 20, 0)), None))
-    before = database.file_bytes
-    database.rewrite()
-    after = database.file_bytes
-    assert after < before / 4
-    assert count_blocks(other) == 20 and get(database, b"a") == b"first"
-    database.write(lambda txn: fill(txn, 100, 16_000))
-    other.close()
-    database.close()
-    with Database.open(path) as database:
-        assert count_blocks(database) == 100
-    assert not list(path.glob("*.partial"))
 
 
 def test_a_memory_is_not_opened_while_it_is_compacted(path, database):

@@ -18,23 +18,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey
-from memstore.cli import console
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import (
-    CorruptMemory,
-    InvalidInput,
-    InvalidWeights,
-    MemstoreError,
-    NewerFormat,
-    OlderFormat,
-)
-from memstore.model.landmark.checkpoint import load_checkpoint
+from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
 from memstore.share.document_file import DocumentFile, _trailer, write_document
 from memstore.share.document_parts import Head, Part, PartOrder, Record, Tokens
 from memstore.share.packed_objects import FORMAT, decompressed, pack
@@ -57,7 +47,6 @@ from support.synthetic_documents import (
     stored,
     token_ids,
 )
-from support.tiny_model import save_tiny_model
 
 
 class Case(NamedTuple):
@@ -349,55 +338,7 @@ def test_repair_names_and_drops_an_unreadable_row(tmp_path: Path) -> None:
         assert [document.name for document in store.documents()] == ["kept"]
 
 
-# Weights
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weights, name: {**weights, name: weights[name][:1].clone()},
-        lambda weights, name: {**weights, name: weights[name].int()},
-        lambda weights, name: {**weights, name: weights[name] * NAN},
-        lambda weights, name: {**weights, "more": weights[name].clone()},
-        lambda weights, name: {key: value for key, value in weights.items() if key != name},
-    ],
-    ids=["shape", "dtype", "not finite", "additional", "missing"],
-)
-def test_weights_that_contradict_the_config_are_refused(
-    tmp_path: Path, change: Callable[..., dict[str, torch.Tensor]]
-) -> None:
-    model = save_tiny_model(tmp_path / "model")
-    weights = load_file(model / "model.safetensors")
-    save_file(change(weights, sorted(weights)[0]), model / "model.safetensors")
-    with pytest.raises(InvalidWeights):
-        load_checkpoint(model)
-
-
-# Text that reaches the terminal or names a document
-
-
-def test_control_characters_are_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = "a\x1b[2J\x07\x9b1m\u202eb\udc80\r\x7f"
-    console.say(hostile)
-    console.note(hostile)
-    console.emit({"name": hostile})
-    source = {"weight": 1.0, "document": hostile, "span": (0, 1), "reads": []}
-    console.print_answer(
-        {
-            "text": hostile,
-            "sources": [{**source, "sentence": hostile, "place": hostile}],
-            "lookups": {"done": 1, "skipped": 0},
-            "tiers": {},
-            "seconds": 0.0,
-        },
-        streamed=False,
-    )
-    print(console.columns([("name",), (hostile + "\n",)]))
-    shown = "".join(capsys.readouterr())
-    assert all(letter.isprintable() or letter == "\n" for letter in shown), ascii(shown)
-    assert r"\u001b[2J" in shown
-    (line,) = [line for line in shown.splitlines() if line.startswith("{")]
-    assert json.loads(line) == {"name": hostile}
+# Names
 
 
 def test_invalid_document_names_are_refused(store: MemoryStore) -> None:

@@ -31,7 +31,7 @@ from support.selected_documents import (
     ingest,
     selected,
 )
-from support.synthetic_documents import BLOCK, CHUNK, is_whole
+from support.synthetic_documents import BLOCK, CHUNK
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "4"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "24")) // 2
@@ -204,30 +204,3 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
         outcomes[read] += 1
         shutil.rmtree(path)
     assert outcomes[NAMED_ERROR] > FLIPS // 10, outcomes
-
-
-def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
-    children: ForkServer, tmp_path: Path
-) -> None:
-    chance, job = random.Random(SEED), "passages_job"
-    seconds = float("inf")
-    for name in ("first", "undisturbed"):
-        create(tmp_path / name).close()
-        assert children.run(job, tmp_path / name) == RIGHT
-        seconds = min(seconds, children.processor_seconds)
-    expected = selected(tmp_path / "undisturbed")
-    reached: Counter[int] = Counter()
-    for kill in range(KILLS):
-        memory = tmp_path / str(kill)
-        create(memory).close()
-        at = chance.uniform(kill, kill + 1) / KILLS * seconds  # each in a part of its own
-        children.kill(at, job, memory)
-        assert is_whole(memory)
-        with MemoryStore.open(memory) as store:
-            for document in store.documents():
-                passage_documents.check_content(store, document, text=1)
-                reached[document.tokens] += 1
-        assert children.run(job, memory) == RIGHT
-        assert selected(memory) == expected, f"kill {kill} of seed {SEED}"
-        shutil.rmtree(memory)
-    assert len(reached) > 1, "every kill came before the first commit or after the last"

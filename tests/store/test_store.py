@@ -524,29 +524,6 @@ def test_read_only_memory_refuses_writes(path: Path, tmp_path: Path) -> None:
 # Budgets
 
 
-def test_host_budget_is_never_exceeded(path: Path) -> None:
-    budget = 40 * UNIT_BYTES * HEADS
-    with MemoryStore.create(path, SIGNATURE, host_budget=budget) as store:
-        held: list[int] = []
-        document = ingest(
-            store,
-            "book",
-            30 * CHUNK,
-            commit_bytes=16 << 20,
-            after_chunk=lambda _: held.append(store.tier_stats()["host"]["held"]),
-        )
-        check_content(store, document, text=1)
-        assert max(held) <= budget and store.stats()["tiers"]["host"]["held"] <= budget
-        with pytest.raises(BudgetExceeded) as refused:
-            store.lease([BlockKey(document.id, 1, number, 0) for number in range(100)])
-        assert refused.value.fits == 80 == store.tiers.top.capacity
-    with (
-        reopened(path, host_budget=5 * UNIT_BYTES * HEADS) as small,
-        pytest.raises(BudgetExceeded, match="raise"),
-    ):
-        ingest(small, "too large a chunk", CHUNK)
-
-
 def test_quota_stops_an_ingest_and_keeps_the_memory(path: Path) -> None:
     with MemoryStore.create(path, SIGNATURE, quota=600_000, host_budget=BUDGET) as store:
         first = ingest(store, "first", 10 * CHUNK)

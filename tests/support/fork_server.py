@@ -56,16 +56,6 @@ def ingest_job(path: str) -> int:
     return RIGHT
 
 
-def passages_job(path: str) -> int:
-    """One document of passages, a batch or two a commit; then a longer one in its place."""
-    longer = f"1:{2 * PASSAGES}"
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        if not any(document.source_hash == longer for document in store.documents()):
-            passage_documents.ingest(store, "book", PASSAGES, commit_bytes=1500)
-        passage_documents.ingest(store, "book", 2 * PASSAGES, mode="replace", commit_bytes=1500)
-    return RIGHT
-
-
 def read_selected_job(path: str) -> int:
     """Read everything that a memory with a selector says it holds, and compare."""
     return _read_job(path, selected_documents.check_content)
@@ -110,19 +100,6 @@ def several_job(path: str) -> int:
         for thread in threads:
             thread.join()
     return CRASHED if failed else RIGHT
-
-
-def changes_job(path: str, export: str) -> int:
-    """Every other way to change a memory, one after the other; begun anew it does what is left."""
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-        names = {document.name for document in store.documents()}
-        ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="replace", commit_bytes=5000)
-        ingest(store, "changes", 25 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
-        store.import_document(export, "comes")
-        if "goes" in names:
-            store.forget("goes")
-        store.compact()
-    return RIGHT
 
 
 def shared_job(path: str, export: str) -> int:
@@ -260,10 +237,8 @@ JOBS = {
     for job in (
         ingest_job,
         read_selected_job,
-        passages_job,
         read_passages_job,
         several_job,
-        changes_job,
         shared_job,
         leave_job,
         crowd_job,
