@@ -2,9 +2,7 @@
 damaged, and prints events as lines of JSON.
 """
 
-import ctypes
 import json
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from memstore.block import RecordKey
+from memstore.child import end_with_parent
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import (
     document_range,
@@ -32,17 +31,16 @@ from memstore.share.document_parts import Head, IndexRun, PartOrder, Record, Tok
 
 Event = dict[str, Any]
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
-def main(what: str, path: str) -> None:
-    """Do what `verify_memory` asks for, with the numbers in a line of standard input: "walk" past
-    the documents of these numbers, or "drop" them and the records of passages of these numbers.
+def main(watched: str, what: str, path: str) -> None:
+    """Do what `verify_memory` asks for, with the numbers on standard input: "walk" past the
+    documents of these numbers, or "drop" them and the records of passages of these numbers. A
+    killed repair leaves no child that keeps the memory locked (watched: see end_with_parent).
     """
-    if sys.platform == "linux":  # a killed repair leaves no child that keeps the memory locked
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent(watched)
     print(json.dumps({"event": "begin"}), flush=True)
-    chosen = set(json.loads(sys.stdin.readline()))
+    chosen = set(json.load(sys.stdin))
     try:
         if what == "drop":
             drop(Path(path), chosen)
@@ -60,8 +58,8 @@ def walk(path: Path, skip: set[int]) -> Iterator[Event]:
     reading   document, name: the next events are about this document
     whole     document, records, bytes: it is as it was written
     problem   document (None: the memory itself), name, what
-    passage   number, name, what: the record of a passage is damaged
-    count     what: references to a passage are counted wrongly
+    passage   document (None), number, name, what: the record of a passage is damaged
+    count     document (None), name, what: references to a passage are counted wrongly
 
     Raises what opening raises.
     """
@@ -75,7 +73,7 @@ def walk(path: Path, skip: set[int]) -> Iterator[Event]:
             unowned = _owners(txn, "blocks") - documents - passages
         for number in sorted(unowned):
             what = f"records of number {number}, which is no document or passage"
-            yield {"event": "passage", "number": number, "name": "", "what": what}
+            yield _passage(number, "", what)
         walked = PassageWalk(catalog)
         for number in sorted(documents - skip):
             yield from _walk_document(catalog, number, walked, known=number in rows)
@@ -85,7 +83,7 @@ def walk(path: Path, skip: set[int]) -> Iterator[Event]:
             except CorruptMemory as error:
                 wrong = [str(error)]
         for what in wrong:
-            yield {"event": "count", "what": what}
+            yield {"event": "count", "document": None, "name": "", "what": what}
     except CorruptMemory as error:
         yield {"event": "problem", "document": None, "name": "", "what": str(error)}
     finally:
@@ -114,8 +112,12 @@ def _walk_document(
     else:
         yield {"event": "whole", "document": number, "records": records, "bytes": size}
     for passage, what in passages.damaged.items():
-        yield {"event": "passage", "number": passage, "name": name, "what": what}
+        yield _passage(passage, name, what)
     passages.damaged.clear()
+
+
+def _passage(number: int, name: str, what: str) -> Event:
+    return {"event": "passage", "document": None, "number": number, "name": name, "what": what}
 
 
 def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
