@@ -24,7 +24,6 @@ from memstore.disk.format.text_parts import Keep, Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import PassageCounts
-from memstore.disk.tables.run_table import RunTable
 from memstore.errors import (
     DocumentNotFound,
     InvalidInput,
@@ -75,9 +74,7 @@ class MemoryStore(Closing):
         self._committed = None if catalog is None else Committed(catalog)
         self._read_only, self._wait_for_writer = read_only, wait_for_writer
         self._options = options
-        self._selector = None if catalog is None else catalog.selector
-        if selector is not None:
-            self._selector = RunTable(signature.geometry, selector)
+        self._selector = selector if catalog is None else catalog.index_spec
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
@@ -199,7 +196,7 @@ class MemoryStore(Closing):
     @property
     def selector(self) -> IndexSpec | None:
         """What blocks are found by; None where it is landmark keys of the model's own layers."""
-        return None if self._selector is None else self._selector.spec
+        return self._selector
 
     @property
     def read_only(self) -> bool:
@@ -231,28 +228,30 @@ class MemoryStore(Closing):
         documents = self.documents()
         catalog = None if self._committed is None else self._committed.catalog
         held = PassageCounts() if catalog is None else catalog.counts()
-        looked_up = {} if self._retrieval is None else self._retrieval.describe()
-        computed = {name: looked_up.get(name, 0) for name in ("computed", "damaged", "away")}
-        model = self.signature.model
+        passages = {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
+        looked_up: dict[str, Any] = {
+            "landmarks": 0,
+            "tiers": {},
+            "computed": {"computed": 0, "damaged": 0, "away": 0},
+            "prefetch": {"predictor": self._options.get("prefetch", "off")},
+            "index": {"searches": 0, "rows": 0},
+        }
+        if self._retrieval is not None:
+            looked_up = self._retrieval.describe()
+        passages |= looked_up.pop("computed")
+        alone = sum(document.bytes for document in documents if not document.of_passages)
         return {
-            "model": None if model is None else model.title,
+            "model": None if self.signature.model is None else self.signature.model.title,
             "documents": len(documents),
             "tokens": sum(document.tokens for document in documents),
             "blocks": sum(document.blocks for document in documents),
-            "bytes": sum(document.bytes for document in documents if not document.of_passages)
-            + held.bytes,
-            "passages": {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
-            | computed,
+            "bytes": alone + held.bytes,
+            "passages": passages,
             "file_bytes": 0 if catalog is None else catalog.database.file_bytes,
             "quota": self.quota,
             "codec": self.codec,
             "manifest": self.manifest,
-            "landmarks": looked_up.get("landmarks", 0),
-            "tiers": looked_up.get("tiers", {}),
-            "prefetch": looked_up.get(
-                "prefetch", {"predictor": self._options.get("prefetch", "off")}
-            ),
-            "index": looked_up.get("index", {"searches": 0, "rows": 0}),
+            **looked_up,
         }
 
     # Lookups
@@ -408,7 +407,7 @@ class MemoryStore(Closing):
         admission.check_metadata(metadata or {})
         admission.check_settings(settings, self.signature, self.selector)
         # asked before taking a lock: it also holds for a memory that is read-only or being written
-        if self._is_there(name, source_hash, settings, mode):
+        if any(admission.is_there(row, source_hash, settings, mode) for row in self._named(name)):
             return None
         from memstore.store.write.writer import DocumentWriter
 
@@ -430,10 +429,6 @@ class MemoryStore(Closing):
             held.push(locks.pop_all())
             committed.writers[writer.document.id] = writer
             return writer
-
-    def _is_there(self, name: str, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
-        rows = self._named(name)
-        return any(admission.is_there(row, source_hash, settings, mode) for row in rows)
 
     def describe(self, name: str, metadata: dict[str, Any]) -> Document:
         """Change what the row of a document says of it (`Document.metadata`), and return it.
@@ -659,12 +654,8 @@ class MemoryStore(Closing):
             self._check_open()
             if self._retrieval is None:
                 committed = self._committed
-                opened = Retrieval(
-                    self.signature,
-                    None if committed is None else committed.catalog,
-                    self._selector,
-                    self._options,
-                )
+                catalog = None if committed is None else committed.catalog
+                opened = Retrieval(self.signature, catalog, self._selector, self._options)
                 try:
                     if committed is not None:
                         committed.attach(opened)

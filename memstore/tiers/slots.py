@@ -314,11 +314,6 @@ class Lease:
         """int64 [n], these slots."""
         return torch.tensor(self.held, dtype=torch.int64)
 
-    def contents(self) -> tuple[Tensor, Tensor]:
-        """K and V [n, slot_size, head_dim] of these slots, copied, where the slabs are."""
-        there = self.slots.to(self.slab.device)
-        return self.k.index_select(0, there), self.v.index_select(0, there)
-
     def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
         """The T valid content tokens of all units, one unit after the other: rows [R, head_dim],
         a view of the slab, and which of them are keys and which are values, int64 [T] each. All are

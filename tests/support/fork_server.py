@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -42,7 +41,6 @@ from support.synthetic_documents import CHUNK, check_content, ingest
 BUDGET = 1 << 20
 TOKENS = 40 * CHUNK + 7
 PASSAGES = 40
-SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 IMPORT = "import"  # no job, but what the server does itself
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
@@ -81,25 +79,6 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
     except MemstoreError:
         outcome = NAMED_ERROR
     return outcome
-
-
-def several_job(path: str) -> int:
-    """Several documents at once, one a thread; each goes on from where it was left."""
-    failed: list[BaseException] = []
-    with MemoryStore.open(path, host_budget=BUDGET) as store:
-
-        def write(text: int, tokens: int) -> None:
-            try:
-                ingest(store, str(text), tokens, text=text, commit_bytes=5000)
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=write, args=item) for item in SEVERAL.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return CRASHED if failed else RIGHT
 
 
 def shared_job(path: str, export: str) -> int:
@@ -238,7 +217,6 @@ JOBS = {
         ingest_job,
         read_selected_job,
         read_passages_job,
-        several_job,
         shared_job,
         leave_job,
         crowd_job,

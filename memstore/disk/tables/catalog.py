@@ -188,11 +188,6 @@ class Catalog:
         return self.blocks.codec
 
     @property
-    def selector(self) -> RunTable | None:
-        """The runs of its selector; None for a memory without one."""
-        return None if self.runs.spec is None else self.runs
-
-    @property
     def index_spec(self) -> IndexSpec | None:
         """What its selector keeps; None for a memory without one."""
         return self.runs.spec

@@ -14,6 +14,7 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.devices import usable_device
 from memstore.disk.format.document import Document
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog, StoredAt
@@ -46,7 +47,7 @@ class Retrieval:
         self,
         signature: Signature,
         catalog: Catalog | None,
-        selector: RunTable | None,
+        selector: IndexSpec | None,
         options: OpenOptions,
     ) -> None:
         """catalog: None for a memory without a directory; selector: of a memory whose layers have
@@ -58,8 +59,9 @@ class Retrieval:
         self._loaded: dict[int, Document] = {}
         self.selected = None
         if selector is not None:
-            self.selected = SelectorIndex(selector, catalog, self._loaded)
-        self._first_stage = _first_stage(selector, catalog)
+            runs = RunTable(signature.geometry, selector)
+            self.selected = SelectorIndex(runs, catalog, self._loaded)
+        self._first_stage = None if selector is None else _first_stage(catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
         self.index: PackedIndex = make_index(
@@ -343,9 +345,11 @@ class Retrieval:
             + (self.selected.bytes if self.selected else 0)
             + (self._first_stage.bytes if self._first_stage else 0),
             "tiers": self.tiers.stats(),
-            "computed": self.computed.passages,
-            "damaged": self.computed.damaged,
-            "away": self.computed.away,
+            "computed": {
+                "computed": self.computed.passages,
+                "damaged": self.computed.damaged,
+                "away": self.computed.away,
+            },
             "prefetch": {
                 "predictor": self.tiers.predictor,
                 **self.tiers.prefetcher.stats.to_dict(),
@@ -358,15 +362,16 @@ class Retrieval:
         }
 
 
-def _first_stage(selector: RunTable | None, catalog: Catalog | None) -> FirstStage | None:
+def _first_stage(catalog: Catalog | None) -> FirstStage | None:
     """Of a memory that has a selector; lists lie beside it, or where it is published."""
-    if selector is None or catalog is None:
+    if catalog is None:
         return None
     if catalog.source is None:
-        return FirstStage(selector, catalog, PassageDirectory(catalog.database.path / "index"))
+        place = PassageDirectory(catalog.database.path / "index")
+        return FirstStage(catalog.runs, catalog, place)
     from memstore.store.retrieve.published_lists import PublishedLists
 
-    return FirstStage(selector, catalog, PublishedLists(cast(Any, catalog.database)))
+    return FirstStage(catalog.runs, catalog, PublishedLists(cast(Any, catalog.database)))
 
 
 def _lowest(catalog: Catalog) -> LowestTier:
