@@ -7,7 +7,6 @@ MEMSTORE_SEED makes other instants.
 
 import os
 import random
-import re
 import shutil
 import signal
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from memstore.disk.format.keys import record_range
+from memstore.disk.lmdb.database import Database, Transaction
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
@@ -123,11 +124,15 @@ def test_killed_repair_can_be_repeated(children: ForkServer, tmp_path: Path) -> 
     with MemoryStore.open(origin, host_budget=BUDGET) as store:
         ingest(store, "kept", 20 * CHUNK + 5, text=1)
         ingest(store, "too", 20 * CHUNK, text=3)
-        write = ingest(store, "damaged", 20 * CHUNK, text=2).write
-    data = bytearray((origin / "data.mdb").read_bytes())
-    for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
-        data[record.end() + 60] ^= 255
-    (origin / "data.mdb").write_bytes(data)
+        number = ingest(store, "damaged", 20 * CHUNK, text=2).id
+
+    def spoil(txn: Transaction) -> None:
+        found = [(key, bytes(record)) for key, record in txn.scan("blocks", *record_range(number))]
+        for key, record in found:
+            txn.put("blocks", key, record[:-1] + bytes([record[-1] ^ 255]))
+
+    with Database.open(origin) as database:
+        database.write(spoil)
     began = time.perf_counter()
     assert children.run("repair_job", shutil.copytree(origin, tmp_path / "undisturbed")) == RIGHT
     seconds = time.perf_counter() - began
