@@ -101,33 +101,51 @@ class SlabTier:
         is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
         """
         self._check_process()
-        thread = threading.get_ident()
+        thread, until, waited = threading.get_ident(), 0.0, 0.0
+        arriving: dict[BlockKey, Held] = {}
         with self._lock:
-            until = waited = 0.0
-            missing: dict[BlockKey, Held] = {}
             while True:
                 waited += self._join(units) if self._arriving else 0.0
-                slots = list(map(self._table.slots.get, units))
-                if None not in slots:
-                    held = cast(list[Held], slots)
+                held = cast(list[Held], list(map(self._table.slots.get, units)))
+                if None not in held:
                     self._table.hold(chain.from_iterable(held))
                     self._table.hit(units)
                     break
+                absent = [unit for unit, slots in zip(units, held) if slots is None]
+                missing, most = list(dict.fromkeys(absent)), self._shape.most_slots
+                found = [slots for slots in held if slots is not None]
+                self._table.hold(chain.from_iterable(found))
+                room = self._table.room()
+                if len(missing) * most <= room:
+                    self._table.hit(unit for unit in units if unit in self._table.slots)
+                    taken = self._table.take(missing, [most] * len(missing))
+                    arriving = dict(zip(missing, taken))
+                    self._arriving.update(arriving)
+                    self._table.hold(chain.from_iterable(arriving[unit] for unit in absent))
+                    held = [slots or arriving[unit] for unit, slots in zip(units, held)]
+                    break
+                self._table.unlease(chain.from_iterable(found))
                 began = time.perf_counter()
                 until = until or began + self.patience
-                made = self._make_room(units, slots, thread, until)
-                if made is not None:
-                    missing, held = made
-                    break
+                cached = [unit for unit in {*units} - {*missing} if unit not in self._table.pinned]
+                used = sum(len(self._table.slots[unit]) for unit in cached)
+                if not self._wait_for_room(len(missing) * most, room, used, thread, until):
+                    fits = room // most + len({*units} - {*missing})
+                    raise BudgetExceeded(
+                        f"{len({*units})} blocks are needed at once and the {self.name} tier has "
+                        f"room for {fits} ({self.capacity} in all); raise the {self.name} budget "
+                        "or read with fewer blocks a step",
+                        fits,
+                    )
                 waited += time.perf_counter() - began
             self._lessees[thread] = self._lessees.get(thread, 0) + 1
             size = self.slot_bytes * sum(map(len, held))
-            self._table.counts.add_lookup(len(units), len(missing), waited, size)
+            self._table.counts.add_lookup(len(units), len(arriving), waited, size)
         fetched = _NONE
-        if missing:
-            tiers = self._fetch(missing, [*chain.from_iterable(held)], thread)
-            fetched = {slot: tier for some, tier in zip(missing.values(), tiers) for slot in some}
-            held = [missing.get(unit, slots) for unit, slots in zip(units, held)]
+        if arriving:
+            tiers = self._fetch(arriving, [*chain.from_iterable(held)], thread)
+            fetched = {slot: tier for some, tier in zip(arriving.values(), tiers) for slot in some}
+            held = [arriving.get(unit, slots) for unit, slots in zip(units, held)]
         lease = Lease(
             held,
             self.name,
@@ -362,44 +380,6 @@ class SlabTier:
                 self._table.untouched.remove(unit)
                 self._table.counts.late += 1
         return time.perf_counter() - began if began else 0.0
-
-    def _make_room(
-        self, units: Sequence[BlockKey], slots: Sequence[Held | None], thread: int, until: float
-    ) -> tuple[dict[BlockKey, Held], list[Held]] | None:
-        """Slots for the distinct units that are not held, marked as arriving; and the slots of
-        every unit, leased.
-
-        None after a wait for room: what is held may have changed.
-        """
-        missing = list(dict.fromkeys(unit for unit, held in zip(units, slots) if held is None))
-        found = [slot for held in slots if held is not None for slot in held]
-        self._table.hold(found)
-        room, most = self._table.room(), self._shape.most_slots
-        if len(missing) * most > room:
-            self._table.unlease(found)
-            distinct = set(found)
-            found_cached = sum(
-                self._table.units[slot] not in self._table.pinned for slot in distinct
-            )
-            if self._wait_for_room(len(missing) * most, room, found_cached, thread, until):
-                return None
-            fits = room // most + len({held for held in slots if held is not None})
-            raise BudgetExceeded(
-                f"{len(set(units))} blocks are needed at once and the {self.name} tier has room "
-                f"for {fits} "
-                f"({self.capacity} in all); raise the {self.name} budget or read with fewer blocks "
-                "a step",
-                fits,
-            )
-        self._table.hit([unit for unit, held in zip(units, slots) if held is not None])
-        arriving = dict(zip(missing, self._table.take(missing, [most] * len(missing))))
-        self._arriving.update(arriving)
-        self._table.hold(
-            slot for unit, held in zip(units, slots) if held is None for slot in arriving[unit]
-        )
-        return arriving, [
-            arriving[unit] if held is None else held for unit, held in zip(units, slots)
-        ]
 
     def _write(self, taken: Sequence[Held], k: Tensor, v: Tensor, lengths: Sequence[int]) -> None:
         """Fill slots with units of so many tokens, k, v [n, block_size, D]."""
