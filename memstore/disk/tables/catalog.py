@@ -288,7 +288,8 @@ class Catalog:
         with suppress(CorruptMemory):  # references that cannot be told are counted by a repair
             row = self.row(txn, document)
             if row is not None and row.of_passages:
-                self._release(txn, row)
+                for _, digest in list(self.digests_of(txn, row)):
+                    self.passages.release(txn, digest)
         self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
@@ -329,16 +330,16 @@ class Catalog:
         return sum(len(record.data) for record in self.blocks.walk(txn, document.id))
 
     def digests_of(
-        self, txn: Transaction, document: Document, first: int = 0
+        self, txn: Transaction, document: Document, first: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, Digest]]:
-        """The blocks of a document of passages from `first` on, and by what each is known. Raises
-        CorruptMemory.
+        """The blocks of a document of passages from `first` on, before `end`, and by what each is
+        known. Raises CorruptMemory.
         """
-        for part in self.texts.passage_parts(txn, document.id, first):
-            digests = self.digests(document, part.passages)
-            for block, digest in enumerate(digests, part.first_block):
-                if first <= block < document.blocks:
-                    yield block, digest
+        signature, codec = self.signature.digest, document.codec
+        for part in self.texts.passage_parts(txn, document.id, first, end):
+            for block, passage in enumerate(part.passages, part.first_block):
+                if first <= block and (end is None or block < end):
+                    yield block, digest_of(signature, codec, passage.ids)
 
     def counts(self) -> PassageCounts:
         """Its passages, counted. Raises CorruptMemory."""
@@ -360,10 +361,9 @@ class Catalog:
             if not row.of_passages:
                 found.append(StoredAt(document, block))
                 continue
-            part = next(self.texts.passage_parts(txn, document, block, block + 1), None)
-            if part is None or not part.first_block <= block < part.end_block:
+            digest = dict(self.digests_of(txn, row, block, block + 1)).get(block)
+            if digest is None:
                 raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
-            (digest,) = self.digests(row, [part.passages[block - part.first_block]])
             found.append(self._passage_at(txn, digest, document, block))
         return found
 
@@ -376,12 +376,6 @@ class Catalog:
         except CorruptMemory:  # its tokens say all that there is to it
             return None
         return None if row is None else StoredAt(row.number, 0, row.bytes > 0, digest)
-
-    def _release(self, txn: Transaction, document: Document) -> None:
-        """Give up a document's references to passages."""
-        for part in list(self.texts.passage_parts(txn, document.id)):
-            for digest in self.digests(document, part.passages):
-                self.passages.release(txn, digest)
 
     def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
         """A passage was computed: nobody else has use of what is in a directory."""

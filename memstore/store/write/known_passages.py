@@ -52,7 +52,7 @@ def _landmarks(
     row = catalog.row(txn, document)
     if row is None or not row.of_passages or block >= row.blocks:
         return None
-    if next(catalog.digests_of(txn, row, block), None) != (block, digest):
+    if next(catalog.digests_of(txn, row, block, block + 1), None) != (block, digest):
         return None
     part, first = catalog.runs.part("token"), run_of("token", block)
     run = catalog.runs.run(txn, document, part, first)
