@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -151,6 +152,15 @@ def test_another_format_is_refused_in_one_line(path, monkeypatch, by, error, wor
     with pytest.raises(error, match=words) as caught:
         Catalog.open(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_with_named_tables_is_of_an_older_version(path):
+    path.mkdir()
+    with lmdb.open(str(path), max_dbs=2) as environment:
+        for name in (b"blocks", b"meta"):
+            environment.open_db(name)
+    with pytest.raises(OlderFormat, match="older version; read the documents"):
+        Catalog.open(path)
 
 
 def test_a_signature_survives_and_says_what_differs():

@@ -16,7 +16,7 @@ from memstore.disk.lmdb.pages import Meta, read_meta
 from memstore.disk.lmdb.transaction import COMMIT, read_commit_record
 from memstore.errors import RESTORE, CorruptMemory, MemoryNotFound, OlderFormat
 
-_OLD_TABLE = b"meta"  # of memories up to format 9, whose tables had names in LMDB
+_OLD_TABLE = b"blocks"  # the first of memories up to format 9, whose tables had names in LMDB
 
 
 def _read_metas(file: int) -> list[Meta]:
