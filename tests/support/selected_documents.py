@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
@@ -147,7 +146,3 @@ def selected(path: Path) -> dict[str, object]:
             }
     finally:
         catalog.close()
-
-
-def as_words(text: int, count: int) -> BlockWords:
-    return BlockWords.of(words(text, 0, count))
