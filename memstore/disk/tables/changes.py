@@ -6,14 +6,15 @@ read.
 """
 
 import os
-import struct
 from typing import NamedTuple
 
+import msgpack
+
+from memstore.decode import Count, unpack
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.errors import CorruptMemory
 
 KEY = b"changes"  # in the table `meta`
-_HEAD = struct.Struct("<8sQ")
 _KEPT = 200  # changes that are told; more would not lie in the page itself
 
 
@@ -21,8 +22,8 @@ class Changes(NamedTuple):
     """The latest changes of a memory's rows."""
 
     series: bytes  # 8 random bytes; other ones where counting had to begin anew
-    last: int  # number of the last change, 0 before the first
-    documents: tuple[int, ...] = ()  # whose rows were changed, the latest changes' last
+    last: Count  # number of the last change, 0 before the first
+    documents: tuple[Count, ...] = ()  # whose rows were changed, the latest changes' last
 
     def since(self, seen: "Changes | None") -> set[int] | None:
         """The documents whose rows changed since; None where that is no longer, or not, known."""
@@ -37,19 +38,13 @@ class Changes(NamedTuple):
 def read_changes(txn: Transaction) -> Changes:
     """The latest changes as the transaction sees them."""
     try:
-        value = txn.get_checked("meta", KEY)
-    except CorruptMemory:
-        value = None
-    if value is None:
+        return unpack(txn.get_checked("meta", KEY) or b"", Changes)
+    except (CorruptMemory, ValueError):
         return Changes(os.urandom(8), 0)
-    series, last = _HEAD.unpack_from(value)
-    count = (len(value) - _HEAD.size) // 8
-    return Changes(series, last, struct.unpack_from(f"<{count}Q", value, _HEAD.size))
 
 
 def note_change(txn: Transaction, document: int) -> None:
     """A document's row is written or deleted in this transaction."""
     series, last, before = read_changes(txn)
-    documents = (*before, document)[-_KEPT:]
-    value = _HEAD.pack(series, last + 1) + struct.pack(f"<{len(documents)}Q", *documents)
-    txn.put_checked("meta", KEY, value)
+    value = (series, last + 1, (*before, document)[-_KEPT:])
+    txn.put_checked("meta", KEY, msgpack.packb(value))
