@@ -171,27 +171,26 @@ class MemoryStore(Closing):
                 if self._retrieval is not None:
                     self._retrieval.close()
             finally:
-                if self._committed is not None:
-                    self._committed.catalog.close()
+                if self._catalog is not None:
+                    self._catalog.close()
 
     # What it is
 
     @property
     def path(self) -> Path | None:
         """The memory's directory; None for one without."""
-        if self._committed is None or self._committed.catalog.source is not None:
-            return None
-        return self._committed.catalog.database.path
+        catalog = self._catalog
+        return None if catalog is None or catalog.source else catalog.database.path
 
     @property
     def place(self) -> str | None:
         """Its directory, or its URL; None for a memory without either."""
-        return None if self._committed is None else str(self._committed.catalog.database.path)
+        return None if self._catalog is None else str(self._catalog.database.path)
 
     @property
     def manifest(self) -> int | None:
         """The number of the manifest that a published memory is read by; None for a directory."""
-        return None if self._committed is None else self._committed.catalog.manifest
+        return None if self._catalog is None else self._catalog.manifest
 
     @property
     def selector(self) -> IndexSpec | None:
@@ -201,17 +200,17 @@ class MemoryStore(Closing):
     @property
     def read_only(self) -> bool:
         """Whether writing is refused: asked for at opening, or the directory cannot be written."""
-        return self._committed is None or self._committed.catalog.database.read_only
+        return self._catalog is None or self._catalog.database.read_only
 
     @property
     def codec(self) -> str | None:
         """How blocks are stored from now on; None for a memory without a directory."""
-        return None if self._committed is None else self._committed.catalog.codec
+        return None if self._catalog is None else self._catalog.codec
 
     @property
     def quota(self) -> int | None:
         """Bytes that the memory's file may reach; None for no bound."""
-        return None if self._committed is None else self._committed.catalog.quota
+        return None if self._catalog is None else self._catalog.quota
 
     def set_quota(self, quota: int | None) -> None:
         """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
@@ -225,8 +224,7 @@ class MemoryStore(Closing):
         those that a published memory could not be asked for ("away"). "landmarks": bytes of
         landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
         """
-        documents = self.documents()
-        catalog = None if self._committed is None else self._committed.catalog
+        documents, catalog = self.documents(), self._catalog
         held = PassageCounts() if catalog is None else catalog.counts()
         passages = {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
         looked_up: dict[str, Any] = {
@@ -296,7 +294,7 @@ class MemoryStore(Closing):
         CorruptMemory, ReadOnlyMemory, StorageFull.
         """
         retrieval = self.retrieval
-        if self._committed is not None and self._committed.catalog.source is None:
+        if self._catalog is not None and self._catalog.source is None:
             self._writable()
         return retrieval.build(top_k, progress)
 
@@ -633,6 +631,10 @@ class MemoryStore(Closing):
 
     # What the rest begins with
 
+    @property
+    def _catalog(self) -> Catalog | None:
+        return None if self._committed is None else self._committed.catalog
+
     def _refresh(self) -> None:
         """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
         self._check_open()
@@ -653,12 +655,10 @@ class MemoryStore(Closing):
         with self._building:
             self._check_open()
             if self._retrieval is None:
-                committed = self._committed
-                catalog = None if committed is None else committed.catalog
-                opened = Retrieval(self.signature, catalog, self._selector, self._options)
+                opened = Retrieval(self.signature, self._catalog, self._selector, self._options)
                 try:
-                    if committed is not None:
-                        committed.attach(opened)
+                    if self._committed is not None:
+                        self._committed.attach(opened)
                 except BaseException:
                     opened.close()
                     raise
@@ -679,7 +679,7 @@ class MemoryStore(Closing):
 
     def _writable(self) -> Committed:
         if self.read_only and not self._closed:
-            if self._committed is not None and self._committed.catalog.source is not None:
+            if self._catalog is not None and self._catalog.source is not None:
                 raise ReadOnlyMemory(
                     f"{self.place} is a published memory, which is only read; write into a "
                     "directory and publish that"
