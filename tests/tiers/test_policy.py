@@ -37,11 +37,6 @@ def loops() -> list[int]:
     return [unit for length, rounds in lengths for _ in range(rounds) for unit in range(length)]
 
 
-def shifting(rng: random.Random) -> list[int]:
-    """A working set that moves on."""
-    return [start // 4 + rng.randrange(150) for start in range(LENGTH)]
-
-
 def mixed(rng: random.Random) -> list[int]:
     pieces = [
         stream[i : i + 100]
@@ -53,10 +48,8 @@ def mixed(rng: random.Random) -> list[int]:
 
 
 STREAMS: dict[str, list[int]] = {
-    "zipf": zipf(random.Random(0), 3000, LENGTH),
     "scan": scans(random.Random(1)),
     "loop": loops(),
-    "shifting": shifting(random.Random(2)),
     "mixed": mixed(random.Random(3)),
 }
 
