@@ -13,7 +13,13 @@ Recall is of the exact best --best; "same" is the share of questions with the sa
 Milliseconds are the thread's processor time, the median. The first run makes the memory and its
 lists in --work; run it again to measure.
 
+With --engine, other indexes of FAISS (factory strings; {} is the number of lists) hold the
+landmarks in lists with the same centroids. "Bounded" searches them as the lists are searched;
+"nearest" takes the --nearest landmarks of a token, as FAISS's own search returns them, in the place
+of those above a bound.
+
     python -m benchmarks.real.two_stages --text books-test.jsonl.zst --model smollm2/ --work w/
+    ... --engine "IVF{},SQ8" "IVF{},RaBitQ"
 """
 
 import argparse
@@ -45,6 +51,7 @@ from benchmarks.real.prompting import counting
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Passage
+from memstore.index.token_lists import TokenLists
 from memstore.model.passages.passage_encoding import encode, landmarks_of
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_session import capture
@@ -84,7 +91,7 @@ def main() -> None:
         made.write_text(json.dumps(make(reader, memory, documents, options)), encoding="utf-8")
         print("The lists are made; run it again, so that main memory is that of searching alone.")
         return
-    found, rows = measure(reader, memory, questions, options.best)
+    found, rows = measure(reader, memory, questions, options)
     found |= json.loads(made.read_text(encoding="utf-8"))
     print(report(found, rows))
     write(options, found | {"rows": rows})
@@ -92,6 +99,8 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = parser(__doc__, dtype="bfloat16")
+    options.add_argument("--engine", nargs="*", default=[], help="FAISS's, in place of the lists")
+    add(options, "--nearest", 10_000, "landmarks that a token finds with an --engine")
     options.add_argument("--work", type=Path, required=True, help="the memory is kept here")
     add(options, "--length", "128K", "tokens of a document", type=tokens_number)
     add(options, "--documents", 16, "of this length each")
@@ -148,7 +157,7 @@ def read_by(reader: Any, text: str, file: Path) -> Read:
         torch.save(landmarks, file.with_suffix(".part"))
         file.with_suffix(".part").rename(file)
     texts = [text[passage.start : passage.end] for passage in passages]
-    return Read(torch.load(file)[:, 0].numpy(), ids, reader.selector.words(texts))
+    return Read(torch.load(file).numpy(), ids, reader.selector.words(texts))
 
 
 def write_document(store: MemoryStore, name: str, read: Read) -> None:
@@ -166,7 +175,7 @@ def write_document(store: MemoryStore, name: str, read: Read) -> None:
                 Passage(ids, 0, "", at, len(ids))
                 for at, ids in zip((ends[first:last] - sizes).tolist(), read.ids[first:last])
             ]
-            landmarks = torch.from_numpy(read.landmarks[begin : ends[last - 1], None].copy())
+            landmarks = torch.from_numpy(read.landmarks[begin : ends[last - 1]].copy())
             words = read.words[first:last]
             writer.add_passages(some, [], given=[], landmarks=landmarks, words=words)
         writer.finish()
@@ -210,7 +219,7 @@ def synthetic(read: Read, passages: int, seed: int) -> Iterator[Read]:
 
 
 def measure(
-    reader: Any, memory: Path, questions: Sequence[Question], best: int
+    reader: Any, memory: Path, questions: Sequence[Question], options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Costs of both searches, and a row a question."""
     asked = []
@@ -223,40 +232,92 @@ def measure(
         scope = [(document.id, 0, document.blocks) for document in store.documents()]
         found["passages"] = sum(end for _, _, end in scope)
         found["tokens"] = sum(document.tokens for document in store.documents())
-        listed: list[Scored] = []
-        for times in ("first time", "again"):
-            began, spent = time.perf_counter(), []
-            listed = []
+
+        def search(times: str) -> tuple[list[Scored], list[float]]:
+            began, spent, listed = time.perf_counter(), [], []
             for _, query in asked:
                 start = time.thread_time()
                 listed.append(score_blocks(reader.selector, query, store, scope))
                 spent.append(1000 * (time.thread_time() - start))
-                if len(listed) == 1 and times == "first time":
-                    found["seconds to the first"] = time.perf_counter() - began
+                found.setdefault("seconds to the first", time.perf_counter() - began)
             found[f"ms, {times}"] = spent
+            return listed, spent
+
+        search("first time")
+        listed, _ = search("again")
         assert len(listed[0].scores) < listed[0].blocks, "too small a memory for two stages"
         found["resident"] = {kind: size - before[kind] for kind, size in resident().items()}
-        rows = [
-            compare(reader, store, scope, question, query, two, best)
-            for (question, query), two in zip(asked, listed)
-        ]
+        exact, spent = [], []
+        for _, query in asked:
+            start = time.thread_time()
+            exact.append(reader.selector.scores(query, store.retrieval, scope))
+            spent.append(1000 * (time.thread_time() - start))
         found["resident, exact"] = {kind: size - before[kind] for kind, size in resident().items()}
+
+        def rows_of(listed: list[Scored]) -> list[dict[str, Any]]:
+            return [
+                compare(reader, scope, question, scores, two, options.best) | {"exact ms": ms}
+                for (question, _), scores, two, ms in zip(asked, exact, listed, spent)
+            ]
+
+        rows = rows_of(listed)
+        found["engines"] = {}
+        retrieval: Any = store.retrieval
+        for kind in options.engine:
+            listed_by = retrieval._first_stage._listed
+            old = listed_by.lists
+            index, costs = engine(retrieval, old, kind)
+            for way, form in (("bounded", TokenLists), ("nearest", Nearest)):
+                lists: Any = form(index, old.lengths, old.digests, old.stride, old.sample)
+                lists.nearest, listed_by.lists = options.nearest, lists
+                search("engine")
+                listed, ms = search("engine")
+                costs["ms"] = statistics.median(ms)
+                for name in ("recall", "listed"):
+                    costs[name] = statistics.fmean(float(row[name]) for row in rows_of(listed))
+                found["engines"][f"{kind}, {way}"] = {**costs}
+                print(kind, way, costs, flush=True)
+            listed_by.lists = old
     return found, rows
 
 
+class Nearest(TokenLists):
+    """Lists of which a token finds so many landmarks."""
+
+    nearest = 0
+
+    def _above(self, row: np.ndarray, bound: float, lists: int) -> tuple[np.ndarray, np.ndarray]:
+        """See TokenLists."""
+        library: Any = faiss
+        params = library.SearchParametersIVF(nprobe=lists)
+        products, found = self.index.search(row[None], self.nearest, params=params)
+        there = found[0] >= 0
+        return found[0, there], products[0, there]
+
+
+def engine(retrieval: Any, old: TokenLists, kind: str) -> tuple[Any, dict[str, Any]]:
+    """An index of FAISS of the landmarks of a memory's lists, and its costs."""
+    table, catalog = retrieval.selected.table, retrieval._catalog
+    began = time.process_time()
+    lists = old.index.nlist
+    index: Any = faiss.index_factory(old.index.d, kind.format(lists), faiss.METRIC_INNER_PRODUCT)
+    index.quantizer.add(old.index.quantizer.reconstruct_n(0, lists))
+    index.train(old.sample.astype(np.float32) / np.float32(127))
+    trained, first = time.process_time(), 0
+    for document in sorted(retrieval._loaded):
+        with catalog.database.read() as txn:
+            run = table.tokens(txn, document)
+        rows = np.repeat(np.arange(first, first + len(run.lengths)), run.lengths)
+        index.add_with_ids(run.landmarks.astype(np.float32) / np.float32(127), rows)
+        first += len(run.lengths)
+    costs = {"train s": trained - began, "add s": time.process_time() - trained}
+    return index, costs | {"bytes a token": index.code_size + 8}
+
+
 def compare(
-    reader: Any,
-    store: MemoryStore,
-    scope: Scope,
-    question: Question,
-    query: Query,
-    two: Scored,
-    best: int,
+    reader: Any, scope: Scope, question: Question, exact: Tensor, two: Scored, best: int
 ) -> dict[str, Any]:
     """One question: the search in two stages against the exact one."""
-    start = time.thread_time()
-    exact = reader.selector.scores(query, store.retrieval, scope)
-    spent = 1000 * (time.thread_time() - start)
     starts = np.cumsum([0, *(end for _, _, end in scope)])
     first = {document: int(at) for (document, _, _), at in zip(scope, starts)}
     places = [
@@ -269,7 +330,6 @@ def compare(
         "question": question.name,
         "task": question.task,
         "listed": len(places),
-        "exact ms": spent,
         "recall in the list": float(torch.isin(wanted, listed).float().mean()),
         "recall": float(torch.isin(wanted, chosen).float().mean()),
         "same": set(chosen.tolist()) == set(wanted.tolist()),

@@ -89,7 +89,7 @@ def sweep(directory: Path) -> None:
                     os.close(file)
 
 
-_INDEX_FILE = re.compile(r"(layer-\d+|queries|passages)\.idx|passages\.lists")
+_INDEX_FILE = re.compile(r"(layer-\d+|queries|passages)\.idx")
 
 
 def remove_index(path: Path) -> None:

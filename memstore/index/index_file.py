@@ -1,8 +1,5 @@
 """Files of an index: a header and arrays of bytes, with checksums, replaced whole. A file is a
 cache: it is read only if it is whole and of this kind, and deleting it loses nothing.
-
-Large arrays are in numbered parts, each with its own checksum, that are read when they are needed:
-from a mapped file, or from objects of a publication.
 """
 
 import errno
@@ -11,17 +8,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgpack
 import msgspec
 import numpy as np
 import xxhash
-from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Count, unpack
 from memstore.disk.files import DATA, NO_SPACE, mode_of, open_regular, replacement
-from memstore.errors import CorruptMemory, InvalidInput, ReadOnlyMemory, StorageFull
+from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
 
 _MAGIC = b"memstore index 2\n"
 _FIXED = len(_MAGIC) + 16  # then the header's length and its checksum
@@ -102,13 +98,13 @@ def write_file(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) 
 
 
 def content_of(path: Path) -> np.ndarray:
-    """All bytes of a file, uint8. Raises Unusable (it is no regular file), FileNotFoundError,
-    OSError.
+    """All bytes of a file, uint8, a mapped copy. Raises Unusable (it is empty, or no regular file),
+    FileNotFoundError, OSError.
     """
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-            return np.fromfile(file, dtype=np.uint8)
-    except InvalidInput as error:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+    except (InvalidInput, ValueError) as error:
         raise Unusable(str(error)) from error
 
 
@@ -121,6 +117,18 @@ def read_file(path: Path, form: type[H]) -> tuple[H, list[np.ndarray]]:
 
 def decode_file(name: str, content: np.ndarray, form: type[H]) -> tuple[H, list[np.ndarray]]:
     """The same, of a file's content. Raises Unusable."""
+    header, end = decode_header(name, content, form)
+    payload = content[end:]
+    if (
+        len(payload) != sum(header.lengths)
+        or xxhash.xxh3_64(payload.data).digest() != header.payload
+    ):
+        raise Unusable(f"{name} is damaged")
+    return header, np.split(payload, np.cumsum(header.lengths)[:-1])
+
+
+def decode_header(name: str, content: np.ndarray, form: type[H]) -> tuple[H, int]:
+    """The checked header, and where it ends. Raises Unusable."""
     if len(content) < _FIXED or content[: len(_MAGIC)].tobytes() != _MAGIC:
         raise Unusable(f"{name} is damaged, or of another version")
     end = _FIXED + int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 8].tobytes(), "little")
@@ -128,74 +136,4 @@ def decode_file(name: str, content: np.ndarray, form: type[H]) -> tuple[H, list[
     if xxhash.xxh3_64(packed).digest() != content[len(_MAGIC) + 8 : _FIXED].tobytes():
         raise Unusable(f"{name} is damaged")
     with understood(name):
-        header, payload = unpack(packed, form), content[end:]
-        if (
-            len(payload) != sum(header.lengths)
-            or xxhash.xxh3_64(payload.data).digest() != header.payload
-        ):
-            raise Unusable(f"{name} is damaged")
-        return header, np.split(payload, np.cumsum(header.lengths)[:-1])
-
-
-class FilePart(NamedTuple):
-    """Where a part lies."""
-
-    start: int  # byte
-    length: int  # bytes
-    digest: int  # XXH3-64 of them
-
-
-class PartReader(Protocol):
-    """A source of parts."""
-
-    def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
-        """The bytes of parts, uint8 each, checked; all at the same time where that is faster.
-        Raises CorruptMemory, StoreUnavailable.
-        """
-
-
-class MappedFile:
-    """A file of this machine. Safe for several threads."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        """size: bytes that it must have. Raises Unusable, InvalidInput (no regular file),
-        FileNotFoundError, OSError.
-        """
-        self._path = path
-        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-            if os.fstat(file.fileno()).st_size != size:
-                raise Unusable(f"{path.name} is not the one that was written with the others")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._content = np.frombuffer(mapped, np.uint8)
-
-    def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
-        """See PartReader."""
-        found = []
-        for start, length, digest in parts:
-            found.append(self._content[start : start + length])
-            if xxh3_64_intdigest(found[-1].data) != digest:
-                raise CorruptMemory(f"{self._path} is damaged; run `memstore index`")
-        return found
-
-
-class StoredParts:
-    """Numbered parts, one after the other."""
-
-    def __init__(
-        self, reader: PartReader, lengths: np.ndarray, digests: np.ndarray, start: int = 0
-    ) -> None:
-        """lengths: int64 [n], bytes; digests: uint64 [n]; start: where the first begins."""
-        self._reader, self._lengths, self._digests = reader, lengths, digests
-        self._starts = start + np.cumsum(lengths) - lengths
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Parts by number: see PartReader."""
-        wanted = [
-            FilePart(int(self._starts[n]), int(self._lengths[n]), int(self._digests[n]))
-            for n in numbers
-        ]
-        found = iter(self._reader.read([part for part in wanted if part.length]))
-        return [next(found) if part.length else np.zeros(0, np.uint8) for part in wanted]
+        return unpack(packed, form), end

@@ -7,7 +7,7 @@ word is depends on the scope.
 import math
 import re
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from unicodedata import normalize
@@ -18,14 +18,8 @@ from torch import Tensor
 from xxhash import xxh32_intdigest
 
 from memstore.disk.format.block_words import BlockWords
-from memstore.errors import CorruptMemory
 from memstore.index.block_rows import ALL_BLOCKS, Ranges, Remembered, Rows, Scope
-from memstore.index.index_file import StoredParts
 
-PIECE = 1 << 16  # postings under one checksum
-POSTING = 10  # bytes
-
-_MOST_HELD = 128  # pieces, of .66 MB each
 _SHIFT = np.uint64(32)
 _WORD = re.compile(r"[^\W_]+")
 
@@ -62,79 +56,6 @@ class HeldPostings(NamedTuple):
         low, high = np.searchsorted(self.keys, _bounds(word))
         return self.keys[low:high].astype(np.uint32), self.counts[low:high]
 
-    @property
-    def firsts(self) -> np.ndarray:
-        """The first key of each piece, uint64."""
-        return self.keys[::PIECE].copy()
-
-    def pieces(self) -> Iterator[np.ndarray]:
-        """What a file holds of them, uint8, piece by piece: keys, then counts."""
-        for at in range(0, len(self.keys), PIECE):
-            keys, counts = self.keys[at : at + PIECE], self.counts[at : at + PIECE]
-            yield np.concatenate([keys.view(np.uint8), counts.view(np.uint8)])
-
-
-class StoredPostings:
-    """Postings in pieces that are read as they are asked for; those that were asked for last are
-    held. Safe for several threads.
-    """
-
-    def __init__(self, stored: StoredParts, firsts: np.ndarray, rows: int) -> None:
-        """stored: what HeldPostings.pieces are; firsts: uint64 [pieces], the first key of each;
-        rows: how many there are.
-        """
-        self._stored, self._firsts, self._rows = stored, firsts, rows
-        self._lock = threading.Lock()
-        self._held: OrderedDict[int, HeldPostings] = OrderedDict()
-
-    def find(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """As HeldPostings.find. Raises CorruptMemory, StoreUnavailable."""
-        return self.find_each([word])[0]
-
-    def bring(self, words: Iterable[int]) -> None:
-        """Have what `find_each` of words needs. Raises as `find`."""
-        self._read([piece for word in words for piece in self._pieces_of(word)])
-
-    def find_each(self, words: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """`find` of several words, for which all that is missing is read together."""
-        among = [self._pieces_of(word) for word in words]
-        pieces = self._read([piece for some in among for piece in some])
-        return [
-            _joined([pieces[piece].find(word) for piece in some])
-            for word, some in zip(words, among)
-        ]
-
-    def _pieces_of(self, word: int) -> range:
-        begin, end = _bounds(word)
-        first = max(0, int(np.searchsorted(self._firsts, begin, "left")) - 1)
-        return range(first, int(np.searchsorted(self._firsts, end, "right")))
-
-    def _read(self, numbers: Iterable[int]) -> dict[int, HeldPostings]:
-        """Pieces by number."""
-        wanted = dict.fromkeys(numbers)
-        with self._lock:
-            found = {number: self._held[number] for number in wanted if number in self._held}
-        missing = [number for number in wanted if number not in found]
-        for number, content in zip(missing, self._stored.read(missing)):
-            end = len(content) // 10 * 8
-            found[number] = HeldPostings(content[:end].view("<u8"), content[end:].view("<u2"))
-            if found[number].keys.astype(np.uint32).max() >= self._rows:
-                raise CorruptMemory("words are of passages that there are not")
-        with self._lock:
-            for number in wanted:
-                self._held[number] = found[number]
-                self._held.move_to_end(number)
-            while len(self._held) > _MOST_HELD:
-                self._held.popitem(last=False)
-        return found
-
-
-def piece_bytes(postings: int) -> np.ndarray:
-    """Bytes of the pieces of so many postings, int64."""
-    begins = np.arange(0, postings, PIECE, dtype=np.int64)
-    sizes: np.ndarray = POSTING * np.minimum(PIECE, postings - begins)
-    return sizes
-
 
 def keys_of(hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Keys of words, uint32 [n], in rows [n]."""
@@ -146,13 +67,6 @@ def _bounds(word: int) -> np.ndarray:
     """Between which keys those of a word lie."""
     first = np.uint64(word) << _SHIFT
     return np.array([first, first | np.uint64(0xFFFF_FFFF)], dtype=np.uint64)
-
-
-def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    if len(parts) == 1:
-        return parts[0]
-    rows = np.concatenate([np.zeros(0, np.uint32), *(rows for rows, _ in parts)])
-    return rows, np.concatenate([np.zeros(0, np.uint16), *(counts for _, counts in parts)])
 
 
 K1, B = 1.2, 0.75
@@ -190,8 +104,8 @@ class WordIndex:
         self._rows, self._lengths = Rows(), np.zeros(0, dtype=np.float32)
         self._new: list[tuple[np.ndarray, np.ndarray]] = []  # keys and counts, in no order
         self._sorted: list[HeldPostings] = []  # each more than twice as large as the next
-        self._stored: StoredPostings | None = None
-        self._stored_rows = 0  # the first, which its words are of
+        self._taken: HeldPostings | None = None
+        self._taken_rows = 0  # the first, which its words are of
         self._scopes = Remembered()
 
     def add(self, document: int, first_block: int, words: BlockWords) -> None:
@@ -215,17 +129,19 @@ class WordIndex:
         self,
         documents: Sequence[tuple[int, int, bool]],
         lengths: np.ndarray,
-        postings: StoredPostings,
+        postings: HeldPostings,
     ) -> set[int]:
-        """Have the words of documents be those that are stored, in place of whatever was stored
-        before; return the documents whose words are not held any longer.
+        """Take the words of documents from lists, in place of those taken before; return the
+        documents whose words are not held any longer.
 
         documents: of each its number, its blocks in consecutive rows, and whether it is to be
         known; lengths: float32 [rows], words of each.
         """
         with self._lock:
             before = self._rows.documents()
-            self._drop_stored()
+            for number, run in self._rows.all():
+                if run.start < self._taken_rows:
+                    self._rows.trim(number)
             rows = Rows()
             for number, blocks, known in documents:
                 if known:
@@ -234,25 +150,8 @@ class WordIndex:
                 else:
                     rows.end += blocks
             self._renumber(rows, lengths)
-            self._stored, self._stored_rows = postings, len(lengths)
+            self._taken, self._taken_rows = postings, len(lengths)
             return before - self._rows.documents()
-
-    def untake(self) -> set[int]:
-        """Find no words where they are stored any longer; return the documents whose words are not
-        held now.
-        """
-        with self._lock:
-            before = self._rows.documents()
-            self._drop_stored()
-            return before - self._rows.documents()
-
-    def _drop_stored(self) -> None:
-        """Whoever has rows that are stored has none."""
-        for number, run in self._rows.all():
-            if run.start < self._stored_rows:
-                self._rows.trim(number)
-        self._stored, self._stored_rows = None, 0
-        self._scopes.clear()
 
     def remove(self, document: int) -> None:
         """Drop a document's words; an unknown one is no error."""
@@ -273,22 +172,13 @@ class WordIndex:
     def bytes(self) -> int:
         """Memory held for words."""
         with self._lock:
-            held = [*self._new, *self._sorted]
+            held = [*self._new, *self._sorted, *([self._taken] if self._taken else [])]
             return self._lengths.nbytes + sum(keys.nbytes + counts.nbytes for keys, counts in held)
 
     def _parts(self, words: Sequence[int]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
         """Of each word the rows that hold it, and how often, from where words are held."""
-        found = [[postings.find(word) for postings in self._sorted] for word in words]
-        if self._stored is not None:
-            for parts, stored in zip(found, self._stored.find_each(words)):
-                parts.insert(0, stored)
-        return found
-
-    def _bring(self, words: Iterable[int]) -> None:
-        """Have what is stored of words: read before others have to wait for it."""
-        stored = self._stored
-        if stored is not None:
-            stored.bring(words)
+        held = self._sorted if self._taken is None else [self._taken, *self._sorted]
+        return [[postings.find(word) for postings in held] for word in words]
 
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
@@ -298,10 +188,8 @@ class WordIndex:
 
         idf = ln(1 + (N - df + .5) / (df + .5)) over the N blocks of `whole` (None: of the scope),
         of which df hold the word (as Lucene has it), and the mean is theirs. words: hash -> weight,
-        1 for a plain word. Raises DocumentNotFound if a scope names blocks that are not held, and
-        what reading stored words raises.
+        1 for a plain word. Raises DocumentNotFound if a scope names blocks that are not held.
         """
-        self._bring(words)
         with self._lock:
             self._settle()
             if whole is not None:
@@ -318,14 +206,10 @@ class WordIndex:
         pieces = [scores[:0], *(scores[start:end] for start, end in found.ranges)]
         return torch.from_numpy(np.concatenate(pieces))
 
-    def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
-        """How many blocks of a scope hold each word; None where words are stored elsewhere, which
-        are too slow to look for by the hundred. Raises as `scores`.
-        """
+    def holding(self, words: Sequence[int], scope: Scope) -> list[int]:
+        """How many blocks of a scope hold each word. Raises as `scores`."""
         with self._lock:
             self._settle()
-            if self._stored is not None:
-                return None
             found = self._of(scope)
             weighted = self._weighted(dict.fromkeys(words, 1.0), found)
             counts = dict(zip(words, (word.holding for word in weighted)))
@@ -335,7 +219,6 @@ class WordIndex:
         """The blocks of a scope that hold a rare word, and the spread of all scores, estimated from
         these and a sample of the others. Raises as `scores`.
         """
-        self._bring(words)
         with self._lock:
             self._settle()
             found = self._of(whole)
@@ -393,7 +276,7 @@ class WordIndex:
         here.
         """
         if self._rows.end > 2 * self._rows.live + 64:
-            first = self._stored_rows
+            first = self._taken_rows
             live = sum(run.size for _, run in self._rows.all() if run.start >= first)
             if self._rows.end - first > 2 * live + 64:
                 rows = Rows()
@@ -412,7 +295,7 @@ class WordIndex:
 
     def _renumber(self, rows: Rows, lengths: np.ndarray) -> None:
         """Give the words that are held here the rows behind these, which have those lengths."""
-        first = self._stored_rows
+        first = self._taken_rows
         number = np.full(self._rows.end, -1, dtype=np.int64)
         for document, run in self._rows.all():
             if run.start >= first:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from memstore.decode import Amount, Count, Positive
+from memstore.decode import Amount, Count
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
@@ -34,27 +34,23 @@ _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
 
 
-class PartsRef(NamedTuple):
-    """An object of some 32 MB with parts of lists, which follow those of the one before."""
+class ListsObject(NamedTuple):
+    """An object of some 32 MB with a part of lists."""
 
     name: Name
-    size: Positive  # bytes
+    size: Annotated[int, Meta(ge=1, le=OBJECT_BYTES)]  # bytes
+    digest: Digest
 
 
 class ListsRef(NamedTuple):
-    """The objects of lists (memstore.index.passage_files): a head, and parts, none of which is
-    cut.
-    """
+    """The objects of lists (memstore.index.passage_files), in order; the first is the header."""
 
-    head: Name
-    size: Annotated[int, Meta(ge=1, le=OBJECT_BYTES)]  # bytes of the head
-    digest: Digest  # XXH3-64 of it
-    parts: list[PartsRef]
+    objects: Annotated[list[ListsObject], Meta(min_length=1)]
 
     @property
     def names(self) -> set[str]:
-        """All objects."""
-        return {self.head, *(part.name for part in self.parts)}
+        """The names of all objects."""
+        return {each.name for each in self.objects}
 
 
 def new_lists_name() -> str:

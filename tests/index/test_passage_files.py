@@ -1,16 +1,14 @@
-"""What lists are kept as is read as it was made, and nothing else is taken for it."""
+"""A stored index is read as it was made, and nothing else is taken for one."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from xxhash import xxh3_64_intdigest
 
-from memstore.errors import CorruptMemory
 from memstore.index import passage_files
-from memstore.index.index_file import FilePart, Unusable, decode_file, encode_file
-from memstore.index.passage_files import Covered, Encoding, Kept, ListsHead, Made, PassageWords
-from memstore.index.token_lists import Building, list_bytes
+from memstore.index.index_file import Unusable, decode_file, encode_file
+from memstore.index.passage_files import Covered, PassageLists, covered_by, decode, encode
+from memstore.index.token_lists import build
 from memstore.index.word_index import HeldPostings, keys_of
 from support.crafted import WRONG, changed, fuzzed, places
 
@@ -18,51 +16,22 @@ pytest.importorskip("faiss")
 PASSAGES, TOKENS, WIDTH = 600, 10, 32
 
 
-class Held:
-    """A place in memory."""
-
-    name, stamp = "here", 1
-
-    def __init__(self, made: Made) -> None:
-        parts = Encoding(made)
-        self.content = np.concatenate([*parts])
-        self.start = np.frombuffer(b"".join(parts.head()), np.uint8)
-
-    def head(self) -> np.ndarray:
-        return self.start
-
-    def parts(self, size: int) -> "Held":
-        if size != len(self.content):
-            raise Unusable("it is of another size")
-        return self
-
-    def read(self, parts: list[FilePart]) -> list[np.ndarray]:
-        found = [self.content[part.start : part.start + part.length] for part in parts]
-        if any(xxh3_64_intdigest(one.data) != part.digest for one, part in zip(found, parts)):
-            raise CorruptMemory("damaged")
-        return found
-
-    def write(self, made: Made) -> int:
-        raise NotImplementedError
-
-
-def kept_in(place: Held) -> Kept:
-    return ListsHead(place.head(), "selector").kept(place, WIDTH)
+def joined(pieces: list[bytes | memoryview]) -> np.ndarray:
+    return np.frombuffer(b"".join(pieces), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def made() -> Made:
+def made() -> PassageLists:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((PASSAGES * TOKENS, WIDTH))
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     landmarks = (127 * units).round().astype(np.int8)
-    building = Building(landmarks, len(landmarks), PASSAGES)
-    building.add(landmarks, np.full(PASSAGES, TOKENS))
+    halves = [(half, np.full(PASSAGES // 2, TOKENS)) for half in np.split(landmarks, 2)]
+    lists = build(landmarks, len(landmarks), 1, halves)
     keys = keys_of(np.repeat(np.arange(7, 9), PASSAGES), np.tile(np.arange(PASSAGES), 2))
     words = HeldPostings.of(keys, np.ones(len(keys), np.uint16))
     covered = [Covered("a", 200, b"1"), Covered("b", PASSAGES - 200, b"2")]
-    lengths = np.full(PASSAGES, 2, np.float32)
-    return Made(building.end(), PassageWords(lengths, words), covered, "selector")
+    return PassageLists(lists, (np.full(PASSAGES, 2, np.float32), words), covered, "selector")
 
 
 def question(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,70 +39,59 @@ def question(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True), np.array([0.5, 0.3, 0.2])
 
 
-def test_it_proposes_what_the_lists_in_memory_propose(made: Made) -> None:
-    kept = kept_in(Held(made))
-    assert kept.covered == made.covered
-    before = kept.lists.bytes
+def test_a_stored_index_proposes_what_the_one_in_memory_proposes(made: PassageLists) -> None:
+    content = joined(encode(made))
+    stored = decode(content, "selector", WIDTH)
+    assert stored.covered == covered_by(content, "selector") == made.covered
     for seed in range(8):
-        here, there = (
-            one.propose(*question(seed), (40, 40), None) for one in (made.lists, kept.lists)
-        )
-        assert here is not None and there is not None and there.spread == here.spread
-        assert np.array_equal(here.rows, there.rows)
-    assert before < kept.lists.bytes <= made.lists.bytes
-    assert kept.words is not None and made.words is not None
+        here, there = (one.lists.propose(*question(seed), (40, 40), None) for one in (made, stored))
+        assert here is not None and there is not None and there[1] == here[1]
+        assert np.array_equal(here[0], there[0])
+    assert stored.lists.bytes == made.lists.bytes
+    assert stored.words is not None and made.words is not None
     for word in (7, 8, 9):
-        for found, expected in zip(
-            kept.words.postings.find(word), made.words.postings.find(word), strict=True
-        ):
-            assert np.array_equal(found, expected)
+        found, expected = (words.find(word) for _, words in (stored.words, made.words))
+        assert np.array_equal(found, expected)
+
+
+def test_an_index_of_another_selector_is_unusable(made: PassageLists) -> None:
+    content = joined(encode(made))
+    for digest, width in (("another", WIDTH), ("selector", 2 * WIDTH)):
+        with pytest.raises(Unusable):
+            decode(content, digest, width)
 
 
 @fuzzed
 @given(data=st.data())
-def test_crafted_head_is_unusable_or_consistent(made: Made, data: st.DataObject) -> None:
-    place = Held(made)
-    header, arrays = decode_file("head", place.head(), passage_files._Header)
+def test_crafted_index_is_unusable_or_consistent(made: PassageLists, data: st.DataObject) -> None:
+    header, arrays = decode_file("file", joined(encode(made)), passage_files._Header)
     fields = {name: getattr(header, name) for name in header.__struct_fields__}
     number = data.draw(st.integers(-1, len(arrays) - 1))
     if number < 0:
         way = data.draw(st.sampled_from([way for way in places(fields) if way]))
         fields = changed(fields, way, data.draw(st.sampled_from(WRONG)))
-    elif number in (3, 4) and data.draw(st.booleans()):
+    elif number in (6, 7) and data.draw(st.booleans()):  # centroids and codebook
         arrays[number] = arrays[number].copy()
         arrays[number].view("<f4")[1] = data.draw(st.sampled_from([np.nan, np.inf]))
-    else:
+    elif len(arrays[number]):
         arrays[number] = arrays[number][: data.draw(st.integers(0, len(arrays[number]) - 1))]
-    pieces = encode_file(fields, [np.ascontiguousarray(array) for array in arrays])
-    place.start = np.frombuffer(b"".join(pieces), np.uint8)
+    else:
+        return
+    content = joined(encode_file(fields, [np.ascontiguousarray(array) for array in arrays]))
     try:
-        kept = kept_in(place)
+        stored = decode(content, "selector", WIDTH)
     except Unusable:
         return
-    assert number < 0 or kept.words is None  # a name or a checksum may be any; words may lack
-    found = kept.lists.propose(*question(0), (40, 40), None)
-    assert found is None or (found.rows < PASSAGES).all()
+    assert number < 0  # a name or a state may be any
+    found = stored.lists.propose(*question(0), (40, 40), None)
+    assert found is None or (found[0] < PASSAGES).all()
 
 
-def test_parts_that_name_passages_that_there_are_not_are_told(made: Made) -> None:
-    covered = [Covered("a", PASSAGES, b"1")]
-    assert made.words is not None
-    keys = made.words.postings.keys + np.uint64(1)  # the last is of a passage behind the last
-    words = PassageWords(made.words.lengths, HeldPostings(keys, made.words.postings.counts))
-    place = Held(Made(made.lists, words, covered, "selector"))
-    kept = kept_in(place)
-    assert kept.words is not None
-    with pytest.raises(CorruptMemory, match="passages that there are not"):
-        kept.words.postings.find(8)
-    (size,) = made.lists.sizes[:1].tolist()
-    assert size
-    place.content[: 4 * size].view("<u4")[0] = PASSAGES
-    header, arrays = decode_file("head", place.head(), passage_files._Header)
-    arrays[6] = arrays[6].copy()
-    arrays[6].view("<u8")[0] = xxh3_64_intdigest(place.content[: list_bytes(size)].data)
-    told = {name: getattr(header, name) for name in header.__struct_fields__}
-    place.start = np.frombuffer(b"".join(encode_file(told, arrays)), np.uint8)
-    kept = kept_in(place)
-    with pytest.raises(CorruptMemory, match="passages that there are not"):
-        for seed in range(30):
-            kept.lists.propose(*question(seed), (40, 40), None)
+def test_numbers_of_passages_behind_the_last_are_unusable(made: PassageLists) -> None:
+    header, arrays = decode_file("file", joined(encode(made)), passage_files._Header)
+    fields = {name: getattr(header, name) for name in header.__struct_fields__}
+    for number, kind in ((1, "<u8"), (9, "<u4")):  # words, landmarks
+        some = [array.copy() for array in arrays]
+        some[number].view(kind)[-1] += PASSAGES
+        with pytest.raises(Unusable, match="contradict"):
+            decode(joined(encode_file(fields, some)), "selector", WIDTH)

@@ -1,9 +1,9 @@
-"""The passages that lists beside a memory know: which documents they are of, and their scores; and
-the shortlist of a large scope that a first stage proposes from them.
+"""The passages of a memory's lists: which documents they are of, and the shortlist of a large scope
+that the lists propose.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,223 +13,139 @@ from torch import Tensor
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.runs import RUN_BLOCKS
-from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable, TokenPlaces
 from memstore.errors import CorruptMemory, DocumentNotFound
 from memstore.index.block_rows import Remembered, Scope
 from memstore.index.late_interaction import TokenIndex
-from memstore.index.passage_files import Covered, Kept
-from memstore.index.token_lists import Added
-from memstore.index.word_index import RareBlocks, WordsBeside
+from memstore.index.passage_files import Covered, PassageLists
+from memstore.index.word_index import WordsBeside
 from memstore.store.retrieve.selector_index import SelectorIndex
-
-
-class Asked(NamedTuple):
-    """What a question asks of passages: see MemoryStore.shortlist."""
-
-    rows: np.ndarray  # float32 [T, width]
-    weights: np.ndarray  # float32 [T], which sum to 1
-    beside: WordsBeside | None = None
-
-
-class ProposedScope(NamedTuple):
-    """What of a large scope is scored exactly."""
-
-    scope: list[tuple[int, int, int]]  # runs of these blocks, in the order of the whole scope
-    passages: int  # of the whole scope
-    spread: tuple[float, float]  # mean and standard deviation of the scores of all
 
 
 class _Scope(NamedTuple):
     """A scope as lists cover it."""
 
+    at: dict[int, int]  # where documents are in the lists, by number
     inside: np.ndarray | None  # bool [passages of the lists]; None: all
-    order: np.ndarray  # int64 [documents of the lists]: where each stands in the scope
-    numbers: np.ndarray  # int64 [documents of the lists]
+    order: np.ndarray  # int64 [documents of the lists]: where each is in the scope
     rest: list[tuple[int, tuple[int, int, int]]]  # runs that lists do not cover, and where
-    tokens: int  # that they cover
-    passages: int  # of the scope
+    tokens: int  # that lists cover
+
+    def find(self, documents: np.ndarray) -> np.ndarray:
+        """Where documents [n] are in the lists, int64 [n]; -1: nowhere."""
+        return np.array([self.at.get(number, -1) for number in documents.tolist()], np.int64)
 
 
 class ListedPassages:
-    """Lists, and the documents of their passages as far as they are still the same. Safe for
-    several threads.
-    """
+    """Lists, and the documents of their passages that are unchanged. Safe for several threads."""
 
-    def __init__(
-        self, kept: Kept, rows: Mapping[int, Document], table: RunTable, catalog: Catalog
-    ) -> None:
-        """rows: the memory's ready documents."""
-        self.lists, self._words = kept.lists, kept.words
+    def __init__(self, made: PassageLists, table: RunTable, catalog: Catalog) -> None:
+        self.lists, self._words = made.lists, made.words
         self._table, self._catalog = table, catalog
-        self._blocks = np.array([one.blocks for one in kept.covered], np.int64)
-        self._starts = np.cumsum(self._blocks) - self._blocks
-        self._states = [one.state for one in kept.covered]
-        self._at = {one.name: at for at, one in enumerate(kept.covered)}
-        # of each its number here, while it is the same; others have one that no document has
-        self._numbers = self._unknown = np.arange(-len(self._states), 0) - (1 << 62)
-        self._scopes = Remembered()
+        self._blocks = np.array([one.blocks for one in made.covered], np.int64)
+        self.starts = np.cumsum(self._blocks) - self._blocks
+        self._places = {(one.name, one.state): at for at, one in enumerate(made.covered)}
+        self._scopes = Remembered()  # no number is used again for another document
         self._lock = threading.Lock()
-        numbers = self._unknown.copy()
-        for row in [*rows.values()]:
-            at = self._at.get(row.name)
-            if at is not None and self._is_same(row, at):
-                numbers[at] = row.id
-        self._know(numbers)
 
-    def _is_same(self, row: Document | None, at: int) -> bool:
-        return (
-            row is not None and row.blocks == self._blocks[at] and state_of(row) == self._states[at]
-        )
+    def _place(self, row: Document | None) -> int | None:
+        """Where a document is in the lists; None if it is not, or has changed."""
+        return None if row is None else self._places.get((row.name, state_of(row)))
 
-    def _know(self, numbers: np.ndarray) -> None:
-        order = np.argsort(numbers)
-        self._numbers, self._by_number = numbers, (order, numbers[order])
-        self._scopes.clear()
-
-    @property
-    def tokens(self) -> int:
-        """Of the documents that are still the same."""
-        return int(self.lists.lengths[np.repeat(self._numbers > 0, self._blocks)].sum())
-
-    def give_words(self, selected: SelectorIndex) -> None:
-        """Have a selector's index find the words of the documents that are still the same where
-        they are kept.
-        """
+    def give_words(self, selected: SelectorIndex, rows: Iterable[Document]) -> None:
+        """Have a selector's index take the words of unchanged documents from the lists."""
         if self._words is not None:
-            with self._lock:
-                numbers, blocks = self._numbers.tolist(), self._blocks.tolist()
-            known = [(number, n, number > 0) for number, n in zip(numbers, blocks)]
+            numbers = {self._place(row): row.id for row in rows}
+            sizes = enumerate(self._blocks.tolist())
+            known = [(numbers.get(at, 0), blocks, at in numbers) for at, blocks in sizes]
             selected.take_words(known, *self._words)
 
-    def follow(self, document: int, row: Document | None) -> None:
-        """A document has another row by now, or none."""
+    def within(self, scope: Scope, rows: Mapping[int, Document]) -> _Scope:
+        """A scope as these lists cover it."""
         with self._lock:
-            numbers = np.where(self._numbers == document, self._unknown, self._numbers)
-            at = None if row is None else self._at.get(row.name)
-            if at is not None and self._is_same(row, at):
-                numbers[at] = document
-            if (numbers != self._numbers).any():
-                self._know(numbers)
+            found: _Scope = self._scopes.get(scope, lambda: self._look(scope, rows))
+        return found
 
-    def find(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where documents [n] stand in the lists, and bool [n]: are they, as they are now, in
-        them.
-        """
-        order, numbers = self._by_number
-        at = np.searchsorted(numbers, documents).clip(max=len(numbers) - 1)
-        return order[at], numbers[at] == documents
-
-    def tokens_of(self, scope: Scope) -> int:
-        """How many of a scope's tokens are in the lists."""
-        return self._of(scope).tokens
-
-    def _of(self, scope: Scope) -> _Scope:
-        with self._lock:
-            of: _Scope = self._scopes.get(scope, lambda: self._look(scope))
-        return of
+    def _look(self, scope: Scope, rows: Mapping[int, Document]) -> _Scope:
+        order, at, rest = np.full(len(self._blocks), -1), dict[int, int](), []
+        for number, run in enumerate(scope):
+            place = self._place(rows.get(run[0]))
+            if place is not None and run[1:] == (0, self._blocks[place]):
+                order[place], at[run[0]] = number, place
+            else:
+                rest.append((number, run))
+        inside = np.repeat(order >= 0, self._blocks)
+        tokens = int(self.lists.lengths[inside].sum())
+        return _Scope(at, None if inside.all() else inside, order, rest, tokens)
 
     def propose(
-        self, asked: Asked, words: RareBlocks | None, scope: Scope, most: tuple[int, int]
-    ) -> ProposedScope | None:
-        """The passages of a scope that are worth an exact score, so many of the lists at least and
-        at most. None where all of them are, since they are too few.
-
-        words: the blocks of the scope that hold a rare one of `asked`. Raises what reading lists
-        raises.
+        self,
+        question: tuple[Tensor, Tensor, WordsBeside | None],
+        selected: SelectorIndex,
+        scope: Scope,
+        within: _Scope,
+        most: tuple[int, int],
+    ) -> "Shortlist | None":
+        """The passages of a scope that are worth an exact score: so many of the lists at least and
+        at most. None where all of them are, since they are too few. question: q, weights, beside of
+        MemoryStore.shortlist. Raises what a search of words raises.
         """
-        of, added = self._of(scope), None
-        if words is not None and asked.beside is not None:
-            at, known = self.find(words.documents)
-            known &= words.blocks < self._blocks[at]
-            mean, deviation = words.spread
-            adds = asked.beside.weight * (words.scores - mean) / max(deviation, 1e-6)
-            added = Added((self._starts[at] + words.blocks)[known], adds[known])
-        best = self.lists.propose(asked.rows, asked.weights, most, of.inside, added)
+        (q, weights, beside), added, words = question, None, None
+        if beside is not None:
+            rare = selected.rare(beside.words, scope)
+            words, (mean, deviation) = (beside.words, rare.spread), rare.spread
+            at = within.find(rare.documents)
+            adds = beside.weight * (rare.scores - mean) / max(deviation, 1e-6)
+            added = (self.starts[at] + rare.blocks)[at >= 0], adds[at >= 0]
+        best = self.lists.propose(q.numpy(), weights.numpy(), most, within.inside, added)
         if best is None:
             return None
-        at = np.searchsorted(self._starts, best.rows, "right") - 1
-        blocks = (best.rows - self._starts[at]).tolist()
-        places, documents = of.order[at].tolist(), of.numbers[at].tolist()
+        rows, spread = best
+        at = np.searchsorted(self.starts, rows, "right") - 1
+        places, blocks = within.order[at].tolist(), (rows - self.starts[at]).tolist()
         runs = [
-            (place, (document, block, block + 1))
-            for place, document, block in zip(places, documents, blocks)
+            (place, (scope[place][0], block, block + 1)) for place, block in zip(places, blocks)
         ]
-        return ProposedScope([run for _, run in sorted(runs + of.rest)], of.passages, best.spread)
+        found = [run for _, run in sorted(runs + within.rest)]
+        return Shortlist(selected, self, found, spread, (scope, within), words)
 
-    def _look(self, scope: Scope) -> _Scope:
-        runs = np.array(scope, np.int64).reshape(-1, 3)
-        at, known = self.find(runs[:, 0])
-        whole = known & (runs[:, 1] == 0) & (runs[:, 2] == self._blocks[at])
-        order = np.full(len(self._blocks), -1, np.int64)
-        order[at[whole]] = np.flatnonzero(whole)
-        inside = np.repeat(order >= 0, self._blocks)
-        rest = [(place, scope[place]) for place in np.flatnonzero(~whole).tolist()]
-        return _Scope(
-            None if inside.all() else inside,
-            order,
-            self._numbers,
-            rest,
-            int(self.lists.lengths[inside].sum()),
-            int((runs[:, 2] - runs[:, 1]).sum()),
-        )
-
-    def maxima(
-        self,
-        q: Tensor,
-        documents: np.ndarray,
-        at: np.ndarray,
-        blocks: np.ndarray,
-        selected: SelectorIndex,
-    ) -> Tensor:
-        """As MemoryStore.token_maxima, of single blocks [n] of documents [n] that stand there [n]
-        in the lists, read from where they lie. Raises what token_maxima raises.
+    def landmarks(self, documents: np.ndarray, at: np.ndarray, blocks: np.ndarray) -> TokenIndex:
+        """The landmarks of single blocks [n] of documents [n] that are at these places [n] of the
+        lists, as those of document 1; no others are read. Raises what token_maxima raises.
         """
-        begin, rows = self._starts[at], self._starts[at] + blocks
+        begin, rows = self.starts[at], self.starts[at] + blocks
         lengths, ends, each = self.lists.lengths, self.lists.ends, RUN_BLOCKS["token"]
         first = begin + blocks // each * each
         last = np.minimum(first + each, begin + self._blocks[at]) - 1
+        behind, of_run = ends[last] - ends[rows], ends[last] - ends[first]
         places = TokenPlaces(
-            documents,
-            blocks,
-            lengths[rows],
-            self.lists.digests[rows],
-            ends[last] - ends[rows] + lengths[rows],
-            last - first + 1,
-            ends[last] - ends[first] + lengths[first],
-        )
+            documents, blocks, lengths[rows], self.lists.digests[rows], behind + lengths[rows],
+            last - first + 1, of_run + lengths[first],
+        )  # fmt: skip
         with self._catalog.database.read() as txn:
             landmarks = self._table.token_landmarks(txn, places)
             if landmarks is None:
-                self._check_same(txn, documents, at)
-                raise CorruptMemory(
-                    f"{self._catalog.database.path}: token landmarks are missing or damaged; run "
-                    "verify"
-                )
+                for number, place in {*zip(documents.tolist(), at.tolist())}:
+                    if self._place(self._catalog.row(txn, number)) != place:
+                        raise DocumentNotFound(
+                            f"document {number} was forgotten or changed; look at the memory's "
+                            "documents again"
+                        )
+                where = self._catalog.database.path
+                raise CorruptMemory(f"{where}: token landmarks are missing or damaged; run verify")
         found = TokenIndex(landmarks.shape[1])
         found.add(1, 0, torch.from_numpy(landmarks), places.lengths)
-        return found.maxima(q, [(1, 0, len(rows))])
-
-    def _check_same(self, txn: Transaction, documents: np.ndarray, at: np.ndarray) -> None:
-        """Raises DocumentNotFound for one that is gone, or another by now. at: where they stand."""
-        for number, place in {*zip(documents.tolist(), at.tolist())}:
-            if state_of(self._catalog.row(txn, number)) != self._states[place]:
-                raise DocumentNotFound(
-                    f"document {number} was forgotten or changed; look at the memory's documents "
-                    "again"
-                )
+        return found
 
 
 def state_of(row: Document | None) -> bytes:
     """Tells a document's text from any other's that it had or will have."""
-    if row is None:
-        return b""
-    return xxhash.xxh3_64_digest(row.write)
+    return b"" if row is None else xxhash.xxh3_64_digest(row.write)
 
 
-def tokens_covered(covered: Sequence[Covered], rows: Mapping[str, Document]) -> int:
-    """The tokens of those documents, by name, that are in lists as they are."""
+def tokens_covered(covered: Iterable[Covered], rows: Mapping[str, Document]) -> int:
+    """The tokens of those documents, by name, that are unchanged in lists."""
     return sum(
         rows[one.name].tokens for one in covered if state_of(rows.get(one.name)) == one.state
     )
@@ -238,43 +154,41 @@ def tokens_covered(covered: Sequence[Covered], rows: Mapping[str, Document]) -> 
 class Shortlist:
     """Some blocks of a scope, and what a selector asks of a memory to score them.
 
-    scope: runs of these blocks, in the order of the whole scope. blocks: of the whole scope.
-    spread: mean and standard deviation of the scores of all of these, of the question that the
-    shortlist was made for, as a sample tells them.
+    scope: runs of these blocks, in the order of the whole scope. blocks: how many the whole scope
+    has. spread: mean and standard deviation of the scores of all of these, of the question that the
+    shortlist was made for, by a sample.
     """
 
     def __init__(
         self,
         selected: SelectorIndex,
         listed: ListedPassages,
-        proposed: ProposedScope,
-        whole: Scope,
+        scope: Scope,
+        spread: tuple[float, float],
+        whole: tuple[Scope, _Scope],
         words: tuple[Mapping[int, float], tuple[float, float]] | None,
     ) -> None:
-        """Use MemoryStore.shortlist. words: such as were asked for, and their word_spread."""
-        self.scope: Scope = proposed.scope
-        self.blocks, self.spread = proposed.passages, proposed.spread
-        self._selected, self._listed, self._whole = selected, listed, whole
-        self._words = words
+        """Use MemoryStore.shortlist. words: the question's, and their word_spread."""
+        self.scope, self.spread = scope, spread
+        self.blocks = sum(end - first for _, first, end in whole[0])
+        self._selected, self._listed, self._words = selected, listed, words
+        self._whole, self._within = whole
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """As MemoryStore.token_maxima, for blocks of the shortlist."""
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
-        at, known = self._listed.find(runs[:, 0])
-        in_lists = np.repeat(known, sizes)
-        out = torch.empty(len(q), len(in_lists))
+        at = self._within.find(runs[:, 0])
+        known = np.repeat(at >= 0, sizes)
+        out = torch.empty(len(q), len(known))
         if known.any():
-            first = np.repeat(runs[:, 1] - np.cumsum(sizes) + sizes, sizes)
-            documents, blocks = np.repeat(runs[:, 0], sizes), first + np.arange(len(in_lists))
-            places = np.repeat(at, sizes)[in_lists]
-            found = self._listed.maxima(
-                q, documents[in_lists], places, blocks[in_lists], self._selected
-            )
-            out[:, torch.from_numpy(in_lists)] = found
+            block = np.arange(len(known)) + np.repeat(runs[:, 1] - np.cumsum(sizes) + sizes, sizes)
+            columns = np.repeat(runs[:, 0], sizes), np.repeat(at, sizes), block
+            found = self._listed.landmarks(*(column[known] for column in columns))
+            out[:, torch.from_numpy(known)] = found.maxima(q, [(1, 0, int(known.sum()))])
         if not known.all():
-            rest = [scope[number] for number in np.flatnonzero(~known).tolist()]
-            out[:, torch.from_numpy(~in_lists)] = self._selected.maxima(q, rest)
+            rest = [scope[number] for number in np.flatnonzero(at < 0).tolist()]
+            out[:, torch.from_numpy(~known)] = self._selected.maxima(q, rest)
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:

@@ -1,124 +1,144 @@
-"""Lists of a published memory: read in parts from its object store, and published in the next
+"""Lists of a published memory: read whole from its object store, and published in the next
 manifest.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
-from memstore.errors import CorruptMemory, ObjectNotFound, WrongModel
-from memstore.index.index_file import FilePart, Unusable
-from memstore.index.passage_files import Encoding, ListsHead, Made, PassageDirectory
-from memstore.share.manifest import ListsRef, PartsRef
-from memstore.share.object_store import Extent, ObjectStore
+from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound, WrongModel
+from memstore.index.index_file import Parts, Unusable, decode_file
+from memstore.index.passage_files import FILE, PassageDirectory, PassageLists, covered_by, encode
+from memstore.share.manifest import ListsObject, ListsRef, Manifest, new_lists_name
+from memstore.share.object_store import OBJECT_BYTES, Extent, ObjectStore
 from memstore.share.piece_reader import Checked
+from memstore.share.publish import Change, commit
 from memstore.share.published_database import PublishedDatabase
-from memstore.share.send_lists import send_lists
+from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.retrieve.listed_passages import state_of, tokens_covered
 
+_AT_ONCE = 8  # objects that are read at the same time
 
-class PublishedLists:
-    """The objects of a memory's newest manifest as a Place of passage_files."""
+
+class PublishedLists(PassageDirectory):
+    """The objects of a memory's newest manifest, in place of a file in a directory. Methods raise
+    also CorruptMemory, ObjectNotFound, StoreUnavailable.
+    """
 
     def __init__(self, database: PublishedDatabase) -> None:
-        self._database = database
-
-    @property
-    def name(self) -> str:
-        """See Place."""
-        return self._database.path
+        self.name, self._database = database.path, database
 
     @property
     def stamp(self) -> str | None:
-        """See Place."""
-        lists = self._lists
-        return None if lists is None else lists.head
+        """See PassageDirectory."""
+        objects = self._objects
+        return objects[0].name if objects else None
 
     @property
-    def _lists(self) -> ListsRef | None:
-        return self._database.state.manifest.lists
+    def _objects(self) -> list[ListsObject]:
+        lists = self._database.state.manifest.lists
+        return [] if lists is None else lists.objects
 
-    def head(self) -> np.ndarray:
-        """See Place."""
-        lists = self._lists
-        if lists is None:
-            raise FileNotFoundError
-        where = Checked(Extent(lists.head, 0, lists.size), lists.digest)
-        return np.frombuffer(self._checked([where])[0], np.uint8)
+    def header(self) -> np.ndarray:
+        """See PassageDirectory."""
+        return self._read(self._objects[:1])
 
-    def parts(self, size: int) -> "PublishedParts":
-        """See Place."""
-        lists = self._lists
-        if lists is None or sum(part.size for part in lists.parts) != size:
-            raise Unusable("its parts are not those that its head tells")
-        return PublishedParts(self._checked, lists.parts)
+    def content(self) -> np.ndarray:
+        """See PassageDirectory."""
+        return self._read(self._objects)
 
-    def write(self, made: Made) -> int:
-        """See Place."""
-        parts = Encoding(made)
-        size = send_lists(self._database.objects, made.digest, parts, parts.head)
+    def write(self, made: PassageLists) -> int:
+        """See PassageDirectory."""
+        header, *rest = encode(made)
+        size = send_lists(self._database.objects, made.digest, bytes(header), rest)
         self._database.refresh()
         return size
 
-    def _checked(self, where: Sequence[Checked]) -> list[bytes | memoryview]:
-        try:
-            return self._database.pieces.read(where)
-        except ObjectNotFound:
-            self._database.look_again()
-            raise
-
-
-class PublishedParts:
-    """Parts in objects, as a PartReader. Safe for several threads."""
-
-    def __init__(
-        self,
-        checked: Callable[[Sequence[Checked]], list[bytes | memoryview]],
-        objects: Sequence[PartsRef],
-    ) -> None:
-        """checked: reads them: PieceReader.read."""
-        self._read = checked
-        self._names = [each.name for each in objects]
-        self._ends = [0, *accumulate(each.size for each in objects)]
-
-    def read(self, parts: Sequence[FilePart]) -> list[np.ndarray]:
-        """See PartReader. Raises also ObjectNotFound, where others were published and these are
-        removed.
-        """
-        where = []
-        for start, length, digest in parts:
-            at = bisect_right(self._ends, start) - 1
-            extent = Extent(self._names[at], start - self._ends[at], length)
-            where.append(Checked(extent, digest))
-        # copies: what is read comes in stretches, of which little may be held
-        return [np.frombuffer(bytes(data), np.uint8) for data in self._read(where)]
+    def _read(self, objects: list[ListsObject]) -> np.ndarray:
+        if not objects:
+            raise FileNotFoundError
+        content, end = np.empty(sum(each.size for each in objects), np.uint8), 0
+        for first in range(0, len(objects), _AT_ONCE):
+            some = objects[first : first + _AT_ONCE]
+            wanted = [Checked(Extent(name, 0, size), digest) for name, size, digest in some]
+            try:
+                found = self._database.pieces.read(wanted)
+            except ObjectNotFound:
+                self._database.look_again()
+                raise
+            for data in found:
+                content[end : end + len(data)] = np.frombuffer(data, np.uint8)
+                end += len(data)
+        return content
 
 
 def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> bool:
-    """Publish the lists of a memory's directory, for a selector of this digest, where all that they
-    are of is published, and more than of those that are there; was that so? Raises
-    StoreUnavailable, CorruptMemory (what is published).
+    """Publish the lists of a memory's directory, for a selector of this digest, if all documents
+    that they cover are published, and they cover more than the published lists do; return whether
+    that was so. Raises StoreUnavailable, CorruptMemory (what is published).
     """
     try:
-        local = ListsHead(directory.head(), digest)
-        own, stored = local.covered, local.parts(directory)
-    except (FileNotFoundError, Unusable, OSError):
+        content = directory.content()
+        own = covered_by(content, digest)
+        header, _ = decode_file(FILE, content, Parts)
+    except (Unusable, OSError):
         return False
     database = PublishedDatabase(objects)
     there = {entry.row.name: entry.row for entry in database.state.published.values()}
     try:
-        published = ListsHead(PublishedLists(database).head(), digest).covered
+        published = covered_by(PublishedLists(database).header(), digest)
     except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
         published = []
     if any(state_of(there.get(one.name)) != one.state for one in own):
-        return False  # what nobody was to see is none of theirs
+        return False  # lists must not reveal documents that are not published
     if tokens_covered(own, there) <= tokens_covered(published, there):
         return False
-    parts = (part for number in range(len(stored)) for part in stored.read([number]))
+    end = len(content) - sum(header.lengths)
     try:
-        send_lists(objects, digest, parts, lambda: [local.content.data])
-    except (CorruptMemory, WrongModel):  # they are caches, and all else is published
+        send_lists(objects, digest, content[:end].tobytes(), [content[end:].data])
+    except WrongModel:  # lists are caches, and all else is published
         return False
     return True
+
+
+def send_lists(
+    objects: ObjectStore, digest: str, header: bytes, rest: Iterable[bytes | memoryview]
+) -> int:
+    """Publish lists for a selector of this digest; return their bytes. header, rest: as
+    passage_files.encode returns them.
+
+    The lists need not cover documents that others publish at the same time; readers notice. Raises
+    WrongModel (another selector), InvalidInput (too many documents), MemoryNotFound,
+    StoreUnavailable.
+    """
+    if len(header) > OBJECT_BYTES:
+        raise InvalidInput(f"{objects.url}: too many documents for lists; use several prefixes")
+
+    def send(data: bytes) -> ListsObject:
+        ref = ListsObject(new_lists_name(), len(data), xxh3_64_intdigest(data))
+        objects.put(ref.name, data)
+        return ref
+
+    lists = ListsRef([send(header), *map(send, _segments(rest))])
+
+    def change(newest: Manifest) -> Change:
+        if newest.selector is None or newest.selector.digest != digest:
+            raise WrongModel(f"{objects.url} is found by another selector; open it again")
+        return Change({}, lists=lists)
+
+    commit(objects, change)
+    return sum(each.size for each in lists.objects)
+
+
+def _segments(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Pieces joined and cut into objects."""
+    held = bytearray()
+    for piece in pieces:
+        for at in range(0, len(piece), SEGMENT_BYTES):
+            held += piece[at : at + SEGMENT_BYTES]
+            if len(held) >= SEGMENT_BYTES:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held)

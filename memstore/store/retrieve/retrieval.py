@@ -29,7 +29,7 @@ from memstore.paused_collection import paused_collection
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.first_stage import FirstStage
-from memstore.store.retrieve.listed_passages import Asked, Shortlist
+from memstore.store.retrieve.listed_passages import Shortlist
 from memstore.store.retrieve.loading import load_landmarks
 from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.store.retrieve.session_document import SessionDocument
@@ -169,8 +169,8 @@ class Retrieval:
         """
         if self.selected is None or self._first_stage is None:
             return None
-        asked = Asked(q.numpy(), weights.numpy(), beside)
-        return self._first_stage.shortlist(asked, scope, self.selected, self._loaded)
+        question = (q, weights, beside)
+        return self._first_stage.shortlist(question, scope, self.selected, self._loaded)
 
     def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Under which number and block the units of blocks (document, block) are leased: those of a
@@ -240,9 +240,6 @@ class Retrieval:
         else:
             self.load(txn, *new)
         self._loaded.update({row.id: row for row in new})
-        if self._first_stage is not None:
-            for row in new:
-                self._first_stage.follow(row.id, row)
 
     def hold(self, scope: Scope) -> None:
         """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
@@ -284,10 +281,6 @@ class Retrieval:
         self._loaded.pop(number, None)
         self._waiting.pop(number, None)
         self.index.remove(number)
-        # in this order: who opens the lists meanwhile sees that the row is gone, and what is taken
-        # from them is dropped
-        if self._first_stage is not None:
-            self._first_stage.follow(number, None)
         if self.selected is not None:
             self.selected.drop(number)
         self.tiers.drop_document(number)
@@ -296,8 +289,6 @@ class Retrieval:
         """A writer has ended: hold what it committed, and nothing that it only staged."""
         if row is not None and row.state == "ready":
             self._loaded[number] = row
-            if self._first_stage is not None:
-                self._first_stage.follow(number, row)
         else:
             self.drop(number)
 

@@ -2,11 +2,10 @@
 about, read when they are first asked for.
 """
 
-import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +18,10 @@ from memstore.disk.format.runs import Kind, Run, TokenRun, WordRun, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, ObjectNotFound
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
-from memstore.index.word_index import RareBlocks, StoredPostings, WordIndex
+from memstore.index.word_index import HeldPostings, RareBlocks, WordIndex
 from memstore.paused_collection import paused_collection
 from memstore.store.retrieve.loading import by_tokens
 
@@ -73,10 +72,7 @@ class IndexEntries(NamedTuple):
         return found
 
 
-T = TypeVar("T")
-
 _AT_ONCE = 1 << 22  # tokens of documents that are read together
-_log = logging.getLogger("memstore")
 
 
 class SelectorIndex:
@@ -108,43 +104,28 @@ class SelectorIndex:
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
         """See MemoryStore.word_scores; whole: see WordIndex.scores."""
-        held = scope if whole is None else whole
-        return self._of_words(held, lambda: self._words.scores(words, scope, whole))
+        self._hold("words", scope if whole is None else whole)
+        return self._words.scores(words, scope, whole)
 
     def holding(self, words: Sequence[int], scope: Scope) -> list[int] | None:
-        """See WordIndex.holding; None also where the selector keeps no words."""
+        """See WordIndex.holding; None where the selector keeps no words."""
         if "words" not in self._held:
             return None
-        return self._of_words(scope, lambda: self._words.holding(words, scope))
+        self._hold("words", scope)
+        return self._words.holding(words, scope)
 
     def rare(self, words: Mapping[int, float], scope: Scope) -> RareBlocks:
         """See WordIndex.rare."""
-        return self._of_words(scope, lambda: self._words.rare(words, scope))
-
-    def _of_words(self, scope: Scope, work: Callable[[], T]) -> T:
-        """What is computed of the words of a scope. Those that cannot be read where they are stored
-        for a search in two stages are read from the memory's own table.
-        """
         self._hold("words", scope)
-        try:
-            return work()
-        except (CorruptMemory, ObjectNotFound) as problem:
-            with self._lock:
-                gone = self._words.untake()
-                self._held["words"] -= gone
-            if not gone:
-                raise
-            _log.warning("%s; words are read from the memory instead", problem)
-        self._hold("words", scope)
-        return work()
+        return self._words.rare(words, scope)
 
     def take_words(
         self,
         documents: Sequence[tuple[int, int, bool]],
         lengths: np.ndarray,
-        postings: StoredPostings,
+        postings: HeldPostings,
     ) -> None:
-        """Have words be found where they are kept: see WordIndex.take."""
+        """See WordIndex.take."""
         with self._lock:
             if "words" in self._held:
                 gone = self._words.take(documents, lengths, postings)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -10,7 +9,7 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.manifest import LISTS, ListsRef, read_newest
+from memstore.share.manifest import read_newest
 from memstore.share.object_store import ObjectStore, without_credentials
 from memstore.share.open_object_store import open_object_store
 from memstore.share.pieces import Entry
@@ -41,8 +40,8 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
             documents, found, size = documents + 1, found + counted[0], size + counted[1]
         except MemstoreError as error:
             problems.append(_problem(entry, error))
-    if manifest.selector is not None and manifest.lists is not None:
-        problems += _check_lists(objects, manifest.selector, manifest.lists)
+    if manifest.lists is not None:
+        problems += _check_lists(objects)
     return Report(documents, found, size, problems)
 
 
@@ -58,25 +57,19 @@ def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
             raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
 
 
-def _check_lists(objects: ObjectStore, selector: IndexSpec, lists: ListsRef) -> Iterator[Problem]:
-    """Are the lists of a selector as they were published? Raises StoreUnavailable."""
-    from memstore.index.index_file import Unusable  # these import torch
-    from memstore.index.passage_files import ListsHead
+def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
+    """Are the lists as they were published? Raises StoreUnavailable."""
+    from memstore.index.index_file import Parts, Unusable, decode_file  # these import torch
+    from memstore.index.passage_files import FILE
     from memstore.share.published_database import PublishedDatabase
     from memstore.store.retrieve.published_lists import PublishedLists
 
     url = objects.url
     again = f"run `memstore index --store {url}`"
-    sizes = {found.name: found.size for found in objects.names(LISTS)}
-    for name, size in [(lists.head, lists.size), *lists.parts]:
-        if sizes.get(name, -1) != size:
-            yield Problem(None, "", f"{url}: {name} is missing or truncated; {again}")
-            return
     try:
-        place = PublishedLists(PublishedDatabase(objects))
-        parts = ListsHead(place.head(), selector.digest).parts(place)
-        for number in range(len(parts)):
-            parts.read([number])
+        decode_file(FILE, PublishedLists(PublishedDatabase(objects)).content(), Parts)
+    except FileNotFoundError:  # a newer manifest has none
+        pass
     except (CorruptMemory, ObjectNotFound, Unusable) as error:
         yield Problem(None, "", f"{error}; {again}")
 
