@@ -10,7 +10,8 @@ from benchmarks.common.needles import Question
 from benchmarks.common.text import Books
 from memstore.training import facts as language
 from memstore.training.corpus import CorpusTokenizer
-from memstore.training.facts import Fact, Pools, Sentence, Split, draw_value
+from memstore.training.facts import Fact, Pools, Sentence, draw_value
+from memstore.training.vocabulary import Split
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question
@@ -65,7 +66,7 @@ class Writer:
         otherwise.
         """
         given = {"kind": "digits"} | choice
-        return language.draw_fact(self.rng, "held_out", pools=self.pools, **given)
+        return language.draw_fact(self.rng, self.pools, **given)
 
     def state(self, fact: Fact, forms: Split | None = None) -> str:
         """The sentence that states it: in the plain form, or in any of a split's."""

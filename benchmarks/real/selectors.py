@@ -46,8 +46,8 @@ from memstore.model.passages.selector import (
     confidence,
 )
 from memstore.training.corpus import read_documents
-from memstore.training.selectors.make_selector import Subject
 from memstore.training.selectors.measure import Haystack
+from memstore.training.selectors.states import captured
 
 LENGTH = 32_768  # tokens of a document
 SHARES = (0.05, 0.1, 0.17, 0.25, 0.4)  # of the questions that nothing answers, let through
@@ -75,10 +75,9 @@ class Read:
         questions: Sequence[str],
     ) -> None:
         self.reader, self.blocks, self.captures = reader, blocks, captures
-        self._walk = Subject.of(reader, reader.made_for).walk
         self._passages: dict[str, list[Captured]] = {}
         asked = [reader.turn_ids(question, first=True) for question in questions]
-        shown = self._walk([ids for ids, _ in asked], captures, asked=True)
+        shown = captured(reader, [ids for ids, _ in asked], captures, asked=True)
         self._questions = {
             question: Query(one.part(words), question)
             for question, one, (_, words) in zip(questions, shown, asked, strict=True)
@@ -88,7 +87,7 @@ class Read:
         if document not in self._passages:
             text = self.blocks.documents[document]
             ids = [one.ids.tolist() for one in passages_of(self.reader, [text])]
-            seconds, found = timed(lambda: self._walk(ids, self.captures, asked=False))
+            seconds, found = timed(lambda: captured(self.reader, ids, self.captures, asked=False))
             tokens = sum(map(len, ids))
             print(f"{document}: {len(ids)} passages, {tokens / seconds:.0f} tokens/s", flush=True)
             self._passages[document] = found

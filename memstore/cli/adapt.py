@@ -117,12 +117,12 @@ def _adapt_reading(
 ) -> dict[str, Any]:
     """Train and store a reading adapter; what --json prints of it."""
     from memstore.hf.weights import adapter_made_here
+    from memstore.training.planted import planted_questions
     from memstore.training.reading import ReadingOptions, adapt_reading
-    from memstore.training.selectors.asked import planted_questions
 
     kind: Kind = "writer" if contexts is None else "both"
     if contexts is None:
-        contexts = planted_questions(texts, reader.tokenizer, 4 * windows, seed)
+        contexts = planted_questions(texts, 4 * windows, "train", seed, facts_only=True)
     options = ReadingOptions(
         tokens=tokens, learning_rate=5e-4 if kind == "writer" else 8e-4, seed=seed
     )
@@ -149,15 +149,14 @@ def _make_selector(
     from memstore.hf.load import load_reader
     from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.adaptation import save_selector
-    from memstore.training.selectors.make_selector import AdaptOptions, Subject, calibrate_reading
+    from memstore.training.selectors.make_selector import AdaptOptions, calibrate_reading
     from memstore.training.selectors.make_selector import adapt as make_selector
 
-    subject = Subject.of(reader, reader.made_for)
     options = AdaptOptions(windows=windows, held_out=min(48, windows), seed=seed)
     # states are those of this adapter; an earlier run may have left others
     work /= reader.adapter.digest if reader.adapter else "stock"
     adaptation = make_selector(
-        subject, texts, work, contexts=contexts, options=options, report=console.note
+        reader, texts, work, contexts=contexts, options=options, report=console.note
     )
     adapted = load_reader(model, device=str(reader.device), adaptation=adaptation)
     assert isinstance(adapted, HuggingFacePassageModel)
@@ -170,7 +169,7 @@ def _make_selector(
         seed=seed,
         report=console.note,
     )
-    save_selector(adaptation, subject.made_for, path)
+    save_selector(adaptation, reader.made_for, path)
     name, shares = adaptation.selector.spec.name, dict(adaptation.scores)
     result = {"selector": name, "file": str(path), "scores": dict(shares)}
     answers = shares.pop("answers", 0.0)

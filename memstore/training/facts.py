@@ -1,8 +1,9 @@
 """The language of planted facts: made-up things with attributes and values, and the sentences that
 state them, update them and ask for them.
 
-Landmark training and the benchmarks of landmark models plant these facts. Every pool of words and
-every list of sentence forms has a part that training never sees, for the split "held_out".
+Landmark training, the questions of `planted.py` and the benchmarks of landmark models plant these
+facts. Every pool of words and every list of sentence forms has a part that training never sees, for
+the split "held_out".
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from memstore.training.vocabulary import between_commas, forms, sections
+from memstore.training.vocabulary import SPLITS, Split, between_commas, forms, sections
 
-Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = ("train", "held_out")
-
-_TEXT = sections("recall")
+_TEXT = sections("forms")
+Forms = dict[Split, tuple[str, ...]]
 
 
-def _forms(name: str) -> dict[Split, tuple[str, ...]]:
+def _forms(name: str) -> Forms:
     return {split: forms(_TEXT[f"{name} {split}"]) for split in SPLITS}
+
+
+def _questions(name: str) -> Forms:
+    return {split: tuple(one.replace("|", " ") for one in _forms(name)[split]) for split in SPLITS}
+
+
+def _with_answers(name: str) -> dict[Split, tuple[tuple[str, str], ...]]:
+    """Question forms that are whole sentences, each with the words that begin its answer."""
+    divided = {s: (form.partition("|") for form in _forms(name)[s]) for s in SPLITS}
+    return {s: tuple((asked, begun) for asked, _, begun in divided[s] if begun) for s in SPLITS}
 
 
 def _words(name: str) -> dict[Split, tuple[str, ...]]:
@@ -32,22 +41,17 @@ def _words(name: str) -> dict[Split, tuple[str, ...]]:
 # In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article,
 # {a} the attribute, {v} the value. A question says everything up to its answer. The first four of
 # each list are the plain ones that training may begin with.
-STATEMENTS, UPDATES, QUESTIONS = map(_forms, ("STATEMENTS", "UPDATES", "QUESTIONS"))
-PASS_KEY_STATEMENTS, PASS_KEY_QUESTIONS = map(_forms, ("PASS_KEY_STATEMENTS", "PASS_KEY_QUESTIONS"))
+STATEMENTS, UPDATES, PASS_KEY_STATEMENTS = map(
+    _forms, ("STATEMENTS", "UPDATES", "PASS_KEY_STATEMENTS")
+)
+QUESTIONS, PASS_KEY_QUESTIONS = map(_questions, ("QUESTIONS", "PASS_KEY_QUESTIONS"))
+ASKED, PASS_KEY_ASKED = map(_with_answers, ("QUESTIONS", "PASS_KEY_QUESTIONS"))
 
-ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
+ValueKind = Literal["digits", "repeats", "words", "name", "code", "format"]
 # How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats
 # only in evaluation.
 VALUE_SHARES: dict[Split, dict[ValueKind, float]] = {
-    "train": {
-        "digits": 0.42,
-        "repeats": 0.18,
-        "words": 0.12,
-        "colour_noun": 0.04,
-        "name": 0.07,
-        "code": 0.15,
-        "figure": 0.02,
-    },
+    "train": {"digits": 0.42, "repeats": 0.18, "words": 0.16, "name": 0.08, "code": 0.16},
     "held_out": {"digits": 0.3, "repeats": 0.1, "words": 0.15, "name": 0.1, "format": 0.35},
 }
 # A: a capital, a: a small letter, d: a digit, anything else itself.
@@ -69,7 +73,6 @@ _HELD_OUT_NAME = re.compile(f"(?:{'|'.join(_SYLLABLES['held_out'])})+")
 # of copying.
 _ONSETS = between_commas(_TEXT["ONSETS"])
 _CODAS = ("", "", "", *"nrlstmkd")
-_MONTHS = between_commas(_TEXT["MONTHS"])
 
 
 @dataclass(frozen=True)
@@ -159,23 +162,9 @@ def draw_value(rng: Random, pools: Pools, kind: ValueKind | None = None) -> str:
         return repeated_digits(rng)
     if kind == "words":
         return " ".join(rng.choice(pools.words) for _ in range(rng.choice((1, 1, 2))))
-    if kind == "colour_noun":
-        return f"{rng.choice(_COLOURS[pools.split])} {rng.choice(_NOUNS[pools.split])}"
     if kind == "name":
         return _name(rng, pools.split)
-    if kind == "code":
-        return _pattern(rng, _code(rng))
-    if kind == "format":
-        return _pattern(rng, rng.choice(_FORMATS))
-    return rng.choice(
-        (
-            f"{rng.randint(1, 28)} {rng.choice(_MONTHS)}",
-            str(rng.randint(1500, 1999)),
-            f"{rng.randint(1, 12)}:{rng.randint(0, 59):02}",
-            f"{rng.randint(0, 99)}.{rng.randint(0, 99):02}",
-            f"{rng.randint(2, 90)} {rng.choice(('pounds', 'feet', 'miles', 'years'))}",
-        )
-    )
+    return _pattern(rng, _code(rng) if kind == "code" else rng.choice(_FORMATS))
 
 
 def _name(rng: Random, split: Split) -> str:
@@ -237,7 +226,7 @@ GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to remember; the pass key is the attribute "pass key" of nothing."""
+    """One thing to remember; a pass key is an attribute of nothing."""
 
     entity: str
     attribute: str
@@ -272,18 +261,9 @@ class Sentence:
 
 
 def draw_fact(
-    rng: Random,
-    split: Split = "train",
-    kind: ValueKind | None = None,
-    *,
-    entity_kind: EntityKind | None = None,
-    pools: Pools | None = None,
+    rng: Random, pools: Pools, kind: ValueKind | None = None, entity_kind: EntityKind | None = None
 ) -> Fact:
-    """A fact of the split: a made-up entity, an attribute and a value of `kind` (drawn when None).
-
-    `pools` (of the same split) may bring words of a corpus and narrow the choice.
-    """
-    pools = pools or Pools.of(split)
+    """A made-up entity, an attribute and a value of `kind` (drawn when None)."""
     entity = draw_entity(rng, pools, entity_kind)
     return Fact(entity, rng.choice(pools.attributes), draw_value(rng, pools, kind))
 
@@ -304,21 +284,34 @@ def draw_pass_key(rng: Random, repeats: float = 0.3) -> Fact:
     return pass_key(value)
 
 
+def named(entity: str) -> str:
+    """An entity in a sentence: proper names take no article."""
+    return entity if entity[:1].isupper() else f"the {entity}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def filled(form: str, fact: Fact) -> str:
+    """A form without a value as the text of a fact."""
+    name = named(fact.entity)
+    words = {"E": name, "C": capital(name), "e": fact.entity, "a": fact.attribute}
+    return form.format_map(words)
+
+
 def sentence(form: str, fact: Fact) -> Sentence:
     """The sentence that a form of STATEMENTS, UPDATES or PASS_KEY_STATEMENTS makes of a fact."""
-    entity = fact.entity
-    # Proper names take no article.
-    named = entity if entity[:1].isupper() else f"the {entity}"
-    words = {"E": named, "C": named[:1].upper() + named[1:], "e": entity, "a": fact.attribute}
     parts: list[tuple[str, bool]] = []
     *before, last = form.split("{v}")
     for text in before:
-        text = text.format_map(words)
+        text = filled(text, fact)
         if text.rstrip(" "):
             parts.append((text.removesuffix(" "), False))
         parts.append((" " + fact.value if text.endswith(" ") else fact.value, True))
     if last:
-        parts.append((last.format_map(words), False))
+        parts.append((filled(last, fact), False))
     return Sentence(tuple(parts))
 
 

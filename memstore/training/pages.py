@@ -343,7 +343,7 @@ class Page:
         while True:
             # A few colours and nouns can be used up; then anything of the split will do.
             choice = pools if attempt < 30 else Pools.of(pools.split)
-            fact = language.draw_fact(rng, pools.split, pools=choice)
+            fact = language.draw_fact(rng, choice)
             if facts and attempt < 30 and rng.random() < self._config.near:
                 near = rng.choice(facts)
                 if not near.is_pass_key:

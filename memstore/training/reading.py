@@ -26,7 +26,6 @@ from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import Kind, ReadingAdapter, attach_adapter
 from memstore.model.adapter import AttentionSpec
-from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.repositioned_attention import attention
 from memstore.model.rotary import Positions
 from memstore.training.reading_questions import (
@@ -310,12 +309,8 @@ def adapt_reading(
     work: directory of checkpoints. Raises InvalidInput for questions of fewer than two titles.
     """
     parts = split_titles(contexts, options.seed)
-
-    def cut(text: str) -> list[list[int]]:
-        return [passage.ids.tolist() for passage in passages_of(model, [text])]
-
     report("splitting the texts into passages")
-    learned, checked = (Examples(part, cut, model.tokenizer.decode) for part in parts)
+    learned, checked = (Examples(part, model) for part in parts)
     before = model.adapter
     if before is None or before.kind != kind:
         before = ReadingAdapter.untrained(model.model, kind, options.rank, options.seed)

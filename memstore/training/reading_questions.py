@@ -9,7 +9,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,10 +19,9 @@ import msgspec
 from memstore.decode import from_json
 from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
+from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.training.corpus import lines_of
-
-Cut = Callable[[str], list[list[int]]]
-"""Splits a text into passages of token ids."""
 
 _WORD = re.compile(r"\w+")
 _REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
@@ -128,10 +127,8 @@ class Examples:
     that a forward pass computes a passage once for many questions.
     """
 
-    def __init__(
-        self, contexts: Iterable[AskedContext], cut: Cut, decode: Callable[[Sequence[int]], str]
-    ) -> None:
-        """cut, decode: of the trained model."""
+    def __init__(self, contexts: Iterable[AskedContext], reader: PassageModel) -> None:
+        """reader: the model that cuts the texts into passages."""
         self._passages: list[list[int]] = []
         self._words: list[set[str]] = []
         self._starts: list[int] = []  # of each context, its first passage
@@ -147,8 +144,9 @@ class Examples:
             self._about[self._titles[-1]].append(number)
             self._sources[one.source, one.lang].append(number)
             texts = []
-            for ids in cut(one.context):
-                words = plain_words(decode(ids))
+            for passage in passages_of(reader, [one.context]):
+                ids = passage.ids.tolist()
+                words = plain_words(reader.tokenizer.decode(ids))
                 texts.append(f" {' '.join(words)} ")
                 for word in set(words):
                     self._holding[word].append(len(self._passages))

@@ -1,50 +1,47 @@
 """The words that planted facts are made of, read from the text files in `words/`.
 
-recall.txt has the sentence forms and words of landmark training (`facts.py`), the others those of
-selectors: sentence forms, pools of words, and relations, which are facts asked for in other words
-than they are stated in. A word is in one pair of synonyms only, so that a pair is wholly of one
-split (`questions.split`).
+forms.txt has sentence forms and the words of landmark training (`facts.py`); word_pools.txt and
+relations.txt have what is asked for in other words than it is stated in (`planted.py`). A word, a
+name and a relation belong to one split; so does a pair of synonyms, by its first word. No word is
+in two pairs.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
-Words = tuple[str, ...]
-Pairs = tuple[tuple[str, str], ...]
-PAIRS = ("THINGS", "PLACES", "BEINGS", "QUALITIES", "OTHERS")
-"""The sections of word_pools.txt that hold pairs of synonyms."""
+from memstore.training.corpus import is_held_out
+
+Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
+T = TypeVar("T", str, tuple[str, str])
 
 
 class Relation(NamedTuple):
     """One relation: its statements and questions share no word of weight but the subject.
 
     subjects: kinds of subject that it suits, letters of "tpb" (things, places, beings). value: a
-    kind of value that `Facts.value` draws. In a statement or question {e} is the subject and {v}
-    the value; after `|` of a question are the words that begin its answer.
+    kind of value that `planted.py` draws. In a statement or question {E} is the subject and {v} the
+    value; after `|` of a question are the words that begin its answer.
     """
 
     subjects: str
     value: str
-    statements: Words
-    questions: Words
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
 
 
 @cache
-def pool(name: str) -> Words:
+def pool(name: str) -> tuple[str, ...]:
     """The words of a section of word_pools.txt."""
     return between_commas(sections("word_pools")[name])
 
 
 @cache
-def pairs(name: str) -> Pairs:
+def pairs(name: str) -> tuple[tuple[str, str], ...]:
     """The pairs of a word and its synonym of a section of word_pools.txt."""
     return tuple((one, other) for one, _, other in (word.partition("/") for word in pool(name)))
-
-
-def all_pairs() -> Pairs:
-    """All pairs of synonyms."""
-    return tuple(pair for name in PAIRS for pair in pairs(name))
 
 
 @cache
@@ -61,6 +58,12 @@ def relations() -> dict[str, Relation]:
     return found
 
 
+def of_split(names: Iterable[T], split: Split) -> tuple[T, ...]:
+    """Those of the names or pairs that belong to a split."""
+    held_out = split == "held_out"
+    return tuple(x for x in names if is_held_out(x if isinstance(x, str) else x[0]) == held_out)
+
+
 @cache
 def sections(file: str) -> dict[str, str]:
     """The text below each "[NAME]" of a file."""
@@ -68,12 +71,12 @@ def sections(file: str) -> dict[str, str]:
     return {name: text.strip() for name, _, text in parts}
 
 
-def between_commas(text: str) -> Words:
+def between_commas(text: str) -> tuple[str, ...]:
     """The words of a section."""
     return tuple(" ".join(word.split()) for word in text.split(","))
 
 
-def forms(text: str) -> Words:
+def forms(text: str) -> tuple[str, ...]:
     """The sentence forms of a section, one a line; \\n is a new line."""
     return tuple(line.replace("\\n", "\n") for line in text.splitlines())
 

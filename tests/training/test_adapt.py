@@ -1,7 +1,6 @@
-"""Making a selector: windows with facts, states that are read once, training, calibration."""
+"""Making a selector: texts with questions, states that are read once, training, calibration."""
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,44 +10,32 @@ import pytest
 import torch
 import typer
 
+pytest.importorskip("transformers")
+
 from memstore.cli.main import app
-from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
-from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.lookup_settings import CAUTIONS
-from memstore.model.passages.adaptation import Adaptation, MadeFor, load_selector, save_selector
-from memstore.model.passages.passage_cutting import Passages
-from memstore.model.passages.selector import GATE_BLOCKS, Captured, Captures, Selector
+from memstore.model.passages.adaptation import UNADAPTED, Adaptation, load_selector, save_selector
+from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.selector import GATE_BLOCKS, Selector
+from memstore.training.planted import planted_questions
 from memstore.training.reading_questions import AskedContext, AskedQuestion, drawn, split_titles
-from memstore.training.selectors import make_selector
-from memstore.training.selectors.asked import asked_windows
+from memstore.training.selectors import make_selector, states
 from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
-from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt
+from memstore.training.selectors.make_selector import AdaptOptions, adapt
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, recalls
-from memstore.training.selectors.questions import Split
 from memstore.training.selectors.states import read_states
-from memstore.training.selectors.windows import Window, WindowWriter, firsts
-from support.paths import ROOT
-from support.tiny_decoder import saved
+from memstore.training.selectors.windows import Window, firsts, windows_of
+from memstore.training.vocabulary import Split
+from support.tiny_decoder import decoder, saved, tokenizer
 
-SHIPPED = ROOT / "memstore" / "model" / "landmark" / "weights" / "tokenizer.json"
-HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
-SIZE = 48  # tokens that a passage is filled up to
-
-Write = Callable[..., WindowWriter]
+LEARN = LearnConfig(width=32, steps=51, batch=16, like=2, others=16)
+OPTIONS = AdaptOptions(windows=8, held_out=4, layer=1, learn=LEARN)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(SHIPPED)
-
-
-def cut(tokenizer: Tokenizer, text: str) -> list[Passage]:
-    return list(Passages(tokenizer, [text], size=SIZE, most=2 * SIZE))
-
-
-def prose(seed: int, sentences: int = 400) -> str:
+def prose(seed: int, sentences: int = 100) -> str:
     rng = Random(seed)
     nouns = ["river", "window", "morning", "captain", "letter", "garden", "winter", "answer"]
     verbs = ["followed", "watched", "remembered", "carried", "opened", "crossed", "noticed"]
@@ -59,193 +46,142 @@ def prose(seed: int, sentences: int = 400) -> str:
     return " ".join(made)
 
 
-@pytest.fixture(scope="module")
-def write(tokenizer: Tokenizer, texts: list[str]) -> Write:
-    def writer(wanted: Split, seed: int) -> WindowWriter:
-        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed)
-
-    return writer
+TEXTS = [prose(1), prose(2)]
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
-    return [prose(1), prose(2)]
+def reader() -> HuggingFacePassageModel:
+    return HuggingFacePassageModel(decoder("llama", num_hidden_layers=2), tokenizer(), UNADAPTED)
 
 
-class Walker:
-    """A made-up model: a state says which token it is of and which ones are before it."""
-
-    def __init__(self, vocabulary: int) -> None:
-        draw = torch.Generator().manual_seed(0)
-        self.embedding = torch.randn(vocabulary, HIDDEN, generator=draw)
-        self.rows = 0
-
-    def __call__(
-        self, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
-    ) -> list[Captured]:
-        self.rows += len(rows)
-        shown = []
-        for ids in rows:
-            e = self.embedding[torch.tensor(list(ids))]
-            x = e + 0.5 * e.roll(1, 0) + 0.2 * e.roll(2, 0)
-            shown.append(Captured(list(ids), {layer: x * (layer + 1) for layer in captures.states}))
-        return shown
+def windows(
+    reader: HuggingFacePassageModel, count: int, seed: int = 0, split: Split = "train"
+) -> list[Window]:
+    return windows_of(planted_questions(TEXTS, count, split, seed), reader, seed)
 
 
-@pytest.fixture
-def subject(tokenizer: Tokenizer) -> Subject:
-    made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size)
-    walk = Walker(tokenizer.vocab_size)
-
-    def turn(question: str) -> tuple[list[int], range]:
-        ids = tokenizer.encode(question)
-        return ids, range(len(ids))
-
-    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, turn, SIZE)
-
-
-OPTIONS = AdaptOptions(
-    windows=8, held_out=4, layer=1, learn=LearnConfig(width=32, steps=51, others=48)
-)
-
-
-def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, write: Write) -> None:
-    for window in write("train", seed=3).windows(6):
-        assert [list(ids) for ids in window.passages] == [
-            passage.ids.tolist() for passage in cut(tokenizer, window.text)
-        ]
-        assert 700 < sum(map(len, window.passages)) < 1400
-        kinds = {question.kind for question in window.questions}
-        assert {"passage", "plain", "absent"} <= kinds
+def test_a_window_holds_what_its_questions_ask_for(reader: HuggingFacePassageModel) -> None:
+    decode = reader.tokenizer.decode
+    contexts = planted_questions(TEXTS, 12, "train", 3)
+    for context, window in zip(contexts, windows_of(contexts, reader, 0), strict=True):
+        cut = [passage.ids.tolist() for passage in passages_of(reader, [context.context])]
+        assert [list(ids) for ids in window.passages] == cut
+        answers = {asked.question: asked.answers for asked in context.questions}
         for question in window.questions:
-            assert tokenizer.decode(question.ids).strip() == question.text.strip()
+            assert decode(question.ids).strip() == question.text.strip()
             if question.kind in ("plain", "absent"):
                 assert question.passage == -1 and not question.touched
                 continue
             assert question.passage in question.touched
-    writer = write("train", seed=4)
-    for _ in range(6):
-        fact = writer.facts.literal()
-        window = writer.window([fact])
-        (asked,) = (question for question in window.questions if question.key == fact.key)
-        assert asked.text.startswith(fact.question)
-        assert fact.value.lower() in tokenizer.decode(window.passages[asked.passage]).lower()
-        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked.touched)
-        assert all(word in whole for word in fact.sentence.split())
-
-
-def test_windows_are_the_same_for_the_same_seed_and_refuse_short_texts(
-    tokenizer: Tokenizer, write: Write
-) -> None:
-    first = write("validation", seed=5).window()
-    assert first == write("validation", seed=5).window()
-    assert first != write("validation", seed=6).window()
-    with pytest.raises(InvalidInput, match="give longer ones"):
-        WindowWriter(["too short"], tokenizer, partial(cut, tokenizer), "train", seed=0)
+            if question.kind != "passage":
+                (answer,) = answers[question.text]
+                assert answer.lower() in decode(window.passages[question.passage]).lower()
 
 
 def test_states_are_read_once_and_an_interrupted_reading_goes_on(
-    tokenizer: Tokenizer, write: Write, tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    windows = list(write("train", seed=1).windows(18))
-    walk = Walker(tokenizer.vocab_size)
+    texts = windows(reader, 18)
+    rows: list[int] = []
+    captured = states.captured
+
+    def counted(*given, **asked):
+        rows.append(len(given[1]))
+        return captured(*given, **asked)
+
+    monkeypatch.setattr(states, "captured", counted)
 
     def stop(done: int, of: int) -> None:
         if done >= 16:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        read_states(windows, walk, [1, 2], tmp_path, stop)
-    before = walk.rows
-    resumed = read_states(windows, walk, [1, 2], tmp_path)
-    assert walk.rows - before == sum(
-        len(window.passages) + len(window.questions) for window in windows[16:]
-    )
-    whole = read_states(windows, Walker(tokenizer.vocab_size), [1, 2], tmp_path / "other")
-    assert torch.equal(resumed.passages[2], whole.passages[2])
-    assert torch.equal(resumed.rows[1], whole.rows[1])
+        read_states(texts, reader, [0, 1], tmp_path, stop)
+    rows.clear()
+    resumed = read_states(texts, reader, [0, 1], tmp_path)
+    assert sum(rows) == sum(len(one.passages) + len(one.questions) for one in texts[16:])
+    whole = read_states(texts, reader, [0, 1], tmp_path / "other")
+    assert torch.equal(resumed.passages[1], whole.passages[1])
+    assert torch.equal(resumed.rows[0], whole.rows[0])
     assert resumed.asked == whole.asked
     asked = [one for one in resumed.asked if one.window == 3]
-    for one, question in zip(asked, windows[3].questions, strict=True):
+    for one, question in zip(asked, texts[3].questions, strict=True):
         shown = resumed.captured(one)
         assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
-    held = [ids for window in windows for ids in window.passages]
-    assert [resumed.shown(number).ids for number in (0, 40)] == [list(held[0]), list(held[40])]
-    assert torch.equal(resumed.passage(2, 40), resumed.shown(40).states[2])
-    assert len(resumed.passage(2, 40)) == len(held[40])
+    held = [ids for window in texts for ids in window.passages]
+    assert [resumed.shown(number).ids for number in (0, 20)] == [list(held[0]), list(held[20])]
+    assert torch.equal(resumed.passage(1, 20), resumed.shown(20).states[1])
     assert [one.right for one in asked] == [
-        firsts(windows)[3] + one.question.passage if one.question.passage >= 0 else -1
+        firsts(texts)[3] + one.question.passage if one.question.passage >= 0 else -1
         for one in asked
     ]
-    walk.rows = 0
-    read_states(windows[:8], walk, [1], tmp_path)
-    assert walk.rows > 0  # other layers are other states
+    rows.clear()
+    read_states(texts[:8], reader, [1], tmp_path)
+    assert sum(rows) > 0  # other layers are other states
 
 
 def test_passages_that_answer_the_same_question_count_neither_way(
-    subject: Subject, write: Write, tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
-    windows = list(write("train", seed=2).windows(2))
-    first, second = windows
+    first, second = windows(reader, 2, seed=2)
     key = next(question for question in first.questions if question.key)
     again = replace(key, passage=0, touched=(0, 1))
-    windows[1] = Window(second.text, second.passages, (*second.questions, again))
-    asked = read_states(windows, subject.walk, [1], tmp_path).asked
+    second = replace(second, questions=(*second.questions, again))
+    asked = read_states([first, second], reader, [1], tmp_path).asked
     same = [one for one in asked if one.question.key == key.key]
-    before = firsts(windows)[1]
-    assert before == len(first.passages)
+    before = len(first.passages)
     assert same[0].touched == set(key.touched) and same[0].others == {before, before + 1}
     assert same[-1].touched == {before, before + 1} and same[-1].others == set(key.touched)
     assert same[-1].right == before
     nothing = [one for one in asked if one.question.kind in ("absent", "plain")]
     assert nothing and not any(one.touched or one.right >= 0 for one in nothing)
-    assert not any(one.others for one in asked if not one.question.key)
 
 
 def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
-    subject: Subject, write: Write, tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
-    windows = list(write("train", seed=2).windows(2))
-    states = read_states(windows, subject.walk, [1], tmp_path)
-    model = Trained(states, 1, torch.rand(subject.made_for.vocabulary), 32, 0.0)
+    texts = windows(reader, 4, seed=2)
+    read = read_states(texts, reader, [1], tmp_path)
+    model = Trained(read, 1, torch.rand(reader.made_for.vocabulary), 32, 0.0)
     torch.nn.init.normal_(model.attend, std=0.1)
-    lengths = [len(ids) for window in windows for ids in window.passages]
-    rows = states.rows[1].float(), states.row_ids
-    questions = [one.end - one.first for one in states.asked]
-    trained = model.scores(*rows, questions, model.landmarks(states.passages[1].float()), lengths)
+    lengths = [len(ids) for window in texts for ids in window.passages]
+    rows = read.rows[1].float(), read.row_ids
+    questions = [one.end - one.first for one in read.asked]
+    trained = model.scores(*rows, questions, model.landmarks(read.passages[1].float()), lengths)
     selector = Selector(model.selector(1))
     haystack = Haystack(selector.spec)
-    shown = [states.shown(number) for number in range(len(lengths))]
-    haystack.add_passages(selector, subject.tokenizer, shown)
-    for one, scores in zip(states.asked, trained, strict=True):
-        found = selector.scores(states.query(one), haystack, haystack.scope)
+    shown = [read.shown(number) for number in range(len(lengths))]
+    haystack.add_passages(selector, reader.tokenizer, shown)
+    for one, scores in zip(read.asked, trained, strict=True):
+        found = selector.scores(read.query(one), haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
 
 
 def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file(
-    subject: Subject, texts: list[str], tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
     told: list[str] = []
-    made = adapt(subject, texts, tmp_path, options=OPTIONS, report=told.append)
+    made = adapt(reader, TEXTS, tmp_path, options=OPTIONS, report=told.append)
     assert made.selector.learned is not None and made.selector.learned.layer == 1
     assert made.scores["literal"] > 0.8 and made.gate is not None and made.gate.growth > 0
     assert any(line.startswith("step 50") for line in told)
     path = tmp_path / "selector.safetensors"
-    save_selector(made, subject.made_for, path)
-    loaded = load_selector(path, subject.made_for)
+    save_selector(made, reader.made_for, path)
+    loaded = load_selector(path, reader.made_for)
     assert isinstance(loaded, Adaptation)
     assert loaded.selector.spec == made.selector.spec and loaded.scores == made.scores
 
 
 def test_the_same_seed_learns_the_same_bits(
-    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
-    windows = list(write("train", 2).windows(6))
-    states = read_states(windows, subject.walk, [1], tmp_path)
-    idf = rarity((ids for window in windows for ids in window.passages), tokenizer.vocab_size)
-    config = LearnConfig(width=32, steps=3, others=48)
+    texts = windows(reader, 12, seed=2)
+    read = read_states(texts, reader, [1], tmp_path)
+    passages = (ids for window in texts for ids in window.passages)
+    idf = rarity(passages, reader.made_for.vocabulary)
+    config = replace(LEARN, steps=3)
     one, same, other = (
-        learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
+        learn(read, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
     )
     assert one.digest == same.digest != other.digest
 
@@ -281,13 +217,12 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
 
 
 def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
-    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    pytest.importorskip("transformers")
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
     model = saved(tmp_path / "model", num_hidden_layers=2)
     prose_file = tmp_path / "prose.txt"
-    prose_file.write_text(texts[0])
+    prose_file.write_text(TEXTS[0])
     assert load_reader(model).selector.spec.name == "words"
     here = "memstore.training.selectors.make_selector"
     few = partial(AdaptOptions, learn=LearnConfig(steps=5))
@@ -310,7 +245,6 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
 def test_the_command_trains_a_reading_adapter_on_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    pytest.importorskip("transformers")
     monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
     model = saved(tmp_path / "model", num_hidden_layers=2)
     lines = [
@@ -327,7 +261,9 @@ def test_the_command_trains_a_reading_adapter_on_questions(
     questions = tmp_path / "questions.jsonl"
     questions.write_text("\n".join(map(json.dumps, lines)))
     here = "memstore.training.selectors.make_selector"
-    monkeypatch.setattr(f"{here}._ASKED", replace(make_selector._ASKED, steps=5, batch=8))
+    monkeypatch.setattr(
+        f"{here}._WITH_PEOPLES", replace(make_selector._WITH_PEOPLES, steps=5, batch=8)
+    )
     monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.1,))
     monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
     command = ["adapt", str(model), "--questions", str(questions), "--json"]
@@ -359,19 +295,16 @@ def people(count: int, source: str = "wiki") -> list[AskedContext]:
     return found
 
 
-def test_peoples_questions_become_windows_that_know_which_passages_answer(subject: Subject) -> None:
+def test_peoples_questions_become_windows_that_know_which_passages_answer(
+    reader: HuggingFacePassageModel,
+) -> None:
     contexts = people(12)
-    decode = subject.tokenizer.decode
-
-    def ids_of(text: str) -> list[list[int]]:
-        return [passage.ids.tolist() for passage in subject.cut(text)]
-
-    windows = asked_windows(contexts, ids_of, decode, subject.turn, 0)
-    for window, context in zip(windows, contexts, strict=True):
-        assert window.source == "wiki en" and len(window.passages) > 2
+    for window, context in zip(windows_of(contexts, reader, 0), contexts, strict=True):
+        assert window.source == "wiki en" and len(window.passages) > 1
         (question,) = window.questions  # the other one has no answer
         assert question.kind == "asked" and question.text == context.questions[0].question
-        assert context.questions[0].answers[0] in decode(window.passages[question.passage])
+        answering = reader.tokenizer.decode(window.passages[question.passage])
+        assert context.questions[0].answers[0] in answering
         assert question.passage in question.touched
 
 
@@ -387,22 +320,28 @@ def test_sources_are_drawn_by_the_root_of_their_size_and_titles_are_split() -> N
 
 
 def test_a_selector_learned_from_peoples_questions_alone_finds_held_out_answers(
-    subject: Subject, tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
     told: list[str] = []
-    config = LearnConfig(width=32, steps=60, others=48, like=3, shares=(("asked", 1.0),))
-    options = replace(OPTIONS, windows=16, learn=config)
-    contexts = people(160)
-    made = adapt(subject, [], tmp_path, contexts=contexts, options=options, report=told.append)
+    config = replace(LEARN, shares=(("asked", 1.0),))
+    contexts = people(80)
+    made = adapt(
+        reader,
+        [],
+        tmp_path,
+        contexts=contexts,
+        options=replace(OPTIONS, learn=config),
+        report=told.append,
+    )
     assert made.scores["asked"] > 0.8 and set(made.scores) == {"asked"}
     assert any("wrongly found" in line for line in told)
     assert made.gate is not None
 
 
 def test_questions_whose_answers_no_text_holds_are_refused(
-    subject: Subject, tmp_path: Path
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
     asked = [AskedQuestion("Is it so?", ["perhaps"])]
     contexts = [AskedContext(prose(n, 6), asked, str(n)) for n in range(20)]
     with pytest.raises(InvalidInput, match="word for word"):
-        adapt(subject, [], tmp_path, contexts=contexts, options=OPTIONS)
+        adapt(reader, [], tmp_path, contexts=contexts, options=OPTIONS)

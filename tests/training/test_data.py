@@ -17,7 +17,8 @@ from memstore.training import facts as language
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
 from memstore.training.curriculum import RecallConfig
-from memstore.training.facts import VALUE_SHARES, Fact, draw_fact
+from memstore.training.facts import VALUE_SHARES, Fact, Pools, draw_fact
+from memstore.training.vocabulary import SPLITS
 
 BLOCK = 16
 
@@ -133,7 +134,9 @@ def test_training_never_draws_what_is_held_out():
     assert len(language.STATEMENTS["train"]) >= 8 and len(language.QUESTIONS["train"]) >= 8
     assert "format" not in VALUE_SHARES["train"]
     rng = random.Random(0)
-    train, held_out = ([draw_fact(rng, split) for _ in range(3000)] for split in language.SPLITS)
+    train, held_out = (
+        [draw_fact(rng, pools) for _ in range(3000)] for pools in map(Pools.of, SPLITS)
+    )
     assert not {fact.attribute for fact in train} & {fact.attribute for fact in held_out}
     assert not {fact.entity for fact in train} & {fact.entity for fact in held_out}
 
@@ -144,7 +147,7 @@ def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
     assert language.sentence(plain, fact).text == "The code of the red fox is 48213."
     named = Fact("Dorvel", "code", "7")
     assert language.sentence(plain, named).text == "The code of Dorvel is 7."
-    for split in language.SPLITS:
+    for split in SPLITS:
         for form in (*language.STATEMENTS[split], *language.UPDATES[split]):
             sentence = language.sentence(form, fact)
             assert all(word in sentence.text for word in ("red fox", "code", "48213"))
@@ -157,7 +160,7 @@ def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
     stated = language.sentence(language.PASS_KEY_STATEMENTS["train"][0], key)
     assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
     asked = language.question(language.PASS_KEY_QUESTION, key)
-    assert asked.prompt == language.PASS_KEY_QUESTIONS["train"][0]
+    assert asked.prompt == "What is the pass key? The pass key is"
 
 
 # --- batches

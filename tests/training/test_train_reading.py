@@ -20,7 +20,6 @@ from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter
 from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.training.doubt import _fit, fit_doubt
 from memstore.training.reading import Pack, Reading, ReadingOptions, train_reading
@@ -31,7 +30,6 @@ from memstore.training.reading_questions import (
     Examples,
     read_questions,
 )
-from memstore.training.selectors.asked import planted_questions
 
 THINGS = ("lantern", "barrel", "anchor", "ladder", "kettle", "saddle")
 CONTEXTS = [
@@ -55,13 +53,6 @@ def model_of(kind="llama") -> HuggingFacePassageModel:
     )
 
 
-def examples_of(reader) -> Examples:
-    def cut(text: str) -> list[list[int]]:
-        return [passage.ids.tolist() for passage in passages_of(reader, [text])]
-
-    return Examples(CONTEXTS, cut, reader.tokenizer.decode)
-
-
 def composed(examples, one, most, seed, unanswerable=0.0):
     places = [list(examples.own(context)) for context in range(len(CONTEXTS))]
     return examples.compose(one, places, most, Random(seed), unanswerable)
@@ -69,7 +60,7 @@ def composed(examples, one, most, seed, unanswerable=0.0):
 
 def test_examples_hold_what_answers_and_others_that_only_look_like_it():
     reader = model_of()
-    examples = examples_of(reader)
+    examples = Examples(CONTEXTS, reader)
     decode = reader.tokenizer.decode
     weighs, painted = examples.examples[:2]
     for seed in range(20):
@@ -86,20 +77,13 @@ def test_examples_hold_what_answers_and_others_that_only_look_like_it():
 
 
 def test_a_pool_shares_passages_and_stays_within_its_tokens():
-    examples = examples_of(model_of())
+    examples = Examples(CONTEXTS, model_of())
     for pool in islice(examples.pools(Random(2), 300, 8, 0.1), 20):
         passages = {id(one): one for some in pool for one in some.passages}
         assert 0 < sum(map(len, passages.values())) <= 300
         assert {one.question for one in pool} <= {
             asked.question for context in CONTEXTS for asked in context.questions
         }
-
-
-def test_planted_questions_have_their_answers_in_the_text():
-    prose = "The boat lay in the harbour all night. Nobody came. It rained on the quay. " * 200
-    for context in planted_questions([prose], tokenizer(), 6, seed=3):
-        for asked in context.questions:
-            assert asked.answers[0] in context.context
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
@@ -111,7 +95,7 @@ def test_a_pack_computes_what_a_session_computes(kind, of):
     asked = HuggingFacePassageModel(
         reader.model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
     )
-    examples = examples_of(reader)
+    examples = Examples(CONTEXTS, reader)
     some = [composed(examples, one, 3, 4) for one in examples.examples[:6:2]]
     pack = Pack(reader, some, as_text=False)
     with torch.no_grad():
@@ -161,12 +145,12 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path):
     def run(work: Path, **others: int) -> Reading:
         reader = model_of()
         reading = Reading(reader, ReadingAdapter.untrained(reader.model, of, 4))
-        examples = examples_of(reader)
+        examples = Examples(CONTEXTS, reader)
         train_reading(reading, examples, examples, work, replace(options, **others))
         return reading
 
     reading = run(tmp_path / "whole")
-    examples = examples_of(reading.model)
+    examples = Examples(CONTEXTS, reading.model)
     fresh_model = model_of()
     fresh = Reading(fresh_model, ReadingAdapter.untrained(fresh_model.model, of, 4))
     pools = list(islice(examples.pools(Random(7), 300, 2, 0.1), 6))

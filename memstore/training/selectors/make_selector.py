@@ -14,23 +14,21 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidInput
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.adapter import TextTokenizer
-from memstore.model.passages.adaptation import Adaptation, MadeFor
+from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_api import PassageAPI
-from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.selector import Captured, Captures, Learned, Selector
+from memstore.model.passages.selector import Learned, Selector
 from memstore.store.memory_store import MemoryStore
-from memstore.training.reading_questions import AskedContext, drawn, split_titles
-from memstore.training.selectors.asked import Turn, asked_windows
+from memstore.training.planted import PlantedQuestion, planted_questions
+from memstore.training.reading_questions import AskedContext, AskedQuestion, drawn, split_titles
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
-from memstore.training.selectors.questions import Fact, Split
-from memstore.training.selectors.states import States, Walk, read_states
-from memstore.training.selectors.windows import Cut, Window, WindowWriter, firsts
+from memstore.training.selectors.states import States, read_states
+from memstore.training.selectors.windows import Window, firsts, windows_of
+from memstore.training.vocabulary import Split
 
 Report = Callable[[str], None]
 
@@ -40,19 +38,19 @@ _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
 _AMONG = 2  # of KS: scores are of the best 8
 _RANGES = (0.0, 0.5, 1.0, 1.5, 2.0)  # standard deviations below the best, that are tried
 _TOP_K = 4
-_CONTEXTS = 8  # of people's questions, for each window of planted ones
-_PLANTED = LearnConfig()
-_ASKED = LearnConfig(
+_PLANTED, _CONTEXTS = 3, 8  # texts of a window: with planted questions, with people's
+# with people's questions
+_WITH_PEOPLES = LearnConfig(
     steps=1500, batch=48, like=3, shares=(*LearnConfig.shares, ("asked", 1.5))
-)  # with people's questions
+)
 _MINED, _BY_WORDS, _BY_STATES = 12, 6, 8  # hard negatives: of the first round, of the second
 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How much is read. windows: of about 1,024 tokens, for training, and eight times as many texts
-    with people's questions; held_out: the same for the choice of weights and the score. layer:
-    whose states are projected; None = just below the middle. learn: None = the usual.
+    """How much is read. windows: for training, each of three texts with planted questions and eight
+    with people's; held_out: the same for the choice of weights and the score. layer: whose states
+    are projected; None = just below the middle. learn: None = the usual.
     """
 
     windows: int = 240
@@ -62,45 +60,8 @@ class AdaptOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The model that a selector is made for. cut: a text as its passages, filled up to
-    `passage_tokens`; walk: reads rows of ids, each alone after the model's prefix; turn: a question
-    as it is read.
-    """
-
-    made_for: MadeFor
-    tokenizer: TextTokenizer
-    cut: Cut
-    walk: Walk
-    turn: Turn
-    passage_tokens: int
-
-    @classmethod
-    def of(cls, reader: PassageModel, made_for: MadeFor) -> Subject:
-        """A model as a subject. made_for: its sizes."""
-
-        def cut(text: str) -> list[Passage]:
-            return list(passages_of(reader, [text]))
-
-        def walk(
-            rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
-        ) -> list[Captured]:
-            order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
-            given = (rows[row] for row in order)
-            adapt = reader.adapted_turns if asked else reader.adapted_passages
-            read = encode(reader, given, layers=captures.layers, captures=captures, adapt=adapt)
-            found = dict(zip(order, (one.captured for one in read), strict=True))
-            return [found[row] for row in range(len(rows))]
-
-        def turn(question: str) -> tuple[list[int], range]:
-            return reader.turn_ids(question, first=True)
-
-        return cls(made_for, reader.tokenizer, cut, walk, turn, reader.passage_tokens)
-
-
 def adapt(
-    model: Subject,
+    reader: HuggingFacePassageModel,
     texts: Sequence[str],
     work: Path,
     *,
@@ -116,51 +77,45 @@ def adapt(
     for questions of fewer than two titles, and where too few answers stand in a passage.
     """
     options = options or AdaptOptions()
-    layer = max(1, model.made_for.num_layers // 2 - 1) if options.layer is None else options.layer
-    train, test = split_titles(contexts, options.seed) if contexts else ([], [])
-
-    def ids_of(text: str) -> list[list[int]]:
-        return [passage.ids.tolist() for passage in model.cut(text)]
+    made_for, tokenizer, seed = reader.made_for, reader.tokenizer, options.seed
+    layer = max(1, made_for.num_layers // 2 - 1) if options.layer is None else options.layer
+    train, test = split_titles(contexts, seed) if contexts else ([], [])
 
     def read(
         split: Split, count: int, asked: Sequence[AskedContext], folder: str
     ) -> tuple[States, list[Window]]:
-        windows: list[Window] = []
-        if texts:
-            writer = WindowWriter(texts, model.tokenizer, model.cut, split, options.seed)
-            windows += writer.windows(count)
-        some = drawn(asked, _CONTEXTS * count, options.seed)
-        decode = model.tokenizer.decode
-        found = asked_windows(some, ids_of, decode, model.turn, options.seed)
-        if contexts and not any(window.questions for window in found):
+        planted = planted_questions(texts, _PLANTED * count, split, seed) if texts else []
+        windows = windows_of(planted, reader, seed)
+        people = windows_of(drawn(asked, _CONTEXTS * count, seed), reader, seed)
+        if contexts and not any(window.questions for window in people):
             raise InvalidInput(
                 "too few questions: learning and measuring each take some whose answer stands in "
                 "the text word for word"
             )
-        windows += found
+        windows += people
 
         def progress(done: int, of: int) -> None:
-            report(f"{folder}: {done} of {of} windows read")
+            report(f"{folder}: {done} of {of} texts read")
 
-        return read_states(windows, model.walk, [layer], work / folder, progress), windows
+        return read_states(windows, reader, [layer], work / folder, progress), windows
 
-    held_out, _ = read("validation", options.held_out, test, "held-out")
+    held_out, _ = read("held_out", options.held_out, test, "held-out")
     states, windows = read("train", options.windows, train, "train")
     prose = texts or [one.context for one in train]
-    sample = (ids for text in _sample(prose, options.seed) for ids in ids_of(text))
-    idf = rarity(sample, model.made_for.vocabulary)
+    sample = passages_of(reader, _sample(prose, seed))
+    idf = rarity((passage.ids.tolist() for passage in sample), made_for.vocabulary)
 
     def learning(step: int, loss: float, first: float) -> None:
         report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
 
-    config = options.learn or (_ASKED if contexts else _PLANTED)
+    config = options.learn or (_WITH_PEOPLES if contexts else LearnConfig())
     kinds = {one.question.kind for one in states.asked}
     config = replace(config, shares=tuple(pair for pair in config.shares if pair[0] in kinds))
-    by_words = _alike(states, windows, Selector(), model.tokenizer)
+    by_words = _alike(states, windows, Selector(), tokenizer)
     learned = learn(states, layer, idf, config, learning, by_words)
     if by_words:
         report("learning again, with passages that were wrongly found")
-        by_states = _alike(states, windows, Selector(learned), model.tokenizer)
+        by_states = _alike(states, windows, Selector(learned), tokenizer)
         hard = {
             first: [*some[:_BY_WORDS], *by_states[first][:_BY_STATES]]
             for first, some in by_words.items()
@@ -170,15 +125,15 @@ def adapt(
     haystack = Haystack(both.spec)
     for some, most in ((held_out, len(held_out.ends)), (states, _HAY)):
         passages = [some.shown(at) for at in range(min(most, len(some.ends)))]
-        haystack.add_passages(both, model.tokenizer, passages)
+        haystack.add_passages(both, tokenizer, passages)
     chosen, outcomes = _with_words(learned, haystack, held_out)
     answered = [outcome for outcome in outcomes if outcome.rank >= 0]
     unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
     return Adaptation(
         chosen,
         gate=gate_of(answered, unanswered, haystack.passages),
-        passage_tokens=model.passage_tokens,
-        weights=model.made_for.weights,
+        passage_tokens=reader.passage_tokens,
+        weights=made_for.weights,
         scores={kind: shares[_AMONG] for kind, shares in sorted(recalls(outcomes).items())},
     )
 
@@ -288,16 +243,15 @@ def calibrate_reading(
     """
     if contexts:
         some = drawn(split_titles(contexts, seed)[1], _CONTEXTS * windows, seed)
-        pieces = [one.context for one in some]
-        every = [(q.question, "", q.answers[0]) for c in some for q in c.questions if q.answers]
-        asked = Random(seed).sample(every, min(3 * windows, len(every)))
     else:
-        pieces, asked = _planted(reader, texts, windows, seed)
+        some = planted_questions(texts, _PLANTED * windows, "held_out", seed + 1, facts_only=True)
+    every = [_expected(asked) for one in some for asked in one.questions if asked.answers]
+    asked = Random(seed).sample(every, min(3 * windows, len(every)))
     with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
         signature, keeps = reader.signature, reader.keeps
         with MemoryStore.create(Path(directory) / "m", signature, selector=keeps) as store:
-            report(f"reading {len(pieces)} texts into a memory")
-            reader.ingest("\n\n".join(pieces), store, name="calibration")
+            report(f"reading {len(some)} texts into a memory")
+            reader.ingest("\n\n".join(one.context for one in some), store, name="calibration")
             tried = [_answers(reader, store, asked, one) for one in _RANGES]
     for one in tried:
         report(
@@ -311,24 +265,14 @@ def calibrate_reading(
     return replace(adaptation, top_k=_TOP_K, score_range=best.score_range, scores=scores)
 
 
-def _planted(
-    reader: PassageAPI, texts: Sequence[str], windows: int, seed: int
-) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Windows with planted facts, and their questions as in `_answers`."""
-
-    def cut(text: str) -> list[Passage]:
-        return list(passages_of(reader, [text]))
-
-    writer = WindowWriter(texts, reader.tokenizer, cut, "validation", seed + 1)
-    facts, pieces, asked = writer.facts, [], list[Fact]()
-    for _ in range(windows):
-        planted = [facts.literal(), facts.literal(), facts.reworded()]
-        asked += planted
-        pieces.append(writer.window(planted).text)
-    # a space before a number is a token of its own
-    begun = [f"{one.begun} " if one.value[0].isdigit() else one.begun for one in asked]
-    values = [one.value if one.value[0].isdigit() else f" {one.value}" for one in asked]
-    return pieces, list(zip([one.question for one in asked], begun, values))
+def _expected(asked: AskedQuestion) -> tuple[str, str, str]:
+    """A question, how its answer begins, and what has to follow."""
+    answer = asked.answers[0]
+    if not isinstance(asked, PlantedQuestion):
+        return asked.question, "", answer
+    if answer[0].isdigit():  # the space before a number is a token of its own
+        return asked.question, f"{asked.begun} ", answer
+    return asked.question, asked.begun, f" {answer}"
 
 
 @torch.no_grad()
@@ -338,7 +282,7 @@ def _answers(
     asked: Sequence[tuple[str, str, str]],
     score_range: float,
 ) -> Answers:
-    """asked: questions, how each answer begins, and what has to follow."""
+    """asked: as `_expected` gives them."""
     right, passages = 0, 0
     for question, beginning, answer in asked:
         with reader.session(store, top_k=_TOP_K, score_range=score_range) as session:

@@ -10,28 +10,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.selector import Captured, Captures, Query, rooted
 from memstore.training.selectors.windows import Question, Window, firsts
 
-
-class Walk(Protocol):
-    """Reads rows of ids, each after the prefix alone, and shows what `captures` names of each row.
-    asked: the rows are questions, otherwise passages; a reading adapter may adapt these alone.
-    """
-
-    def __call__(
-        self, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
-    ) -> list[Captured]: ...
-
-
 _PIECE = 16  # windows of a file
+
+
+def captured(
+    reader: PassageModel, rows: Sequence[Sequence[int]], captures: Captures, *, asked: bool
+) -> list[Captured]:
+    """What the reader shows of rows of ids, each read alone after the prefix. asked: the rows are
+    questions, otherwise passages; a reading adapter may adapt these alone.
+    """
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
+    given = (rows[row] for row in order)
+    adapt = reader.adapted_turns if asked else reader.adapted_passages
+    read = encode(reader, given, layers=captures.layers, captures=captures, adapt=adapt)
+    found = dict(zip(order, (one.captured for one in read), strict=True))
+    return [found[row] for row in range(len(rows))]
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class States:
 
 def read_states(
     windows: Sequence[Window],
-    walk: Walk,
+    reader: PassageModel,
     layers: Sequence[int],
     directory: Path,
     report: Callable[[int, int], None] | None = None,
@@ -110,7 +114,7 @@ def read_states(
         name = _digest(piece, layers)
         if not _holds(path, name):
             partial = path.with_suffix(".partial")
-            save_file(_walk_piece(piece, walk, tuple(layers)), partial, {"digest": name})
+            save_file(_piece_of(piece, reader, tuple(layers)), partial, {"digest": name})
             partial.replace(path)
         pieces.append(load_file(path))
         if report:
@@ -151,12 +155,14 @@ def _asked(windows: Sequence[Window]) -> tuple[Asked, ...]:
     )
 
 
-def _walk_piece(piece: Sequence[Window], walk: Walk, layers: tuple[int, ...]) -> dict[str, Tensor]:
+def _piece_of(
+    piece: Sequence[Window], reader: PassageModel, layers: tuple[int, ...]
+) -> dict[str, Tensor]:
     passages = [ids for window in piece for ids in window.passages]
     questions = [question for window in piece for question in window.questions]
     captures = Captures(states=layers)
-    shown = walk(passages, captures, asked=False)
-    heard = walk([one.lead + one.ids for one in questions], captures, asked=True)
+    shown = captured(reader, passages, captures, asked=False)
+    heard = captured(reader, [one.lead + one.ids for one in questions], captures, asked=True)
     tensors = {}
     for layer in layers:
         read = [one.states[layer] for one in shown]
