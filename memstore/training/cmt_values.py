@@ -7,7 +7,7 @@ for it: the row takes g v. The best v is the mean of what rows with a low gate r
 squared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import torch
@@ -43,10 +43,10 @@ def measure_cmt_values(
     if model.cmt_keys is None:
         raise InvalidInput("the model has no context miss token, and skips no lookup")
     chunk = model.lookup.chunk_blocks * model.shape.block_size
-    passages = _Passages(model, texts, (_BEFORE + 1) * chunk, seed)
+    passages = _passages(model, texts, (_BEFORE + 1) * chunk, seed)
     sums = _Sums(model)
     for done in range(1, places + 1):
-        ids = passages.draw()
+        ids = next(passages)
         with (
             MemoryStore.in_memory(model.signature) as store,
             model.session(store, [], retrieve=False) as session,
@@ -59,31 +59,25 @@ def measure_cmt_values(
     return sums.values(), sums.lost()
 
 
-class _Passages:
-    """Places of texts, as token ids."""
-
-    def __init__(self, model: LandmarkAPI, texts: Sequence[str], tokens: int, seed: int) -> None:
-        self._model, self._tokens = model, tokens
-        self._characters = tokens * _CHARACTERS
-        self._texts = [
-            text
-            for text in texts
-            if len(model.tokenizer.encode(text[: self._characters])) >= tokens
-        ]
-        if not self._texts:
-            raise InvalidInput(f"no text has {tokens:,} tokens, which a place of it is long")
-        self._lengths = [len(text) for text in self._texts]
-        self._random = Random(seed)
-
-    def draw(self) -> list[int]:
-        """A place with enough text behind it; the beginning of a text where none is found soon."""
+def _passages(
+    model: LandmarkAPI, texts: Sequence[str], tokens: int, seed: int
+) -> Iterator[list[int]]:
+    """Token ids of places with enough text after them; of the beginning of a text where none is
+    found soon.
+    """
+    encode, characters, rng = model.tokenizer.encode, tokens * _CHARACTERS, Random(seed)
+    texts = [text for text in texts if len(encode(text[:characters])) >= tokens]
+    if not texts:
+        raise InvalidInput(f"no text has {tokens:,} tokens, which a place of it is long")
+    lengths = [len(text) for text in texts]
+    while True:
         for left in range(_TRIES, 0, -1):
-            (text,) = self._random.choices(self._texts, self._lengths)
-            at = self._random.randrange(len(text)) if left > 1 else 0
-            ids = self._model.tokenizer.encode(text[at : at + self._characters])
-            if len(ids) >= self._tokens:
+            (text,) = rng.choices(texts, lengths)
+            at = rng.randrange(len(text)) if left > 1 else 0
+            ids = encode(text[at : at + characters])
+            if len(ids) >= tokens:
                 break
-        return ids[: self._tokens]
+        yield ids[:tokens]
 
 
 class _Sums:

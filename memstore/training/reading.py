@@ -40,24 +40,22 @@ Report = Callable[[str], None]
 Rotate = Callable[[Tensor, Positions], Tensor]
 
 _CHECKED = 24  # validation passes
-_AS_TEXT = 5  # questions of a pass that reads text
+_UNANSWERABLE = 0.08  # of the questions: the gold passage is left out
+_AS_TEXT, _TEXTS = 0.1, 5  # steps that read passages as text in the prompt; questions of a pass
+_RANK = 16
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
     """tokens: training budget; pool_tokens: passages of a forward pass; passes: forward passes of
-    an optimizer step. unanswerable: share of questions whose gold passage is left out. as_text:
-    share of steps that read the passages as text in the prompt.
+    an optimizer step.
     """
 
     tokens: int = 4_000_000
     pool_tokens: int = 1024
     passes: int = 4
     learning_rate: float = 8e-4
-    unanswerable: float = 0.08
-    as_text: float = 0.1
     most_passages: int = 16
-    rank: int = 16
     seed: int = 0
     every: int = 600  # seconds between checkpoints
 
@@ -247,9 +245,7 @@ def train_reading(
     adapter = reading.adapter
 
     def pools(of: Examples, seed: int) -> Iterator[list[Composed]]:
-        return of.pools(
-            Random(seed), options.pool_tokens, options.most_passages, options.unanswerable
-        )
+        return of.pools(Random(seed), options.pool_tokens, options.most_passages, _UNANSWERABLE)
 
     optimizer = torch.optim.AdamW(reading.parameters, betas=(0.9, 0.98), weight_decay=0.0)
     check = list(islice(pools(held_out, 1), _CHECKED))
@@ -263,11 +259,11 @@ def train_reading(
     while seen < options.tokens:
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * _schedule(step, seen / options.tokens)
-        as_text = adapter.kind == "both" and rng.random() < options.as_text
+        as_text = adapter.kind == "both" and rng.random() < _AS_TEXT
         total = 0.0
         passes = list(islice(drawn, options.passes))
         if as_text:  # where nothing is shared
-            passes = [[o for o in some if len(o.passages) <= 4][:_AS_TEXT] for some in passes]
+            passes = [[o for o in some if len(o.passages) <= 4][:_TEXTS] for some in passes]
         for some in filter(None, passes):
             loss = reading.loss(some, as_text=as_text) * (len(some) / sum(map(len, passes)))
             loss.backward()
@@ -313,7 +309,7 @@ def adapt_reading(
     learned, checked = (Examples(part, model) for part in parts)
     before = model.adapter
     if before is None or before.kind != kind:
-        before = ReadingAdapter.untrained(model.model, kind, options.rank, options.seed)
+        before = ReadingAdapter.untrained(model.model, kind, _RANK, options.seed)
         before.separator = model.tokenizer.decode(model.separator_ids)
     before.weights = (model.signature.weights,)
     return train_reading(Reading(model, before), learned, checked, work, options, report)

@@ -27,8 +27,6 @@ from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarit
 from memstore.training.selectors.make_selector import AdaptOptions, adapt
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, recalls
 from memstore.training.selectors.states import read_states
-from memstore.training.selectors.windows import Window, firsts, windows_of
-from memstore.training.vocabulary import Split
 from support.tiny_decoder import decoder, saved, tokenizer
 
 LEARN = LearnConfig(width=32, steps=51, batch=16, like=2, others=16)
@@ -54,34 +52,40 @@ def reader() -> HuggingFacePassageModel:
     return HuggingFacePassageModel(decoder("llama", num_hidden_layers=2), tokenizer(), UNADAPTED)
 
 
-def windows(
-    reader: HuggingFacePassageModel, count: int, seed: int = 0, split: Split = "train"
-) -> list[Window]:
-    return windows_of(planted_questions(TEXTS, count, split, seed), reader, seed)
+def texts(count: int, seed: int = 0) -> list[AskedContext]:
+    return planted_questions(TEXTS, count, "train", seed)
 
 
-def test_a_window_holds_what_its_questions_ask_for(reader: HuggingFacePassageModel) -> None:
+def test_questions_know_the_passages_that_answer(
+    reader: HuggingFacePassageModel, tmp_path: Path
+) -> None:
+    contexts = texts(12, seed=3)
+    read = read_states(contexts, reader, [0], tmp_path)
     decode = reader.tokenizer.decode
-    contexts = planted_questions(TEXTS, 12, "train", 3)
-    for context, window in zip(contexts, windows_of(contexts, reader, 0), strict=True):
-        cut = [passage.ids.tolist() for passage in passages_of(reader, [context.context])]
-        assert [list(ids) for ids in window.passages] == cut
-        answers = {asked.question: asked.answers for asked in context.questions}
-        for question in window.questions:
-            assert decode(question.ids).strip() == question.text.strip()
-            if question.kind in ("plain", "absent"):
-                assert question.passage == -1 and not question.touched
-                continue
-            assert question.passage in question.touched
-            if question.kind != "passage":
-                (answer,) = answers[question.text]
-                assert answer.lower() in decode(window.passages[question.passage]).lower()
+    cut = [p.ids.tolist() for one in contexts for p in passages_of(reader, [one.context])]
+    assert [read.shown(number).ids for number in range(len(read.ends))] == cut
+    assert {one.context for one in read.asked} == set(range(12))
+    for one in read.asked:
+        (answers,) = {
+            tuple(asked.answers)
+            for asked in contexts[one.context].questions
+            if asked.question == one.text
+        }
+        assert decode(one.ids).strip() == one.text.strip()
+        assert read.captured(one).ids == list(one.ids)
+        assert len(read.captured(one).states[0]) == len(one.ids)
+        if one.kind in ("plain", "absent"):
+            assert one.right == -1 and not one.touched
+            continue
+        assert one.right in one.touched
+        if one.kind != "passage":
+            assert answers[0].lower() in decode(cut[one.right]).lower()
 
 
 def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     reader: HuggingFacePassageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = windows(reader, 18)
+    contexts = texts(18)
     rows: list[int] = []
     captured = states.captured
 
@@ -92,59 +96,46 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     monkeypatch.setattr(states, "captured", counted)
 
     def stop(done: int, of: int) -> None:
-        if done >= 16:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        read_states(texts, reader, [0, 1], tmp_path, stop)
+        read_states(contexts, reader, [0, 1], tmp_path, report=stop)
     rows.clear()
-    resumed = read_states(texts, reader, [0, 1], tmp_path)
-    assert sum(rows) == sum(len(one.passages) + len(one.questions) for one in texts[16:])
-    whole = read_states(texts, reader, [0, 1], tmp_path / "other")
+    resumed = read_states(contexts, reader, [0, 1], tmp_path)
+    left = [one for one in resumed.asked if one.context >= 16]
+    assert sum(rows) == len(resumed.ends) - resumed.texts[15][1] + len(left)
+    whole = read_states(contexts, reader, [0, 1], tmp_path / "other")
     assert torch.equal(resumed.passages[1], whole.passages[1])
     assert torch.equal(resumed.rows[0], whole.rows[0])
     assert resumed.asked == whole.asked
-    asked = [one for one in resumed.asked if one.window == 3]
-    for one, question in zip(asked, texts[3].questions, strict=True):
-        shown = resumed.captured(one)
-        assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
-    held = [ids for window in texts for ids in window.passages]
-    assert [resumed.shown(number).ids for number in (0, 20)] == [list(held[0]), list(held[20])]
     assert torch.equal(resumed.passage(1, 20), resumed.shown(20).states[1])
-    assert [one.right for one in asked] == [
-        firsts(texts)[3] + one.question.passage if one.question.passage >= 0 else -1
-        for one in asked
-    ]
     rows.clear()
-    read_states(texts[:8], reader, [1], tmp_path)
+    read_states(contexts[:8], reader, [1], tmp_path)
     assert sum(rows) > 0  # other layers are other states
 
 
 def test_passages_that_answer_the_same_question_count_neither_way(
     reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
-    first, second = windows(reader, 2, seed=2)
-    key = next(question for question in first.questions if question.key)
-    again = replace(key, passage=0, touched=(0, 1))
-    second = replace(second, questions=(*second.questions, again))
-    asked = read_states([first, second], reader, [1], tmp_path).asked
-    same = [one for one in asked if one.question.key == key.key]
-    before = len(first.passages)
-    assert same[0].touched == set(key.touched) and same[0].others == {before, before + 1}
-    assert same[-1].touched == {before, before + 1} and same[-1].others == set(key.touched)
-    assert same[-1].right == before
-    nothing = [one for one in asked if one.question.kind in ("absent", "plain")]
-    assert nothing and not any(one.touched or one.right >= 0 for one in nothing)
+    first, second = texts(8)[-2:]
+    asked = first.questions[0]
+    again = AskedContext(f"{second.context} {asked.answers[0]}", [asked])
+    read = read_states([first, again], reader, [1], tmp_path).asked
+    one, other = (
+        next(q for q in read if q.text == asked.question and q.context == n) for n in (0, 1)
+    )
+    assert one.others == other.touched and other.others == one.touched
+    assert one.touched and other.touched and not one.touched & other.touched
+    assert not any(one.others for one in read if not one.key)
 
 
 def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
-    texts = windows(reader, 4, seed=2)
-    read = read_states(texts, reader, [1], tmp_path)
+    read = read_states(texts(4, seed=2), reader, [1], tmp_path)
     model = Trained(read, 1, torch.rand(reader.made_for.vocabulary), 32, 0.0)
     torch.nn.init.normal_(model.attend, std=0.1)
-    lengths = [len(ids) for window in texts for ids in window.passages]
+    lengths = read.ends.diff(prepend=torch.tensor([0])).tolist()
     rows = read.rows[1].float(), read.row_ids
     questions = [one.end - one.first for one in read.asked]
     trained = model.scores(*rows, questions, model.landmarks(read.passages[1].float()), lengths)
@@ -175,9 +166,8 @@ def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file
 def test_the_same_seed_learns_the_same_bits(
     reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
-    texts = windows(reader, 12, seed=2)
-    read = read_states(texts, reader, [1], tmp_path)
-    passages = (ids for window in texts for ids in window.passages)
+    read = read_states(texts(12, seed=2), reader, [1], tmp_path)
+    passages = (read.shown(number).ids for number in range(len(read.ends)))
     idf = rarity(passages, reader.made_for.vocabulary)
     config = replace(LEARN, steps=3)
     one, same, other = (
@@ -228,6 +218,8 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     few = partial(AdaptOptions, learn=LearnConfig(steps=5))
     monkeypatch.setattr(f"{here}.AdaptOptions", few)
     monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.0, 0.1))
+    monkeypatch.setattr(f"{here}._PLANTED", 2)
+    monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
     command += ["--reading-tokens", "3000", "--device", "cpu"]
@@ -265,6 +257,7 @@ def test_the_command_trains_a_reading_adapter_on_questions(
         f"{here}._WITH_PEOPLES", replace(make_selector._WITH_PEOPLES, steps=5, batch=8)
     )
     monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.1,))
+    monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
     command = ["adapt", str(model), "--questions", str(questions), "--json"]
     command += ["--reading-tokens", "2000", "--device", "cpu"]
@@ -295,17 +288,16 @@ def people(count: int, source: str = "wiki") -> list[AskedContext]:
     return found
 
 
-def test_peoples_questions_become_windows_that_know_which_passages_answer(
-    reader: HuggingFacePassageModel,
+def test_of_peoples_questions_those_are_learned_that_a_passage_answers(
+    reader: HuggingFacePassageModel, tmp_path: Path
 ) -> None:
     contexts = people(12)
-    for window, context in zip(windows_of(contexts, reader, 0), contexts, strict=True):
-        assert window.source == "wiki en" and len(window.passages) > 1
-        (question,) = window.questions  # the other one has no answer
-        assert question.kind == "asked" and question.text == context.questions[0].question
-        answering = reader.tokenizer.decode(window.passages[question.passage])
-        assert context.questions[0].answers[0] in answering
-        assert question.passage in question.touched
+    read = read_states(contexts, reader, [0], tmp_path)
+    assert {source for source, _ in read.texts} == {"wiki en"}
+    for one, context in zip(read.asked, contexts, strict=True):  # the other one has no answer
+        assert one.kind == "asked" and one.text == context.questions[0].question
+        answering = reader.tokenizer.decode(read.shown(one.right).ids)
+        assert context.questions[0].answers[0] in answering and one.right in one.touched
 
 
 def test_sources_are_drawn_by_the_root_of_their_size_and_titles_are_split() -> None:

@@ -47,9 +47,9 @@ CONTEXTS = [
 ]
 
 
-def model_of(kind="llama") -> HuggingFacePassageModel:
+def model_of(kind="llama", **changed) -> HuggingFacePassageModel:
     return HuggingFacePassageModel(
-        decoder(kind), tokenizer(), UNADAPTED, generating="full", kv_dtype=torch.float32
+        decoder(kind, **changed), tokenizer(), UNADAPTED, generating="full", kv_dtype=torch.float32
     )
 
 
@@ -133,47 +133,39 @@ def test_a_pack_of_text_is_the_stock_models_prompt():
 
 
 @pytest.mark.parametrize("of", ["both", "writer"])
-def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path):
+def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatch):
+    monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     options = ReadingOptions(
-        tokens=9_000,
+        tokens=5_000,
         pool_tokens=300,
         passes=1,
-        learning_rate=0.02 if of == "both" else 0.003,
+        learning_rate=0.02 if of == "both" else 0.004,
         most_passages=2,
     )
 
-    def run(work: Path, **others: int) -> Reading:
-        reader = model_of()
-        reading = Reading(reader, ReadingAdapter.untrained(reader.model, of, 4))
-        examples = Examples(CONTEXTS, reader)
+    def untrained(rank: int = 4) -> Reading:
+        reader = model_of(num_hidden_layers=3)
+        return Reading(reader, ReadingAdapter.untrained(reader.model, of, rank))
+
+    examples = Examples(CONTEXTS, model_of())
+
+    def run(work: Path, reading: Reading, **others: int) -> Reading:
         train_reading(reading, examples, examples, work, replace(options, **others))
         return reading
 
-    reading = run(tmp_path / "whole")
-    examples = Examples(CONTEXTS, reading.model)
-    fresh_model = model_of()
-    fresh = Reading(fresh_model, ReadingAdapter.untrained(fresh_model.model, of, 4))
-    pools = list(islice(examples.pools(Random(7), 300, 2, 0.1), 6))
+    trained, fresh = run(tmp_path / "whole", untrained()), untrained()
+    pools = list(islice(examples.pools(Random(7), 300, 2, 0.1), 4))
     with torch.no_grad():
-        trained, untrained = (
-            sum(float(one.loss(pool)) for pool in pools) for one in (reading, fresh)
-        )
-    assert trained < 0.9 * untrained
-    run(tmp_path / "parts", tokens=500, every=0)  # a checkpoint after every step
-    before = torch.load(tmp_path / "parts" / "reading.pt")
-    again = run(tmp_path / "parts", tokens=1_000, every=0)
-    after = torch.load(tmp_path / "parts" / "reading.pt")
-    assert (before["skip"], after["skip"]) == (0, 1) and before["step"] < after["step"]
+        after, before = (sum(float(x.loss(pool)) for pool in pools) for x in (trained, fresh))
+    assert after < 0.9 * before
+    run(tmp_path / "parts", untrained(), tokens=500, every=0)  # a checkpoint after every step
+    first = torch.load(tmp_path / "parts" / "reading.pt")
+    again = run(tmp_path / "parts", untrained(), tokens=1_000, every=0)
+    second = torch.load(tmp_path / "parts" / "reading.pt")
+    assert (first["skip"], second["skip"]) == (0, 1) and first["step"] < second["step"]
     assert again.adapter.tokens >= 1_000
-    other = model_of()
     with pytest.raises(InvalidInput, match="another adapter"):
-        train_reading(
-            Reading(other, ReadingAdapter.untrained(other.model, of, 8)),
-            examples,
-            examples,
-            tmp_path / "parts",
-            options,
-        )
+        run(tmp_path / "parts", untrained(rank=8))
 
 
 def test_lines_that_are_no_questions_are_named(tmp_path):
@@ -195,9 +187,10 @@ def test_lines_that_are_no_questions_are_named(tmp_path):
 
 
 def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer(tmp_path, monkeypatch):
-    adapter = replace(random_adapter(decoder("llama")), refuse_above=0.5)
+    model = decoder("llama", num_hidden_layers=2)
+    adapter = replace(random_adapter(model), refuse_above=0.5)
     reader = HuggingFacePassageModel(
-        decoder("llama"), tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
+        model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
     )
     contexts = [
         msgspec.structs.replace(one, title=f"{one.title} {n}", source=source)

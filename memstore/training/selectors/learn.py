@@ -147,9 +147,9 @@ class _Run:
         self.kinds: dict[str, list[Asked]] = defaultdict(list)
         self.like: dict[str, list[int]] = defaultdict(list)  # passages of a subject, a relation
         for asked in states.asked:
-            self.kinds[asked.question.kind].append(asked)
+            self.kinds[asked.kind].append(asked)
             if asked.right >= 0:
-                for part in asked.question.key.split("|"):
+                for part in asked.key.split("|"):
                     self.like[part].append(asked.right)
         missing = [kind for kind, _ in config.shares if not self.kinds[kind]]
         if missing:
@@ -211,7 +211,7 @@ class _Run:
                 wanted |= set(rng.sample(hard, min(self.config.like, len(hard))))
                 continue
             for _ in range(self.config.like):
-                like = self.like.get(rng.choice(one.question.key.split("|")))
+                like = self.like.get(rng.choice(one.key.split("|")))
                 wanted.add(rng.choice(like) if like else rng.randrange(count))
         return sorted(wanted | set(rng.sample(range(count), min(self.config.others, count))))
 

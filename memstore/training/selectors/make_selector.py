@@ -27,7 +27,6 @@ from memstore.training.reading_questions import AskedContext, AskedQuestion, dra
 from memstore.training.selectors.learn import LearnConfig, learn, rarity
 from memstore.training.selectors.measure import Haystack, Outcome, gate_of, measure, recalls
 from memstore.training.selectors.states import States, read_states
-from memstore.training.selectors.windows import Window, firsts, windows_of
 from memstore.training.vocabulary import Split
 
 Report = Callable[[str], None]
@@ -81,26 +80,23 @@ def adapt(
     layer = max(1, made_for.num_layers // 2 - 1) if options.layer is None else options.layer
     train, test = split_titles(contexts, seed) if contexts else ([], [])
 
-    def read(
-        split: Split, count: int, asked: Sequence[AskedContext], folder: str
-    ) -> tuple[States, list[Window]]:
-        planted = planted_questions(texts, _PLANTED * count, split, seed) if texts else []
-        windows = windows_of(planted, reader, seed)
-        people = windows_of(drawn(asked, _CONTEXTS * count, seed), reader, seed)
-        if contexts and not any(window.questions for window in people):
-            raise InvalidInput(
-                "too few questions: learning and measuring each take some whose answer stands in "
-                "the text word for word"
-            )
-        windows += people
+    def read(split: Split, count: int, asked: Sequence[AskedContext], folder: str) -> States:
+        some = planted_questions(texts, _PLANTED * count, split, seed) if texts else []
+        some += drawn(asked, _CONTEXTS * count, seed)
 
         def progress(done: int, of: int) -> None:
             report(f"{folder}: {done} of {of} texts read")
 
-        return read_states(windows, reader, [layer], work / folder, progress), windows
+        found = read_states(some, reader, [layer], work / folder, seed=seed, report=progress)
+        if contexts and not any(one.kind == "asked" for one in found.asked):
+            raise InvalidInput(
+                "too few questions: learning and measuring each take some whose answer stands in "
+                "the text word for word"
+            )
+        return found
 
-    held_out, _ = read("held_out", options.held_out, test, "held-out")
-    states, windows = read("train", options.windows, train, "train")
+    held_out = read("held_out", options.held_out, test, "held-out")
+    states = read("train", options.windows, train, "train")
     prose = texts or [one.context for one in train]
     sample = passages_of(reader, _sample(prose, seed))
     idf = rarity((passage.ids.tolist() for passage in sample), made_for.vocabulary)
@@ -109,13 +105,13 @@ def adapt(
         report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
 
     config = options.learn or (_WITH_PEOPLES if contexts else LearnConfig())
-    kinds = {one.question.kind for one in states.asked}
+    kinds = {one.kind for one in states.asked}
     config = replace(config, shares=tuple(pair for pair in config.shares if pair[0] in kinds))
-    by_words = _alike(states, windows, Selector(), tokenizer)
+    by_words = _alike(states, Selector(), tokenizer)
     learned = learn(states, layer, idf, config, learning, by_words)
     if by_words:
         report("learning again, with passages that were wrongly found")
-        by_states = _alike(states, windows, Selector(learned), tokenizer)
+        by_states = _alike(states, Selector(learned), tokenizer)
         hard = {
             first: [*some[:_BY_WORDS], *by_states[first][:_BY_STATES]]
             for first, some in by_words.items()
@@ -138,27 +134,23 @@ def adapt(
     )
 
 
-def _alike(
-    states: States, windows: Sequence[Window], selector: Selector, tokenizer: TextTokenizer
-) -> dict[int, list[int]]:
+def _alike(states: States, selector: Selector, tokenizer: TextTokenizer) -> dict[int, list[int]]:
     """By Asked.first of people's questions, the passages of the same source that the selector finds
     first and that do not answer.
     """
-    starts = [*firsts(windows), len(states.ends)]
-    haystack = Haystack(selector.spec)
-    scopes: list[tuple[int, tuple[int, int, int]]] = []  # of each window: first passage, scope
-    for source, some in groupby(range(len(windows)), lambda at: windows[at].source):
-        of = list(some)
-        first, end = starts[of[0]], starts[of[-1] + 1]
-        scope = (len(haystack.scope), 0, end - first)
+    haystack, first = Haystack(selector.spec), 0
+    scopes: dict[str, tuple[int, tuple[int, int, int]]] = {}  # of a source: first passage, scope
+    for source, texts in groupby(states.texts, lambda text: text[0]):
+        *_, (_, end) = texts
+        scopes[source] = first, (len(haystack.scope), 0, end - first)
         shown = [states.shown(at) for at in range(first, end)] if source else []
         haystack.add_passages(selector, tokenizer, shown)
-        scopes += [(first, scope)] * len(of)
+        first = end
     found = {}
     for one in states.asked:
-        if one.question.kind != "asked":
+        if one.kind != "asked":
             continue
-        first, scope = scopes[one.window]
+        first, scope = scopes[states.texts[one.context][0]]
         scores = selector.scores(states.query(one), haystack, [scope])
         scores[[at - first for at in one.touched]] = -torch.inf
         best = scores.topk(min(_MINED, len(scores)))

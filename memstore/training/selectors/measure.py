@@ -114,8 +114,7 @@ def measure(
         rank = int((rest > scores[right].max()).sum()) if right else -1
         whole = torch.cat([scores[right], rest])
         growth = _growth(rest)
-        kind = asked.question.kind
-        found.append(Outcome(kind, rank, confidence(whole), growth, best.together))
+        found.append(Outcome(asked.kind, rank, confidence(whole), growth, best.together))
     return found
 
 
