@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.baselines.transformer import BaselineTransformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss, next_token_loss
+from memstore.training.objectives import Loss, Trainee, next_token_loss
 from memstore.training.steps import Steps
 
 
@@ -17,10 +17,9 @@ class BaselineSteps(Steps):
     segments of it where the memory lets them (Infini-attention, full attention).
     """
 
-    def __init__(
-        self, model: BaselineTransformer, data: RecallData, device: torch.device, seed: int
-    ) -> None:
+    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int) -> None:
         super().__init__(model, data, device, seed)
+        assert isinstance(model, BaselineTransformer)
         self._baseline = model
 
     def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:

@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.baselines.config import MEMORIES
-from benchmarks.baselines.subject import BaselineSubject
+from benchmarks.baselines.subject import baseline_subject
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.tables import table
 from memstore.disk.files import replacement
@@ -183,7 +183,7 @@ class Runs:
                 precision=self._precision,
             )
             memory = MEMORIES.get("none" if run.memory == START else run.memory)
-            subject = None if memory is None else partial(BaselineSubject, memory)
+            subject = None if memory is None else partial(baseline_subject, memory)
             line: dict[str, Any] = said.get("last", {})
             said = wanted | {"cpu_seconds": said.get("cpu_seconds", 0.0), "finished": False}
             began = time.process_time()

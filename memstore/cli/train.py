@@ -76,9 +76,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model on text; the directory of a landmark model can be given to --model."""
-    from memstore.training.curriculum import default_curriculum, stages_from
-    from memstore.training.finetune import Finetune, finetune_stages
-    from memstore.training.subject import TrainConfig
+    from memstore.training.curriculum import default_curriculum, finetune_stages, stages_from
+    from memstore.training.subject import Finetune, TrainConfig
     from memstore.training.train import train as run_training
 
     if minutes is not None and not minutes > 0:

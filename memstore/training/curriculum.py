@@ -180,6 +180,41 @@ def _text_stages(memory: Stage) -> tuple[Stage, ...]:
     return text, polish, finish, wide
 
 
+def finetune_stages() -> tuple[Stage, ...]:
+    """Windows, in which attention to earlier blocks has to pass by their landmarks; then fresh
+    chunks that read windows as a memory, against other windows' landmarks. The gate takes part from
+    the start.
+    """
+    data = replace(
+        default_curriculum()[0].data, simple=0.6, plain_share=0.2, copy_share=0.2, repeats=0.1
+    )
+    windows = Stage(
+        "windows",
+        "windows",
+        steps=200,
+        lr=1e-3,
+        muon_lr=0.0,  # no matrix learns by it here
+        cmt=True,
+        batch=4,
+        blocks=5,
+        warmup=10,
+        data=data,
+    )
+    memory = replace(
+        windows,
+        name="memory",
+        kind="memory",
+        steps=250,
+        memory_windows=4,
+        memory_blocks=5,
+        chunk_blocks=2,
+        queue=200,
+        negative_ramp=0.5,
+        data=replace(data, plain=0.2, continuations=0.2, pass_key=0.7, updates=0.03),
+    )
+    return windows, memory
+
+
 def stages_from(name: str | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     """A curriculum from the stage `name` on (None = all of it). Raises InvalidConfig, which lists
     the names.

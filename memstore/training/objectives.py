@@ -39,6 +39,9 @@ class Trainee(Protocol):
     def parameters(self) -> Any:
         """Its weights."""
 
+    def named_parameters(self) -> Any:
+        """Its weights with their names."""
+
     def cmt_keys(self) -> Sequence[Tensor] | None:
         """The context miss token's key of every layer, [Hkv, D], at position -1; None for a model
         without one.
@@ -148,32 +151,25 @@ class Chunks:
     continues: Tensor
 
 
-@dataclass(frozen=True)
-class Against:
-    """Landmark keys that compete without being visible, per layer, their scores raised by `bias`
-    (0 or less).
-    """
-
-    negatives: Sequence[Negatives]
-    bias: float = 0.0
-
-
 def read_memory(
     model: Trainee,
     chunks: Chunks,
     memory: Sequence[WindowMemory],
-    against: Against | None = None,
+    negatives: Sequence[Negatives] | None = None,
     *,
+    bias: float = 0.0,
     cmt: bool = True,
     top_k: int | None = None,
 ) -> Tensor:
     """Chunks that see themselves, the content of some windows as memory, and negatives.
 
-    top_k: of visible blocks and negatives together every (token, head) sees only its best, as
-    inference does; None = all. All tensors are on the model's device. Returns hidden states
-    [C, T, hidden].
+    negatives: by layer, landmarks that compete without being visible; bias: 0 or less, is added to
+    their scores. top_k: of visible blocks and negatives together every (token, head) sees only its
+    best, as inference does; None = all. All tensors are on the model's device. Returns hidden
+    states [C, T, hidden].
     """
-    reading = _Reading(model, chunks, memory, against, model.cmt_keys() if cmt else None, top_k)
+    cmt_keys = model.cmt_keys() if cmt else None
+    reading = _Reading(model, chunks, memory, negatives, bias, cmt_keys, top_k)
     return model.hidden(chunks.ids, reading.attend)
 
 
@@ -185,13 +181,14 @@ class _Reading:
         model: Trainee,
         chunks: Chunks,
         memory: Sequence[WindowMemory],
-        against: Against | None,
+        negatives: Sequence[Negatives] | None,
+        bias: float,
         cmt_keys: Sequence[Tensor] | None,
         top_k: int | None,
     ) -> None:
         shape, rope, device = model.shape, model.rope, chunks.ids.device
         self.shape, self.rope, self.chunks, self.memory = shape, rope, chunks, memory
-        self.against, self.cmt_keys, self.top_k = against, cmt_keys, top_k
+        self.negatives, self.bias, self.cmt_keys, self.top_k = negatives, bias, cmt_keys, top_k
         b, distance = shape.stride, shape.old_block_distance
         if distance is None:  # slots: the middle ones stand for all
             distance = 5 * b
@@ -233,9 +230,7 @@ class _Reading:
         landmark = s[..., size]
         if not searched:
             landmark = landmark.masked_fill(~self.recent_only[:, None, None], NEG)
-        negatives = None
-        if self.against is not None and searched:
-            negatives = self.against.negatives[layer]
+        negatives = self.negatives[layer] if self.negatives is not None and searched else None
         competing = self._competing(landmark, far, negatives)
         share = competing.softmax(-1)
         weights = s[..., :size].softmax(-1) * share[..., : self.count, None]
@@ -269,10 +264,8 @@ class _Reading:
     def _competing(self, landmark: Tensor, far: Tensor, negatives: Negatives | None) -> Tensor:
         """[C, H, T, N and negatives]: scores of landmarks that share a row's attention."""
         competing = landmark
-        if negatives is not None and self.against is not None:
-            wrong = accumulate(_shared(far, negatives.keys.transpose(-1, -2)))
-            if self.against.bias:
-                wrong = wrong + self.against.bias
+        if negatives is not None:
+            wrong = accumulate(_shared(far, negatives.keys.transpose(-1, -2))) + self.bias
             own = self._own(wrong.shape[-1])[:, None, None]
             competing = torch.cat([landmark, wrong.masked_fill_(own, NEG)], -1)
         if self.top_k is not None and self.top_k < competing.shape[-1]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch, moved
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import (
-    Against,
     Chunks,
     Loss,
     Negatives,
@@ -115,16 +114,17 @@ class Steps:
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(model, memory.ids, controlled, jumps, cmt=stage.cmt)
         fresh = negatives_of(encoded, self._rng.randrange(model.shape.block_size))
-        against, bias = None, 0.0
+        negatives, bias = None, 0.0
         if self._rng.random() < stage.negatives:
-            against = self._with_earlier(fresh)
+            negatives = self._with_earlier(fresh)
             if stage.negative_ramp:
                 bias = stage.negative_start * max(0.0, 1 - share / stage.negative_ramp)
         answered = read_memory(
             model,
             Chunks(questions.ids, questions.visible, questions.continues),
             encoded,
-            None if against is None else Against(against, bias),
+            negatives,
+            bias=bias,
             cmt=stage.cmt,
             top_k=top_k if memory.runs else None,
         )

@@ -5,25 +5,39 @@ learn, and how they are stored.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from memstore.errors import InvalidConfig
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import load_checkpoint, read_configuration, save_checkpoint
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
-from memstore.training.batches import RecallData
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.finetune import Finetune, HuggingFaceModel
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
 from memstore.training.steps import Steps
 
 Precision = Literal["auto", "float32", "bfloat16"]
+_BLOCK_SIZE = 32  # of a decoder that is fine-tuned
+_ROWS = 3.0  # times as fast as its other weights the two new embeddings learn
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Landmark fine-tuning of a Hugging Face decoder (arXiv 2305.16300, section 4.2).
+
+    rank: of the adapters (LoRA) that learn beside its linear layers; None: all of its weights do.
+    """
+
+    model: str  # as load_reader takes it: smollm2, a directory, a GGUF file, a hub name
+    block_size: int | None = None  # None: 32, or that of a model trained with landmarks before
+    rank: int | None = 16
 
 
 @dataclass(frozen=True)
@@ -53,77 +67,60 @@ class TrainConfig:
     log_every: int = 20  # steps a line of metrics stands for
 
 
-class Subject(Protocol):
-    """What a run trains. Its model and what it keeps are on the device of the run."""
+@dataclass(frozen=True)
+class Subject:
+    """What a run trains; the model is on the device of the run.
+
+    optimizers: makes fresh ones for a stage. save: leaves a model that --model takes, raises
+    OSError. identity: what a run must have in common with the one that it resumes, in plain values.
+    steps: computes the losses of steps.
+    """
+
+    model: Trainee
+    tokenizer: CorpusTokenizer
+    optimizers: Callable[[Stage], list[torch.optim.Optimizer]]
+    save: Callable[[Path], None]
+    identity: dict[str, Any] = field(default_factory=dict)
+    steps: type[Steps] = Steps
 
     @property
-    def tokenizer(self) -> CorpusTokenizer:
-        """What texts are cut by."""
-
-    @property
-    def model(self) -> Trainee:
-        """What steps compute with."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a run must have in common with the one that it goes on from, in plain values."""
-
-    def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
-        """Fresh ones, of the weights that learn."""
-
-    def steps(self, data: RecallData, device: torch.device, seed: int) -> Steps:
-        """What its steps compute."""
-
-    def state(self) -> dict[str, torch.Tensor]:
+    def learning(self) -> dict[str, Tensor]:
         """The weights that learn, by name."""
-
-    def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Take the weights that `state` gave."""
-
-    def save(self, directory: Path) -> None:
-        """Leave a model that --model takes. Raises OSError."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
 MakeSubject = Callable[[TrainConfig, Sequence[Path], torch.device, bool], Subject]
 """Takes the run, its texts, the device, and whether a run in `config.out` is resumed, whose weights
-are `restore`d.
+are then copied into the subject's.
 """
 
 
-class OwnModel:
-    """A Transformer of a configuration: from nothing, or from weights of it or of a smaller one."""
+def by_landmarks(
+    config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
+) -> Subject:
+    """A MakeSubject: a landmark model, or the Hugging Face decoder of `config.finetune`."""
+    if config.finetune is not None:
+        return _hugging_face_model(config.finetune, config.seed, device)
+    model, tokenizer = begin_model(config, texts, resume)
+    model.to(device)
+    return Subject(
+        model,
+        tokenizer,
+        lambda stage: make_optimizers(model, stage.lr, stage.muon_lr),
+        partial(save_checkpoint, model, tokenizer),
+    )
 
-    def __init__(
-        self, config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
-    ) -> None:
-        """resume: with the configuration and the tokenizer of the run in `config.out`, whose
-        weights are `restore`d. Raises InvalidConfig, InvalidWeights, InvalidInput.
-        """
-        model = _begun_with(config) if resume else config.model
-        self.tokenizer = _tokenizer(config, texts, model, resume=resume)
-        init = None if resume else config.init
-        self.model = new_model(model, init, config.seed).to(device)
-        self.identity: dict[str, Any] = {}
 
-    def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
-        """Muon for the matrices, AdamW for the rest."""
-        return make_optimizers(self.model, stage.lr, stage.muon_lr)
-
-    def steps(self, data: RecallData, device: torch.device, seed: int) -> Steps:
-        """Windows, and chunks that read them by landmarks."""
-        return Steps(self.model, data, device, seed)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """All weights."""
-        return self.model.state_dict()
-
-    def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Take them."""
-        self.model.load_state_dict(state)
-
-    def save(self, directory: Path) -> None:
-        """A checkpoint: see memstore.model.landmark.checkpoint."""
-        save_checkpoint(self.model, self.tokenizer, directory)
+def begin_model(
+    config: TrainConfig, texts: Sequence[Path], resume: bool
+) -> tuple[Transformer, Tokenizer]:
+    """A Transformer of a configuration, from nothing or from the weights of `config.init`, and its
+    tokenizer. resume: of the configuration and with the tokenizer of the run in `config.out`.
+    Raises InvalidConfig, InvalidWeights, InvalidInput.
+    """
+    form = _begun_with(config) if resume else config.model
+    tokenizer = _tokenizer(config, texts, form, resume=resume)
+    return new_model(form, None if resume else config.init, config.seed), tokenizer
 
 
 def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
@@ -143,15 +140,6 @@ def new_model(config: ModelConfig, init: Path | None, seed: int) -> Transformer:
         )
     model.load_state_dict(first.state_dict())
     return model
-
-
-def by_landmarks(
-    config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
-) -> Subject:
-    """A MakeSubject: a landmark model, or the Hugging Face decoder of `config.finetune`."""
-    if config.finetune is None:
-        return OwnModel(config, texts, device, resume)
-    return HuggingFaceModel(config.finetune, config.seed, device)
 
 
 def _begun_with(config: TrainConfig) -> ModelConfig:
@@ -192,3 +180,49 @@ def _tokenizer(
     if not resume:
         tokenizer.save(path)
     return tokenizer
+
+
+def _hugging_face_model(chosen: Finetune, seed: int, device: torch.device) -> Subject:
+    """A LandmarkDecoder, of whose model adapters learn, or all weights, and the two embeddings in
+    any case. Raises InvalidInput, InvalidWeights, InvalidConfig for what cannot be loaded, or
+    cannot attend by landmarks.
+    """
+    from memstore.hf.models_by_name import check_transformers
+
+    check_transformers()
+    from memstore.hf.landmark_decoder import FILE, LandmarkDecoder, LandmarkSpec, load_landmarks
+    from memstore.hf.landmark_training import Saver, add_adapters
+    from memstore.hf.load import load_stock
+    from memstore.hf.tokenizer import LandmarkTokenizer
+    from memstore.hf.weights import digest_of
+
+    model, tokenizer, directory = load_stock(chosen.model)
+    digest, saver = digest_of(model), Saver(model, tokenizer)
+    model.float()
+    form, rows = LandmarkSpec(block_size=chosen.block_size or _BLOCK_SIZE), None
+    if (directory / FILE).is_file():
+        form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
+        if chosen.block_size not in (None, form.block_size):
+            raise InvalidConfig(
+                f"{chosen.model} is trained with blocks of {form.block_size} tokens; it cannot "
+                f"go on with {chosen.block_size}"
+            )
+    decoder = LandmarkDecoder(model, form, rows)
+    if chosen.rank is not None:
+        add_adapters(model, chosen.rank, seed)
+    decoder.to(device)
+
+    def optimizers(stage: Stage) -> list[torch.optim.Optimizer]:
+        groups = [
+            {"params": [p for p in model.parameters() if p.requires_grad], "lr": stage.lr},
+            {"params": list(decoder.rows.parameters()), "lr": stage.lr * _ROWS},
+        ]
+        return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
+
+    return Subject(
+        decoder,
+        LandmarkTokenizer(tokenizer, decoder.landmark_id),
+        optimizers,
+        partial(saver.save, decoder),
+        {"weights": digest, "rank": chosen.rank, "block_size": form.block_size},
+    )

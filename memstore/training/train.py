@@ -132,7 +132,7 @@ class _Run:
         self.config, self.subject, self.device = config, subject, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
         self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.steps = subject.steps(self.data, device, config.seed)
+        self.steps = subject.steps(subject.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
@@ -215,7 +215,7 @@ class _Run:
         self.subject.save(self.config.out)
         state = {
             "progress": vars(self.progress),
-            "model": self.subject.state(),
+            "model": {name: p.data for name, p in self.subject.learning.items()},
             "identity": self.subject.identity,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             **self.steps.state(),
@@ -243,7 +243,9 @@ class _Run:
             )
         self.progress = Progress(**state["progress"])
         self._start_stage()
-        self.subject.restore(state["model"])
+        with torch.no_grad():
+            for name, weight in self.subject.learning.items():
+                weight.copy_(state["model"][name])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.steps.restore(state)

@@ -101,10 +101,9 @@ def test_values_change_what_is_read_and_nothing_that_is_stored(tmp_path: Path) -
     assert not torch.allclose(*states)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 4), (1, 4, 8), (2, 4, 8, 1)])
-def test_values_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_values_of_another_shape_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidWeights, match="size mismatch for cmt_values"):
-        load_model(with_values(tmp_path / "m", torch.zeros(shape)))
+        load_model(with_values(tmp_path / "m", torch.zeros(1, 4, 8)))
 
 
 def test_training_goes_on_without_the_values_of_what_it_began_with(tmp_path: Path) -> None:

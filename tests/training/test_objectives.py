@@ -11,7 +11,6 @@ from memstore.model.landmark.transformer import Transformer
 from memstore.model.session import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import (
-    Against,
     Chunks,
     Negatives,
     encode_windows,
@@ -165,10 +164,10 @@ def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> Non
     arguments = (built, Chunks(question, torch.tensor([[0, 2]]), torch.tensor([False])), memory)
     plain = read_memory(*arguments)
     negatives = negatives_of(memory, 1)
-    assert not torch.allclose(read_memory(*arguments, Against(negatives)), plain)
+    assert not torch.allclose(read_memory(*arguments, negatives), plain)
     # with a huge penalty they vanish; an unseen window's landmarks may be as unlikely as can be
     # without harm
-    torch.testing.assert_close(read_memory(*arguments, Against(negatives, -1e9)), plain)
+    torch.testing.assert_close(read_memory(*arguments, negatives, bias=-1e9), plain)
     without = [
         Negatives(
             torch.where(torch.arange(9)[None, :, None] // 3 == 1, -1e4 * n.keys.sign(), n.keys),
@@ -176,7 +175,7 @@ def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> Non
         )
         for n in negatives
     ]
-    assert torch.isfinite(read_memory(*arguments, Against(without))).all()
+    assert torch.isfinite(read_memory(*arguments, without)).all()
 
 
 def test_loss_skips_landmarks_and_predicts_across_them() -> None:
