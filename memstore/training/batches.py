@@ -109,7 +109,7 @@ class RecallData:
                 page.copies(gap)
             else:
                 pass_key = u < config.plain_share + config.copy_share + config.pass_key_share
-                page.asked_facts(gap, pools, pass_key, set())
+                page.asked_facts(gap, pools, pass_key, {})
             pages.append(page)
         return WindowBatch(*self._with_landmarks(pages, blocks))
 
@@ -128,7 +128,7 @@ class RecallData:
         if rng.random() < config.one_form:
             statements = (rng.choice(statements),)
         pass_key_window = rng.randrange(num_windows) if rng.random() < config.pass_key else None
-        known = Known()
+        known: Known = {}
         facts: list[list[StatedFact]] = [[] for _ in range(num_windows)]
         text_windows: dict[int, int] = {}
         pages = []
@@ -140,7 +140,7 @@ class RecallData:
             elif u < config.plain + config.copies:
                 page.copies(config.own_gap)
             elif u < config.plain + config.copies + config.own_questions:
-                page.asked_facts(config.own_gap, self._pools(0.0), False, known.taken)
+                page.asked_facts(config.own_gap, self._pools(0.0), False, known)
             else:
                 key = draw_pass_key(rng, config.repeats) if window == pass_key_window else None
                 facts[window] = page.stated_facts(window, gap, pools, statements, key, known)

@@ -54,7 +54,6 @@ class RecallConfig:
     repeats: float = 0.3  # numbers of few different digits
     simple: float = 0.0  # windows and memories of plain sentences, short names, digits and words
     one_form: float = 0.4  # memories that state all facts in one form
-    grass: float = 0.12  # filler that is the paper's repeated sentences
     # windows whose filler is one passage, interrupted; else each piece is from elsewhere
     flowing: float = 0.5
 

@@ -214,14 +214,6 @@ PASS_KEY_HEAD = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there."
 )
-PASS_KEY_HEADS = (
-    PASS_KEY_HEAD,
-    PASS_KEY_HEAD.replace("an important info", "important information").replace(
-        "memorize them", "memorize it"
-    ),
-    "There is important information hidden in the following text. Find it and remember it.",
-)
-GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ for, as token ids and loss weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -35,10 +35,6 @@ class Source:
         self.space = tokenizer.encode(" ")
         self.ends_line = [text.endswith("\n") for text in texts]
         self.ends_sentence = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
-        self.grass = [
-            self.encode(f" {sentence.removesuffix('.')}.")
-            for sentence in language.GRASS.split(". ")
-        ]
 
     def text(self, offset: int, length: int) -> np.ndarray:
         """Ids of the corpus from `offset` on, fewer than `length` at its end."""
@@ -57,14 +53,10 @@ class StatedFact:
     current: bool = True  # no later statement updates it
 
 
-@dataclass
-class Known:
-    """What the windows of a memory have stated so far: the latest by (entity, attribute), and all
-    of these pairs.
-    """
-
-    latest: dict[tuple[str, str], StatedFact] = field(default_factory=dict)
-    taken: set[tuple[str, str]] = field(default_factory=set)
+Known = dict[tuple[str, str], StatedFact | None]
+"""What the windows of a memory have stated so far, by entity and attribute: the latest statement,
+or None where it cannot be updated.
+"""
 
 
 class Page:
@@ -91,14 +83,6 @@ class Page:
         if n <= 0:
             return
         rng, source = self._rng, self._source
-        if rng.random() < self._config.grass:
-            first = rng.randrange(len(source.grass))
-            ids: list[int] = []
-            while len(ids) < n:
-                ids += source.grass[first % len(source.grass)]
-                first += 1
-            self.put(ids[:n], self._config.filler_weight)
-            return
         n = min(n, len(source.corpus))
         place = self._place
         if place is None or place + n > len(source.corpus):
@@ -170,11 +154,6 @@ class Page:
                 self.put(ids, self._config.filler_weight)
         return start, length
 
-    def repeat(self, ids: list[int], known_from: int, first_weight: float, weight: float) -> None:
-        """Write a repeated span; which one it is shows only after its first `known_from` tokens."""
-        self.put(ids[:known_from], first_weight)
-        self.put(ids[known_from:], weight)
-
     def plain(self, after: int | None = None) -> int:
         """Fill the page with text of the corpus, from a random place or a little after offset
         `after`; returns the offset of what follows it.
@@ -195,17 +174,13 @@ class Page:
             self.filler(rng.expovariate(1) * gap * 0.5)
             length = rng.randint(8, 32)
             start = rng.randrange(max(1, len(self.ids) - length - 1))
-            self.repeat(
-                self.ids[start : start + length], 3, config.filler_weight, config.copy_weight
-            )
+            span = self.ids[start : start + length]
+            self.put(span[:3], config.filler_weight)  # which span it is shows only after these
+            self.put(span[3:], config.copy_weight)
 
-    def asked_facts(
-        self, gap: float, pools: Pools, pass_key: bool, taken: set[tuple[str, str]]
-    ) -> None:
-        """Fill the page with facts, filler between them, and questions for them.
-
-        `taken` holds the (entity, attribute) pairs that must not be used, and receives those that
-        are.
+    def asked_facts(self, gap: float, pools: Pools, pass_key: bool, known: Known) -> None:
+        """Fill the page with facts, filler between them, and questions for them. `known` holds what
+        must not be stated, and receives what is.
         """
         rng, config = self._rng, self._config
         facts: list[Fact] = []
@@ -214,26 +189,17 @@ class Page:
         if pass_key:
             key = language.draw_pass_key(rng, self._config.repeats)
             if rng.random() < 0.8:
-                self.say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
+                self.put(self._source.encode(f" {language.PASS_KEY_HEAD}"), config.filler_weight)
             self.filler(rng.random() * gap * 3)
             self._state_pass_key(key, pools)
             facts.append(key)
             unasked.append(key)
         while len(self.ids) < self._size:
             if not facts or rng.random() < 0.5 or (not unasked and rng.random() < 0.8):
-                old = rng.choice(facts) if facts and rng.random() < config.updates else None
-                if old is not None and not old.is_pass_key:
-                    fact = self._changed(old, pools)
-                    form = rng.choice(forms("UPDATES", pools))
-                    facts.remove(old)
-                    if old in unasked:
-                        unasked.remove(old)
-                else:
-                    fact = self._new_fact(facts, pools, taken)
-                    form = rng.choice(forms("STATEMENTS", pools))
+                fact, old, form = self._next(facts, pools, forms("STATEMENTS", pools), known)
+                for some in (facts, unasked):
+                    some[:] = [*(one for one in some if one != old), fact]
                 self.say(language.sentence(form, fact), (0.0,))
-                facts.append(fact)
-                unasked.append(fact)
                 self.filler(rng.expovariate(1) * gap)
             else:
                 fact = rng.choice(unasked if unasked and rng.random() < 0.9 else facts)
@@ -253,16 +219,13 @@ class Page:
         known: Known,
     ) -> list[StatedFact]:
         """Fill the page, window `window` of a memory, with facts; returns those it states to the
-        end.
-
-        `known` is brought up to date. `key`, if any, is the memory's pass key.
+        end. `known` is brought up to date. `key`, if any, is the memory's pass key.
         """
-        latest, taken = known.latest, known.taken
         rng, config = self._rng, self._config
         stated: list[StatedFact] = []
         key_at = int(rng.random() * max(1, self._size - 100))
         if key is not None and rng.random() < 0.3:
-            self.say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
+            self.put(self._source.encode(language.PASS_KEY_HEAD), config.filler_weight)
         self.filler(rng.randrange(min(int(gap * 2) + 2, max(1, self._size // 3))))
         while len(self.ids) < self._size:
             if key is not None and len(self.ids) >= key_at:
@@ -272,29 +235,20 @@ class Page:
                 key = None
                 self.filler(rng.expovariate(1) * gap)
                 continue
-            old = (
-                rng.choice(list(latest.values()))
-                if latest and rng.random() < config.updates
-                else None
-            )
-            if old is not None:
-                fact = self._changed(old.fact, pools)
-                sentence = language.sentence(rng.choice(forms("UPDATES", pools)), fact)
-            else:
-                fact = self._new_fact([each.fact for each in latest.values()], pools, taken)
-                sentence = language.sentence(rng.choice(statements), fact)
+            latest = [each.fact for each in known.values() if each is not None]
+            fact, _, form = self._next(latest, pools, statements, known)
+            sentence = language.sentence(form, fact)
             start, length = self.say(sentence, (0.0,), across=rng.random() < config.across_blocks)
             name = (fact.entity, fact.attribute)
-            if old is not None:
-                old.current = False
-                del latest[name]
+            replaced, known[name] = known[name], None
+            if replaced is not None:
+                replaced.current = False
             # A sentence that the end of the page cuts may have changed the value, but cannot be
             # asked for.
             if len(self.ids) <= self._size:
-                latest[name] = StatedFact(
-                    fact, window, start, length, None if old is None else old.window
-                )
-                stated.append(latest[name])
+                before = None if replaced is None else replaced.window
+                known[name] = one = StatedFact(fact, window, start, length, before)
+                stated.append(one)
             space = rng.expovariate(1) * gap
             self.filler(min(space, max(0, key_at - len(self.ids))) if key is not None else space)
         return stated
@@ -311,7 +265,8 @@ class Page:
             span = rng.choice(spans)
             length = min(rng.randint(24, max(24, self._size - 40)), len(span))
             start = rng.randrange(len(span) - length + 1)
-            self.repeat(span[start : start + length], 6, 0.0, config.span_weight)
+            self.put(span[start : start + length][:6], 0.0)
+            self.put(span[start : start + length][6:], config.span_weight)
         for fact in asked:
             if len(self.ids) >= self._size:
                 break
@@ -337,8 +292,23 @@ class Page:
         choices = forms(name, pools)
         return choices[0] if pools.simple or self._rng.random() < 0.6 else self._rng.choice(choices)
 
-    def _new_fact(self, facts: Sequence[Fact], pools: Pools, taken: set[tuple[str, str]]) -> Fact:
-        """A fact about something not `taken` yet, at times nearly one of `facts`."""
+    def _next(
+        self, facts: Sequence[Fact], pools: Pools, statements: Sequence[str], known: Known
+    ) -> tuple[Fact, Fact | None, str]:
+        """A new fact, or a new value of one of `facts`: the fact, the one that it changes, and the
+        form that states it.
+        """
+        rng = self._rng
+        old = rng.choice(facts) if facts and rng.random() < self._config.updates else None
+        if old is None or old.is_pass_key:
+            return self._new_fact(facts, pools, known), None, rng.choice(statements)
+        while (value := draw_value(rng, pools)) == old.value:
+            pass
+        changed = Fact(old.entity, old.attribute, value)
+        return changed, old, rng.choice(forms("UPDATES", pools))
+
+    def _new_fact(self, facts: Sequence[Fact], pools: Pools, known: Known) -> Fact:
+        """A fact about something not `known` yet, at times nearly one of `facts`."""
         rng, attempt = self._rng, 0
         while True:
             # A few colours and nouns can be used up; then anything of the split will do.
@@ -353,15 +323,10 @@ class Page:
                     else:
                         entity = f"{near.entity.split()[0]} {fact.entity.split()[-1]}"
                         fact = Fact(entity, near.attribute, fact.value)
-            if (fact.entity, fact.attribute) not in taken:
-                taken.add((fact.entity, fact.attribute))
+            if (fact.entity, fact.attribute) not in known:
+                known[fact.entity, fact.attribute] = None
                 return fact
             attempt += 1
-
-    def _changed(self, old: Fact, pools: Pools) -> Fact:
-        while (value := draw_value(self._rng, pools)) == old.value:
-            pass
-        return Fact(old.entity, old.attribute, value)
 
 
 def forms(name: str, pools: Pools) -> Sequence[str]:
