@@ -14,9 +14,12 @@ import torch
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
 from memstore.training.curriculum import RecallConfig
 from memstore.training.facts import Pools, draw_pass_key
-from memstore.training.pages import Known, Page, Source, StatedFact, forms
+from memstore.training.pages import PLAIN, Known, Page, Source, StatedFact, forms
 
 _VISIBLE = 2  # windows that a chunk may read
+_PASS_KEYS = 0.15  # of the windows, with a pass key
+_PASS_KEY_ASKED = 0.2  # chunks that may read the window of the pass key, and ask for it
+_OWN_GAP = 20  # tokens of filler in windows of a memory that ask for their own facts
 
 
 Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
@@ -108,7 +111,7 @@ class RecallData:
             elif u < config.plain_share + config.copy_share:
                 page.copies(gap)
             else:
-                pass_key = u < config.plain_share + config.copy_share + config.pass_key_share
+                pass_key = u < config.plain_share + config.copy_share + _PASS_KEYS
                 page.asked_facts(gap, pools, pass_key, {})
             pages.append(page)
         return WindowBatch(*self._with_landmarks(pages, blocks))
@@ -138,9 +141,9 @@ class RecallData:
             if u < config.plain:
                 text_windows[window] = page.plain()
             elif u < config.plain + config.copies:
-                page.copies(config.own_gap)
+                page.copies(_OWN_GAP)
             elif u < config.plain + config.copies + config.own_questions:
-                page.asked_facts(config.own_gap, self._pools(0.0), False, known)
+                page.asked_facts(_OWN_GAP, self._pools(0.0), False, known)
             else:
                 key = draw_pass_key(rng, config.repeats) if window == pass_key_window else None
                 facts[window] = page.stated_facts(window, gap, pools, statements, key, known)
@@ -185,7 +188,7 @@ class RecallData:
             if purpose == "text":
                 follows = rng.random() < config.text_follows
                 text = self._source.text(memory.text_windows[view[0]], blocks * config.block_size)
-                page.put(text.tolist(), config.plain_weight)
+                page.put(text.tolist(), PLAIN)
             else:
                 follows = rng.random() < config.question_follows
                 if not follows:
@@ -220,7 +223,7 @@ class RecallData:
         ]
         if memory.text_windows and rng.random() < config.continuations:
             view, purpose = [rng.choice(list(memory.text_windows))], "text"
-        elif memory.pass_key_window is not None and rng.random() < config.pass_key_asked:
+        elif memory.pass_key_window is not None and rng.random() < _PASS_KEY_ASKED:
             view, purpose = [memory.pass_key_window], "pass key"
         elif visible > 1 and moved and rng.random() < config.updates_asked:
             view, purpose = list(rng.choice(moved)), "update"

@@ -17,6 +17,16 @@ from memstore.training.facts import Fact, Pools, Sentence, draw_value
 
 # tokens of the corpus kept free after a plain window, for chunks that continue it
 _TEXT_AFTER = 1024
+# Loss weights; answers have weight 1, random values and landmarks 0
+_FILLER = 0.1  # text between facts, and what sentences say besides values
+PLAIN = 0.3  # windows of plain text, and chunks that continue them
+_COPY = 0.5  # spans repeated from earlier in the window
+_SPAN = 0.3  # spans repeated from a visible window of the memory
+_REPEATED = 0.3  # second statement of a pass key
+_ACROSS = 0.2  # statements moved so that their value falls across two blocks
+_FLOWING = (
+    0.5  # windows whose filler is one passage, interrupted; else each piece is from elsewhere
+)
 _RUN_GAP = 256  # tokens left out between the windows of a run, for chunks that continue them
 
 
@@ -68,7 +78,7 @@ class Page:
         self.ids: list[int] = []
         self.weights: list[float] = []
         self._source, self._config, self._size, self._rng = source, config, size, source.rng
-        self._flowing = self._rng.random() < config.flowing
+        self._flowing = self._rng.random() < _FLOWING
         self._place: int | None = None  # where in the corpus a flowing page's next filler begins
 
     def put(self, ids: list[int], weight: float) -> None:
@@ -93,7 +103,7 @@ class Page:
             text = text[: ends[-1] + 1] if len(ends) else text
         if self._flowing:
             self._place = place + len(text)
-        self.put(text.tolist(), self._config.filler_weight)
+        self.put(text.tolist(), _FILLER)
 
     def finish(self) -> None:
         """Bring the page to exactly its size."""
@@ -117,7 +127,7 @@ class Page:
         """
         rng, block = self._rng, self._config.block_size
         if self.ids and rng.random() < 0.15:
-            self.put(self._source.encode("\n"), self._config.filler_weight)
+            self.put(self._source.encode("\n"), _FILLER)
         if not self.ids:
             separator = rng.choice(("", " "))
         else:
@@ -151,7 +161,7 @@ class Page:
             elif last_weight is not None and index == len(encoded) - 1:
                 self.put(ids, last_weight)
             else:
-                self.put(ids, self._config.filler_weight)
+                self.put(ids, _FILLER)
         return start, length
 
     def plain(self, after: int | None = None) -> int:
@@ -163,33 +173,33 @@ class Page:
             offset = after + _RUN_GAP
         else:
             offset = corpus.offset(self._rng, min(self._size + _TEXT_AFTER, len(corpus)))
-        self.put(self._source.text(offset, self._size).tolist(), self._config.plain_weight)
+        self.put(self._source.text(offset, self._size).tolist(), PLAIN)
         return offset + self._size
 
     def copies(self, gap: float) -> None:
         """Fill the page with text, then spans of 8-32 tokens repeated from it."""
-        rng, config = self._rng, self._config
+        rng = self._rng
         self.filler(max(8, rng.random() * self._size * 0.6), exact=True)
         while len(self.ids) < self._size:
             self.filler(rng.expovariate(1) * gap * 0.5)
             length = rng.randint(8, 32)
             start = rng.randrange(max(1, len(self.ids) - length - 1))
             span = self.ids[start : start + length]
-            self.put(span[:3], config.filler_weight)  # which span it is shows only after these
-            self.put(span[3:], config.copy_weight)
+            self.put(span[:3], _FILLER)  # which span it is shows only after these
+            self.put(span[3:], _COPY)
 
     def asked_facts(self, gap: float, pools: Pools, pass_key: bool, known: Known) -> None:
         """Fill the page with facts, filler between them, and questions for them. `known` holds what
         must not be stated, and receives what is.
         """
-        rng, config = self._rng, self._config
+        rng = self._rng
         facts: list[Fact] = []
         unasked: list[Fact] = []
         self.filler(rng.randrange(min(16, self._size)))
         if pass_key:
             key = language.draw_pass_key(rng, self._config.repeats)
             if rng.random() < 0.8:
-                self.put(self._source.encode(f" {language.PASS_KEY_HEAD}"), config.filler_weight)
+                self.put(self._source.encode(f" {language.PASS_KEY_HEAD}"), _FILLER)
             self.filler(rng.random() * gap * 3)
             self._state_pass_key(key, pools)
             facts.append(key)
@@ -221,11 +231,11 @@ class Page:
         """Fill the page, window `window` of a memory, with facts; returns those it states to the
         end. `known` is brought up to date. `key`, if any, is the memory's pass key.
         """
-        rng, config = self._rng, self._config
+        rng = self._rng
         stated: list[StatedFact] = []
         key_at = int(rng.random() * max(1, self._size - 100))
         if key is not None and rng.random() < 0.3:
-            self.put(self._source.encode(language.PASS_KEY_HEAD), config.filler_weight)
+            self.put(self._source.encode(language.PASS_KEY_HEAD), _FILLER)
         self.filler(rng.randrange(min(int(gap * 2) + 2, max(1, self._size // 3))))
         while len(self.ids) < self._size:
             if key is not None and len(self.ids) >= key_at:
@@ -238,7 +248,7 @@ class Page:
             latest = [each.fact for each in known.values() if each is not None]
             fact, _, form = self._next(latest, pools, statements, known)
             sentence = language.sentence(form, fact)
-            start, length = self.say(sentence, (0.0,), across=rng.random() < config.across_blocks)
+            start, length = self.say(sentence, (0.0,), across=rng.random() < _ACROSS)
             name = (fact.entity, fact.attribute)
             replaced, known[name] = known[name], None
             if replaced is not None:
@@ -266,7 +276,7 @@ class Page:
             length = min(rng.randint(24, max(24, self._size - 40)), len(span))
             start = rng.randrange(len(span) - length + 1)
             self.put(span[start : start + length][:6], 0.0)
-            self.put(span[start : start + length][6:], config.span_weight)
+            self.put(span[start : start + length][6:], _SPAN)
         for fact in asked:
             if len(self.ids) >= self._size:
                 break
@@ -277,8 +287,8 @@ class Page:
     def _state_pass_key(self, key: Fact, pools: Pools) -> tuple[int, int]:
         form = self._usual("PASS_KEY_STATEMENTS", pools)
         sentence = language.sentence(form, key)
-        across = self._rng.random() < self._config.across_blocks
-        return self.say(sentence, (0.0, self._config.repeat_weight), across=across)
+        across = self._rng.random() < _ACROSS
+        return self.say(sentence, (0.0, _REPEATED), across=across)
 
     def _ask(self, fact: Fact, pools: Pools) -> None:
         if fact.is_pass_key:

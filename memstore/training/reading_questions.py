@@ -156,10 +156,6 @@ class Examples:
         for number, (texts, questions) in enumerate(read):
             self._of.append([self._example(number, texts, asked) for asked in questions])
 
-    @property
-    def examples(self) -> list[Example]:
-        return [one for some in self._of for one in some]
-
     def of(self, context: int) -> list[Example]:
         """The questions of a text."""
         return self._of[context]

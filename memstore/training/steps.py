@@ -21,6 +21,8 @@ from memstore.training.objectives import (
     read_memory,
 )
 
+_NEGATIVE_START = -8.0  # of the log-mass of negatives, where it rises
+
 
 class Steps:
     """The losses of steps, and what they draw from. Draws are made on the CPU, so that they are the
@@ -118,7 +120,7 @@ class Steps:
         if self._rng.random() < stage.negatives:
             negatives = self._with_earlier(fresh)
             if stage.negative_ramp:
-                bias = stage.negative_start * max(0.0, 1 - share / stage.negative_ramp)
+                bias = _NEGATIVE_START * max(0.0, 1 - share / stage.negative_ramp)
         answered = read_memory(
             model,
             Chunks(questions.ids, questions.visible, questions.continues),

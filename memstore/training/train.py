@@ -26,6 +26,7 @@ from memstore.training.objectives import Loss, Trainee
 from memstore.training.subject import MakeSubject, Precision, Subject, TrainConfig, by_landmarks
 
 _CLIP = 1.0
+_MIN_LR = 0.03  # of the learning rates, at the end of a stage
 
 Report = Callable[[dict[str, Any]], None]
 """Called with every line of metrics."""
@@ -180,7 +181,7 @@ class _Run:
     def _step(self, share: float) -> None:
         started = time.monotonic()
         stage = self.stage
-        factor = max(min(1.0, (self.progress.step + 1) / stage.warmup) * (1 - share), stage.min_lr)
+        factor = max(min(1.0, (self.progress.step + 1) / stage.warmup) * (1 - share), _MIN_LR)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor

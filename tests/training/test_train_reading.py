@@ -62,7 +62,7 @@ def test_examples_hold_what_answers_and_others_that_only_look_like_it():
     reader = model_of()
     examples = Examples(CONTEXTS, reader)
     decode = reader.tokenizer.decode
-    weighs, painted = examples.examples[:2]
+    weighs, painted = examples.of(0)
     for seed in range(20):
         one = composed(examples, weighs, 4, seed)
         texts = [decode(ids) for ids in one.passages]
@@ -96,7 +96,7 @@ def test_a_pack_computes_what_a_session_computes(kind, of):
         reader.model, tokenizer(), UNADAPTED, adapter=adapter, kv_dtype=torch.float32
     )
     examples = Examples(CONTEXTS, reader)
-    some = [composed(examples, one, 3, 4) for one in examples.examples[:6:2]]
+    some = [composed(examples, one, 3, 4) for one in (examples.of(n)[0] for n in range(3))]
     pack = Pack(reader, some, as_text=False)
     with torch.no_grad():
         found = reading.logits(pack).split(pack.counts)

@@ -118,14 +118,14 @@ def measure(
     return found
 
 
-def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, list[float]]:
-    """By kind, the share of questions whose right passage was among the best k."""
+def recalls(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """By kind, the share of questions whose right passage was among the best k, for each of KS."""
     ranks = defaultdict(list)
     for outcome in outcomes:
         if outcome.rank >= 0:
             ranks[outcome.kind].append(outcome.rank)
     return {
-        kind: [sum(rank < k for rank in found) / len(found) for k in ks]
+        kind: [sum(rank < k for rank in found) / len(found) for k in KS]
         for kind, found in ranks.items()
     }
 
