@@ -40,10 +40,8 @@ def run(
     return losses, dict(model.state_dict())
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_an_interrupted_run_of_any_memory_ends_with_the_same_bits(
-    tmp_path: Path, book: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["none", "memorizing", "infini"])
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, book: Path, name: str) -> None:
     whole, parts = (run(tmp_path / str(n), book, MEMORIES[name], n) for n in (1, 2))
     assert len(whole[0]) == 4 and whole[0] == parts[0]
     assert all(torch.equal(whole[1][n], x) for n, x in parts[1].items())

@@ -2,13 +2,11 @@
 it says.
 """
 
-import dataclasses
 import json
 import random
 
 import numpy as np
 import pytest
-import torch
 import zstandard
 
 from memstore.errors import InvalidInput
@@ -166,12 +164,15 @@ def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
 # --- batches
 
 
-def content(batch_ids, tokenizer):
-    """Content ids [B, blocks * l] of ids with a landmark after every block, which is checked."""
-    blocks = batch_ids.view(len(batch_ids), -1, BLOCK + 1)
-    assert (blocks[:, :, BLOCK] == tokenizer.landmark_id).all()
-    assert (blocks[:, :, :BLOCK] < tokenizer.landmark_id).all()
-    return blocks[:, :, :BLOCK].flatten(1)
+def content(batch, tokenizer):
+    """Content ids and weights [B, blocks * l] of a batch with a landmark of no weight after every
+    block, which is checked.
+    """
+    ids, weights = (x.view(len(x), -1, BLOCK + 1) for x in (batch.ids, batch.weights))
+    assert (ids[:, :, BLOCK] == tokenizer.landmark_id).all() and not weights[:, :, BLOCK].any()
+    assert (ids[:, :, :BLOCK] < tokenizer.landmark_id).all()
+    assert ((weights >= 0) & (weights <= RecallConfig().first_weight)).all()
+    return ids[:, :, :BLOCK].flatten(1), weights[:, :, :BLOCK].flatten(1)
 
 
 def answers(ids, weights, tokenizer):
@@ -189,28 +190,11 @@ def answers(ids, weights, tokenizer):
     return found
 
 
-def test_batches_have_landmarks_in_place_and_no_weight_on_them(tokenizer, corpus):
-    data = recall(tokenizer, corpus)
-    memory = data.memory(5, 7)
-    for batch, shape in (
-        (data.windows(4, 6, gap=8), (4, 6)),
-        (memory, (5, 7)),
-        (data.questions(memory, 9, 3), (9, 3)),
-    ):
-        assert batch.ids.shape == batch.weights.shape == (shape[0], shape[1] * (BLOCK + 1))
-        assert (batch.ids.dtype, batch.weights.dtype) == (torch.int64, torch.float32)
-        content(batch.ids, tokenizer)
-        assert (batch.weights[batch.ids == tokenizer.landmark_id] == 0).all()
-        assert ((batch.weights >= 0) & (batch.weights <= RecallConfig().first_weight)).all()
-
-
 def test_answers_in_windows_are_stated_before_them(tokenizer, corpus):
     data = recall(tokenizer, corpus, plain_share=0, copy_share=0, updates=0.2)
     asked = 0
     for _ in range(8):
-        batch = data.windows(8, 20, gap=5)
-        weights = batch.weights.view(8, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
-        for ids, weight in zip(content(batch.ids, tokenizer), weights):
+        for ids, weight in zip(*content(data.windows(8, 20, gap=5), tokenizer)):
             for prompt, answer, _ in answers(ids, weight, tokenizer):
                 assert answer.strip() in prompt, (prompt, answer)
                 asked += 1
@@ -219,8 +203,8 @@ def test_answers_in_windows_are_stated_before_them(tokenizer, corpus):
 
 def test_random_values_have_no_weight_where_they_are_stated(tokenizer, corpus):
     memory = recall(tokenizer, corpus, own_questions=0, copies=0).memory(8, 20)
-    ids = content(memory.ids, tokenizer)
-    weights = memory.weights.view(8, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
+    ids, weights = content(memory, tokenizer)
+    assert ids.shape == (8, 20 * BLOCK)
     stated = [stated for facts in memory.facts for stated in facts]
     assert len(stated) > 10
     for one in stated:
@@ -235,45 +219,29 @@ def test_every_answer_of_a_chunk_is_stated_in_a_window_it_may_read(tokenizer, co
     for _ in range(10):
         memory = data.memory(6, 16)
         chunks = data.questions(memory, 10, 6)
-        weights = chunks.weights.view(10, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
-        for ids, weight, visible in zip(
-            content(chunks.ids, tokenizer), weights, chunks.visible.tolist()
-        ):
+        outdated = {one.fact for facts in memory.facts for one in facts if not one.current}
+        for ids, weight, visible in zip(*content(chunks, tokenizer), chunks.visible.tolist()):
             assert len(set(visible)) == 2
-            readable = [
-                stated.fact
-                for window in visible
-                for stated in memory.facts[window]
-                if stated.current
-            ]
-            outdated = [
-                stated.fact for facts in memory.facts for stated in facts if not stated.current
-            ]
+            readable = {
+                one.fact for window in visible for one in memory.facts[window] if one.current
+            }
             for prompt, answer, whole in answers(ids, weight, tokenizer):
                 if whole:
-                    matching = [fact for fact in readable if fact.value == answer.strip()]
-                    matching = [
-                        fact for fact in matching if fact.is_pass_key or fact.entity in prompt
-                    ]
-                    assert matching and not set(matching) & set(outdated), (prompt, answer)
+                    matching = {
+                        fact
+                        for fact in readable
+                        if fact.value == answer.strip()
+                        and (fact.is_pass_key or fact.entity in prompt)
+                    }
+                    assert matching and not matching & outdated, (prompt, answer)
                     asked += 1
     assert asked > 100
 
 
 def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
-    data = recall(
-        tokenizer,
-        corpus,
-        updates=0.4,
-        updates_asked=1.0,
-        pass_key=0.0,
-        continuations=0,
-        unrelated=0,
-        spans=0,
-    )
-    data.config = dataclasses.replace(
-        data.config, plain=0.0, copies=0.0, own_questions=0.0, gaps=(4,)
-    )
+    stated = {"plain": 0.0, "copies": 0.0, "own_questions": 0.0, "pass_key": 0.0, "gaps": (4,)}
+    asked = {"updates_asked": 1.0, "continuations": 0, "unrelated": 0, "spans": 0}
+    data = recall(tokenizer, corpus, updates=0.4, **stated, **asked)
     followed = 0
     for _ in range(10):
         memory = data.memory(6, 16)
@@ -309,7 +277,7 @@ def test_text_chunks_continue_the_text_of_their_window(tokenizer, corpus):
     memory = data.memory(6, 8)
     chunks = data.questions(memory, 5, 4)
     assert chunks.continues.all()
-    for ids, visible in zip(content(chunks.ids, tokenizer), chunks.visible.tolist()):
+    for ids, visible in zip(content(chunks, tokenizer)[0], chunks.visible.tolist()):
         after = memory.text_windows[visible[0]]
         text = corpus.tokens[after - 8 * BLOCK : after + 4 * BLOCK].tolist()
         assert memory.contents[visible[0]] + ids.tolist() == text
@@ -328,25 +296,7 @@ def test_a_memory_of_plain_text_is_runs_and_chunks_continue_them(tokenizer, corp
         # what is between is never in memory
         assert memory.text_windows[second] > memory.text_windows[first] + size
     batch = data.questions(memory, 6, 2)
-    for ids, visible in zip(content(batch.ids, tokenizer), batch.visible.tolist()):
+    for ids, visible in zip(content(batch, tokenizer)[0], batch.visible.tolist()):
         assert sorted(visible) in memory.runs
         start = memory.text_windows[visible[0]]
         assert ids.tolist() == tokens[start : start + size].tolist()
-
-
-def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus):
-    data = recall(tokenizer, corpus)
-    data.windows(2, 6, gap=4)
-    state = data.state()
-    first = data.windows(4, 8, gap=6)
-    memory = data.memory(6, 8)
-    chunks = data.questions(memory, 8, 4)
-    other = recall(tokenizer, corpus, seed=99)
-    other.restore(state)
-    again = other.windows(4, 8, gap=6)
-    memory_again = other.memory(6, 8)
-    chunks_again = other.questions(memory_again, 8, 4)
-    for one, two in ((first, again), (memory, memory_again), (chunks, chunks_again)):
-        assert torch.equal(one.ids, two.ids) and torch.equal(one.weights, two.weights)
-    assert torch.equal(chunks.visible, chunks_again.visible)
-    assert not torch.equal(first.ids, data.windows(4, 8, gap=6).ids)
