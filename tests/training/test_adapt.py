@@ -215,14 +215,13 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     prose_file.write_text(TEXTS[0])
     assert load_reader(model).selector.spec.name == "words"
     here = "memstore.training.selectors.make_selector"
-    few = partial(AdaptOptions, learn=LearnConfig(steps=5))
+    few = partial(AdaptOptions, learn=LearnConfig(steps=5, batch=8, others=8))
     monkeypatch.setattr(f"{here}.AdaptOptions", few)
     monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.0, 0.1))
-    monkeypatch.setattr(f"{here}._PLANTED", 2)
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
-    monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
+    monkeypatch.setattr(f"{here}._RANGES", (1.0,))
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
-    command += ["--reading-tokens", "3000", "--device", "cpu"]
+    command += ["--reading-tokens", "1000", "--device", "cpu"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
     assert set(told["scores"]) >= {"literal", "reworded", "synonyms"}
@@ -230,7 +229,7 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     assert reader.selector.spec.name == told["selector"]
     assert reader.selector.spec.name.startswith("learned")
     assert reader.adapter is not None and reader.adapter.kind == "writer"
-    assert reader.adapter.tokens >= 3000 and set(told["reading"]) == set(reader.adapter.scores)
+    assert reader.adapter.tokens >= 1000 and set(told["reading"]) == set(reader.adapter.scores)
     assert reader.adaptation.weights == reader.signature.weights
 
 
@@ -254,13 +253,13 @@ def test_the_command_trains_a_reading_adapter_on_questions(
     questions.write_text("\n".join(map(json.dumps, lines)))
     here = "memstore.training.selectors.make_selector"
     monkeypatch.setattr(
-        f"{here}._WITH_PEOPLES", replace(make_selector._WITH_PEOPLES, steps=5, batch=8)
+        f"{here}._WITH_PEOPLES", replace(make_selector._WITH_PEOPLES, steps=5, batch=8, others=8)
     )
     monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.1,))
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
-    monkeypatch.setattr(f"{here}._RANGES", (0.0, 1.0))
+    monkeypatch.setattr(f"{here}._RANGES", (1.0,))
     command = ["adapt", str(model), "--questions", str(questions), "--json"]
-    command += ["--reading-tokens", "2000", "--device", "cpu"]
+    command += ["--reading-tokens", "1000", "--device", "cpu"]
     assert app(command, standalone_mode=False) in (None, 0)
     told = json.loads(capsys.readouterr().out)
     assert set(told) == {"adapter", "reading", "selector", "file", "scores", "refusals"}

@@ -146,11 +146,11 @@ def stages() -> tuple[Stage, ...]:
     return tuple(small(stage, lr=0.01) for stage in finetune_stages())
 
 
-def tuned(out: Path, book: Path, tiny: Path, rank: int | None, stops: int = 0) -> LandmarkDecoder:
-    """A run that is interrupted so many times, after every step, and resumed."""
+def tuned(out: Path, book: Path, tiny: Path, rank: int | None, turns: int = 1) -> LandmarkDecoder:
+    """A run that is interrupted after every third step, and resumed."""
     form = Finetune(str(tiny), SIZE, rank)
     config = TrainConfig(out, stages=stages(), finetune=form, precision="float32", log_every=1)
-    model = train_in_turns([config] * (stops + 1), [book])[1]
+    model = train_in_turns([config] * turns, [book], every=3)[1]
     assert isinstance(model, LandmarkDecoder)
     return model
 
@@ -174,7 +174,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     tmp_path: Path, book: Path, tiny: Path, runs: dict[int | None, Run], rank: int | None
 ) -> None:
     whole = runs[rank].trained.state_dict()
-    resumed = tuned(tmp_path / "run", book, tiny, rank, stops=2).state_dict()
+    resumed = tuned(tmp_path / "run", book, tiny, rank, turns=2).state_dict()
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], x) for name, x in resumed.items())
     for name in ("model.safetensors", FILE):

@@ -86,8 +86,7 @@ def test_a_pool_shares_passages_and_stays_within_its_tokens():
         }
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-@pytest.mark.parametrize("of", ["both", "writer"])
+@pytest.mark.parametrize(("kind", "of"), [("llama", "both"), ("gemma2", "writer")])
 def test_a_pack_computes_what_a_session_computes(kind, of):
     reader = model_of(kind)
     adapter = random_adapter(reader.model, of)

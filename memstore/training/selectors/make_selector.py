@@ -37,7 +37,7 @@ _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
 _AMONG = 2  # of KS: scores are of the best 8
 _RANGES = (0.0, 0.5, 1.0, 1.5, 2.0)  # standard deviations below the best, that are tried
 _TOP_K = 4
-_PLANTED, _CONTEXTS = 3, 8  # texts of a window: with planted questions, with people's
+_PLANTED, _CONTEXTS = 2, 8  # texts of a window: with planted questions, with people's
 # with people's questions
 _WITH_PEOPLES = LearnConfig(
     steps=1500, batch=48, like=3, shares=(*LearnConfig.shares, ("asked", 1.5))
@@ -47,7 +47,7 @@ _MINED, _BY_WORDS, _BY_STATES = 12, 6, 8  # hard negatives: of the first round, 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How much is read. windows: for training, each of three texts with planted questions and eight
+    """How much is read. windows: for training, each of two texts with planted questions and eight
     with people's; held_out: the same for the choice of weights and the score. layer: whose states
     are projected; None = just below the middle. learn: None = the usual.
     """
