@@ -166,15 +166,15 @@ def _asked(examples: Examples, contexts: int, reader: PassageModel, seed: int) -
             elif one.right or not one.asked.answers:
                 chosen.append(one)
         chosen += rng.sample(people, min(_ASKED, len(people)))
-    read = [_as_read(example, reader) for example in chosen]
+    asked = [_as_read(example, reader) for example in chosen]
     same: dict[str, set[int]] = defaultdict(set)  # passages that answer the same, by key
-    for one in read:
-        same[one.key] |= one.touched if one.key else set()
+    for question in asked:
+        same[question.key] |= question.touched if question.key else set()
     placed, first = [], 0
-    for one in read:
-        end = first + len(one.ids)
-        others = frozenset(same[one.key] - one.touched)
-        placed.append(replace(one, others=others, first=first, end=end))
+    for question in asked:
+        end = first + len(question.ids)
+        others = frozenset(same[question.key] - question.touched)
+        placed.append(replace(question, others=others, first=first, end=end))
         first = end
     return tuple(placed)
 
