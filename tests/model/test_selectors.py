@@ -4,6 +4,8 @@ read.
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -75,10 +77,10 @@ def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, l
     held, shown = Haystack(selector.spec), []
     for number in range(documents):
         shown.append(captured(blocks * BLOCK, seed=10 + number))
-        texts = [f"block {number} {i} apple{number}{i}" for i in range(blocks)]
+        texts = iter(f"block {number} {i} apple{number}{i}" for i in range(blocks))
         parts = [shown[-1].part(range(i, i + BLOCK)) for i in range(0, blocks * BLOCK, BLOCK)]
-        kept = [one for part in parts if (one := selector.landmarks(part)) is not None]
-        held.add([BLOCK] * blocks, torch.cat(kept) if kept else None, selector.words(texts))
+        tokenizer: Any = SimpleNamespace(decode=lambda ids, texts=texts: next(texts))
+        held.add_passages(selector, tokenizer, parts)
     return held, shown
 
 

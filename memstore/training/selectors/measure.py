@@ -46,28 +46,18 @@ class Haystack:
         """How many it holds."""
         return sum(end - first for _, first, end in self.scope)
 
-    def add(
-        self,
-        lengths: Sequence[int],
-        landmarks: Tensor | None,
-        words: Sequence[Sequence[tuple[int, int]]] | None,
-    ) -> None:
-        """One more document, of passages of so many tokens each."""
-        number = len(self.scope)
-        if self._tokens is not None and landmarks is not None:
-            self._tokens.add(number, 0, landmarks, lengths)
-        if self._words is not None and words is not None:
-            self._words.add(number, 0, BlockWords.of(words))
-        self.scope.append((number, 0, len(lengths)))
-
     def add_passages(
         self, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Captured]
     ) -> None:
         """One more document, of these passages, with what the selector stores of them."""
+        number = len(self.scope)
         kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
+        if self._tokens is not None and kept:
+            self._tokens.add(number, 0, torch.cat(kept), [len(one.ids) for one in passages])
         words = selector.words([tokenizer.decode(one.ids) for one in passages])
-        lengths = [len(one.ids) for one in passages]
-        self.add(lengths, torch.cat(kept) if kept else None, words)
+        if self._words is not None and words is not None:
+            self._words.add(number, 0, BlockWords.of(words))
+        self.scope.append((number, 0, len(passages)))
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
         assert self._tokens is not None
@@ -93,18 +83,14 @@ class Outcome:
 
 
 def measure(
-    selector: Selector, haystack: Haystack, states: States, scored: Sequence[Tensor] | None = None
+    selector: Selector, haystack: Haystack, states: States, scored: Sequence[Tensor]
 ) -> list[Outcome]:
     """Ask every question of `states` of the whole haystack, which begins with their passages.
-    scored: the selector's scores of each question, if they are known.
+    scored: the selector's scores of each question.
     """
     found = []
-    for number, asked in enumerate(states.asked):
+    for asked, scores in zip(states.asked, scored, strict=True):
         query = states.query(asked)
-        if scored is None:
-            scores = selector.scores(query, haystack, haystack.scope)
-        else:
-            scores = scored[number]
         adds = partial(selector.adds, query, haystack)
         best = Candidates(scores, haystack.scope, GATE_TOGETHER, adds, lambda *place: place)
         right = sorted(asked.touched)
