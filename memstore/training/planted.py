@@ -89,7 +89,6 @@ class Planter:
         self._texts = [text for text in texts if len(text) > 2 * _CHARACTERS]
         if not self._texts:
             raise InvalidInput(f"no text has {2 * _CHARACTERS:,} characters; give longer ones")
-        self._split: Split = split
         self._nouns = {kind: of_split(pairs(name), split) for kind, name in _NOUNS.items()}
         self._qualities = of_split(pairs("QUALITIES"), split)
         self._people = of_split(pool("FIRST_NAMES"), split), of_split(pool("LAST_NAMES"), split)
@@ -168,14 +167,14 @@ class Planter:
         asked = replace(fact, entity=subject.synonym) if synonym else fact
         form = rng.choice(language.STATEMENTS["train"])
         return self._planted(
-            "synonyms" if synonym else "literal", form, fact, language.ASKED, asked
+            "synonyms" if synonym else "literal", form, fact, language.ASKED["train"], asked
         )
 
     def key(self) -> Planted:
         """A fact about nothing, like a pass key."""
         fact = Fact("", self.rng.choice(self._keys), self._value())
         form = self.rng.choice(language.PASS_KEY_STATEMENTS["train"])
-        return self._planted("key", form, fact, language.PASS_KEY_ASKED, fact)
+        return self._planted("key", form, fact, language.PASS_KEY_ASKED["train"], fact)
 
     def reworded(self, *, synonym: bool = False) -> Planted:
         """A fact that is asked for in other words. synonym: its subject is, too."""
@@ -194,18 +193,15 @@ class Planter:
         form = rng.choice(relation.statements) + "."
         question, begun = rng.choice(relation.questions).split("|")
         kind = "synonyms" if synonym else "reworded"
-        return self._planted(kind, form, fact, {"train": ((question, begun),)}, asked)
+        return self._planted(kind, form, fact, [(question, begun)], asked)
 
     def _planted(
-        self,
-        kind: str,
-        form: str,
-        fact: Fact,
-        questions: dict[Split, tuple[tuple[str, str], ...]],
-        asked: Fact,
+        self, kind: str, form: str, fact: Fact, questions: Sequence[tuple[str, str]], asked: Fact
     ) -> Planted:
-        """asked: the fact as the question names it."""
-        question, begun = (filled(x, asked) for x in self.rng.choice(questions["train"]))
+        """questions: forms, each with the words that begin its answer; asked: the fact as the
+        question names it.
+        """
+        question, begun = (filled(x, asked) for x in self.rng.choice(questions))
         key = f"{fact.attribute}|{fact.entity}"
         return Planted(
             capital(sentence(form, fact).text.strip()),
