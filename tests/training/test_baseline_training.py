@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,14 +113,10 @@ def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothi
     run(tmp_path / "learned", book, MEMORIES["infini"])
     with pytest.raises(InvalidWeights, match=r"Unexpected key.*memory\.gate"):
         new_model(MODEL, tmp_path / "learned", 9)
-
-
-def test_a_run_is_resumed_with_the_memory_that_it_began_with(tmp_path: Path, book: Path) -> None:
-    run(tmp_path, book, MEMORIES["infini"])
-    config = TrainConfig(tmp_path, MODEL, stages())
-    for subject in (None, partial(baseline_subject, MEMORIES["none"])):
+    resumed = replace(config, out=tmp_path / "learned", init=None)
+    for other in (None, partial(baseline_subject, MEMORIES["none"])):
         with pytest.raises(InvalidConfig, match=r"begun with another .*'infini', 'segment': 32"):
-            train(config, [book], resume=True, subject=subject)
+            train(resumed, [book], resume=True, subject=other)
 
 
 def test_the_command_trains_a_memory_and_goes_on(
