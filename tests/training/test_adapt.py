@@ -30,7 +30,7 @@ from memstore.training.selectors.states import read_states
 from support.tiny_decoder import decoder, saved, tokenizer
 
 LEARN = LearnConfig(width=32, steps=51, batch=16, like=2, others=16)
-OPTIONS = AdaptOptions(windows=8, held_out=4, layer=1, learn=LEARN)
+OPTIONS = AdaptOptions(windows=5, held_out=3, layer=1, learn=LEARN)
 
 
 def prose(seed: int, sentences: int = 100) -> str:
@@ -217,7 +217,7 @@ def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
     here = "memstore.training.selectors.make_selector"
     few = partial(AdaptOptions, learn=LearnConfig(steps=5, batch=8, others=8))
     monkeypatch.setattr(f"{here}.AdaptOptions", few)
-    monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.0, 0.1))
+    monkeypatch.setattr(f"{here}._WORD_WEIGHTS", (0.1,))
     monkeypatch.setattr("memstore.training.reading._CHECKED", 2)
     monkeypatch.setattr(f"{here}._RANGES", (1.0,))
     command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
@@ -315,7 +315,7 @@ def test_a_selector_learned_from_peoples_questions_alone_finds_held_out_answers(
 ) -> None:
     told: list[str] = []
     config = replace(LEARN, shares=(("asked", 1.0),))
-    contexts = people(80)
+    contexts = people(60)
     made = adapt(
         reader,
         [],
