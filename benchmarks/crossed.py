@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import memstore
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.landmark_model import SHIPPED
 from memstore.serve.app import configured
 from memstore.serve.service import Service
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Compute:
     """device: cpu, cuda, mps, or auto for the fastest that there is. dtype: float32, bfloat16,
     float16; None or auto for bfloat16 where that is clearly faster. weights: that tokens are
-    generated with (memstore.hf.generation.quantized_weights.Weights): auto, full, int8, int4.
+    generated with (memstore.hf.quantized_weights.Weights): auto, full, int8, int4.
     """
 
     device: str = "cpu"

@@ -14,10 +14,9 @@ from memstore.disk.format.document import Document
 from memstore.errors import DocumentExists, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.hf.models_by_name import default_name, reader_named, reader_of
 from memstore.model.answer import Answer, Matches
-from memstore.model.document_ingest import IngestProgress
 from memstore.model.lookup_settings import AskOptions
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import IngestProgress, Text
 from memstore.paths import expanded
 from memstore.share.manifest import MANIFESTS
 from memstore.share.publication_options import is_url

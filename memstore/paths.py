@@ -1,7 +1,11 @@
-"""Paths as users write them."""
+"""Paths as users write them, and files of models, which may be missing or not fetched."""
 
 import os
 from pathlib import Path
+
+from memstore.errors import InvalidWeights
+
+_POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # of Git LFS
 
 
 def expanded(path: Path | str) -> Path:
@@ -10,3 +14,26 @@ def expanded(path: Path | str) -> Path:
     A shell does this only at the beginning of a word: not in --store=~/x, "~/x", Python or JSON.
     """
     return Path(os.path.expanduser(path))
+
+
+def check_fetched(path: Path) -> None:
+    """Raises InvalidWeights for a file that cannot be read or is a Git LFS pointer."""
+    try:
+        small = path.is_file() and path.stat().st_size <= _POINTER_BYTES
+        is_pointer = small and path.read_bytes().startswith(_POINTER)
+    except OSError as error:
+        raise InvalidWeights(f"cannot read {path}: {error.strerror}") from None
+    if is_pointer:
+        raise InvalidWeights(
+            f"{path} is a Git LFS pointer instead of the file itself; run `git lfs pull` in the "
+            "model's directory, or download the file"
+        )
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file. Raises InvalidWeights."""
+    check_fetched(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidWeights(f"cannot read {path}: {error.strerror}") from None

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from memstore.decode import Layer
 from memstore.errors import InvalidConfig
-from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import ModelConfig
 
 Kind = Literal["none", "full", "transformer-xl", "memorizing", "infini"]
 Tokens = Annotated[int, Meta(ge=0, lt=1 << 31)]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.baselines.plain import NoPast
 from memstore.kernels.products import accumulate, scores, weighted
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 
 class Gates(nn.Module):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from benchmarks.baselines.config import MemoryConfig
 from benchmarks.baselines.transformer_xl import CachedPast
 from memstore.kernels.api import NEG, landmark_topk
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 
 class Retrieval(nn.Module):

@@ -20,8 +20,8 @@ from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.kernels.api import NEG
 from memstore.kernels.products import accumulate
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import load_checkpoint, save_checkpoint, signature_of
+from memstore.model.landmark.landmark_model import load_checkpoint, save_checkpoint, signature_of
+from memstore.model.tokenizer import Tokenizer
 
 MEMORY = "memory.json"  # beside config.json
 

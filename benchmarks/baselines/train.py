@@ -15,8 +15,8 @@ from benchmarks.baselines.config import MEMORIES
 from benchmarks.baselines.subject import baseline_subject
 from benchmarks.common.options import add
 from benchmarks.common.starting import start
-from memstore.model.landmark.checkpoint import read_configuration
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.landmark_model import read_configuration
+from memstore.model.landmark.transformer import PRESETS
 from memstore.training.curriculum import default_curriculum, stages_from
 from memstore.training.subject import TrainConfig
 from memstore.training.train import train

@@ -11,8 +11,7 @@ from benchmarks.baselines.memorizing import MemorizingPast, Retrieval
 from benchmarks.baselines.past import Past
 from benchmarks.baselines.plain import FullPast, NoPast
 from benchmarks.baselines.transformer_xl import CachedPast
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 
 class BaselineTransformer(Transformer):

@@ -20,8 +20,7 @@ from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_api import LandmarkAPI
-from memstore.model.landmark.landmark_session import LandmarkSession
+from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import StepReads
 from memstore.training import facts as language

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.landmark_model import SHIPPED
 
 _LLAMA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
 SHAPES: dict[str, dict[str, Any]] = {

@@ -8,8 +8,7 @@ import numpy as np
 from benchmarks.common.text import Books
 from memstore import MemoryStore
 from memstore.closing import Closing
-from memstore.model.landmark.landmark_api import LandmarkAPI
-from memstore.model.landmark.landmark_session import LandmarkSession
+from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
 
 TARGETS = 256  # tokens
 LONGEST_CHUNK = 256  # blocks

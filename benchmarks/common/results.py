@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.reading import BaselineModel
-from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkAPI
 
 
 def machine() -> dict[str, Any]:

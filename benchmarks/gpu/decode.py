@@ -30,12 +30,10 @@ from torch import Tensor
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
 from memstore.disk.format.signature import Signature
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.model.landmark.config import PRESETS, ModelConfig
-from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_model import SHIPPED, LandmarkModel
 from memstore.model.landmark.landmark_session import LandmarkSession
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.transformer import PRESETS, ModelConfig, Transformer
+from memstore.model.tokenizer import Tokenizer
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.raw_bits import torch_dtype
 

@@ -30,8 +30,7 @@ from benchmarks.common.tables import spread
 from benchmarks.common.timing import paired_ratio
 from benchmarks.gpu.part import Case, Row, Setting
 from memstore.devices import fast_dtype
-from memstore.model.landmark.config import PRESETS, ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.transformer import PRESETS, ModelConfig, Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.objectives import encode_windows, next_token_loss
 from memstore.training.optimizer import make_optimizers

@@ -11,8 +11,7 @@ from torch import Tensor
 from memstore.errors import InvalidInput
 from memstore.kernels.products import accumulate, scores, weighted
 from memstore.kernels.types import NEG
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.transformer import ModelConfig, Transformer
 
 
 def both_sides_attention(

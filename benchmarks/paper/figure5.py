@@ -24,8 +24,8 @@ from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import blocks
 from benchmarks.paper.runs import parser
 from memstore import MemoryStore
-from memstore.model.landmark.config import PRESETS
-from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkAPI
+from memstore.model.landmark.transformer import PRESETS
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.session import StepReads
 

@@ -21,7 +21,7 @@ from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.runs import parser
-from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkAPI
 
 JUMPS = 100
 Found = dict[str, dict[int, np.ndarray]]

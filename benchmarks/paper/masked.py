@@ -30,8 +30,8 @@ from benchmarks.paper.encoder import Encoder
 from benchmarks.paper.runs import parser, shared_tokens
 from memstore.errors import InvalidInput
 from memstore.freed_memory import keep_freed_memory
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.transformer import PRESETS
+from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus
 from memstore.training.optimizer import make_optimizers
 from memstore.training.train import update

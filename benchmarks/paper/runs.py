@@ -30,8 +30,8 @@ from benchmarks.common.options import add, plain_parser
 from benchmarks.common.tables import table
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.transformer import PRESETS
+from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.subject import Precision, TrainConfig

@@ -12,8 +12,7 @@ from benchmarks.baselines.past import Attended
 from benchmarks.baselines.reading import BaselineModel, Reading
 from benchmarks.common.sessions import AnyModel
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_api import LandmarkAPI
-from memstore.model.landmark.landmark_session import LandmarkSession
+from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not
 _AT_ONCE = 1 << 13

@@ -17,7 +17,7 @@ from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.published import TABLE_1, Row, blocks, kept
 from benchmarks.paper.runs import parser
 from benchmarks.paper.scoring import Way
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.transformer import PRESETS
 
 Found = list[dict[str, Losses]]
 PAPER = {"books": ("PG-19", "pg19"), "math": ("arXiv", "arxiv")}  # its text, and a Row's field

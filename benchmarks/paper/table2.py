@@ -15,7 +15,7 @@ from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.published import TABLE_2, blocks, kept
 from benchmarks.paper.runs import parser
 from benchmarks.paper.scoring import Way
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.transformer import PRESETS
 
 KEPT = {2048: 40, 4096: 80}  # blocks, by length: all of them, and so in the paper
 LOCAL = 250

@@ -14,7 +14,7 @@ from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.published import TABLE_3, blocks, kept
 from benchmarks.paper.runs import parser
 from benchmarks.paper.scoring import Way
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.transformer import PRESETS
 
 LENGTH, LOCAL, KEPT, TOP_K = 2048, 250, 40, 4
 Found = dict[float | None, Losses]

@@ -39,7 +39,7 @@ from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process
 from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkAPI
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from benchmarks.real.plan import Question, Stated
 from memstore.hf.passage_adapter import LONGEST
 from memstore.model.adapter import TextTokenizer
-from memstore.model.passages.passage_cutting import Passages
+from memstore.model.passages.passage_ingest import Passages
 
 Block = tuple[str, int]  # of a document, the number
 

@@ -21,7 +21,7 @@ from memstore.disk.format.text_parts import Keep
 from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.selector import confidence
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 
 
 class Memory(AbstractContextManager["Memory"]):

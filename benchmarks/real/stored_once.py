@@ -22,7 +22,7 @@ from benchmarks.common.tables import table, tokens_number
 from benchmarks.real.passage_model import parser, passage_model
 from memstore.disk.format.document import Document
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.corpus import read_documents
 

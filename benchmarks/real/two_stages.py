@@ -52,9 +52,9 @@ from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Passage
 from memstore.index.token_lists import TokenLists
+from memstore.model.passages.passage_choice import capture
 from memstore.model.passages.passage_encoding import encode, landmarks_of
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_session import capture
 from memstore.model.passages.selector import Query, Scored, score_blocks
 from memstore.training.corpus import read_documents
 

@@ -27,7 +27,7 @@ from benchmarks.real.passage_model import parser, passage_model
 from benchmarks.real.stored_once import CHANGED, part
 from memstore.disk.format.text_parts import Keep
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.share.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
 

@@ -27,9 +27,9 @@ from benchmarks.common.timing import interleaved, paired_ratio, timed
 from memstore import MemoryStore
 from memstore.hf.models_by_name import reader_named
 from memstore.model.batched_forward import read_pending
-from memstore.model.landmark.checkpoint import SHIPPED_NAME
+from memstore.model.landmark.landmark_model import SHIPPED_NAME
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.training.corpus import read_documents
 
 PROMPT = 32  # tokens of a question

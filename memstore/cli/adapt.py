@@ -244,8 +244,7 @@ def calibrate(
     These are the values of its context miss token. Memories of the model stay valid.
     """
     from memstore.hf.models_by_name import reader_named
-    from memstore.model.landmark.checkpoint import save_checkpoint
-    from memstore.model.landmark.landmark_model import LandmarkModel
+    from memstore.model.landmark.landmark_model import LandmarkModel, save_checkpoint
     from memstore.training.cmt_values import measure_cmt_values
     from memstore.training.corpus import read_documents
 

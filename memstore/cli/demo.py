@@ -25,7 +25,7 @@ from memstore.cli.options import Json, ModelOptions, option
 from memstore.errors import InvalidInput, MemoryExists, MemstoreError
 
 if TYPE_CHECKING:
-    from memstore.model.passages.passage_api import PassageAPI
+    from memstore.model.passages.passage_session import PassageAPI
 
 TITLE = "Sailing Alone Around the World, by Joshua Slocum (1900; public domain)"
 TEXT, QUESTIONS = (Path(__file__).with_name(f"sailing_alone.{end}") for end in ("txt", "jsonl"))
@@ -67,7 +67,7 @@ def demo(
 
 
 def _passage_model(store: Path, options: ModelOptions) -> "PassageAPI":
-    from memstore.model.passages.passage_api import PassageAPI
+    from memstore.model.passages.passage_session import PassageAPI
 
     model = new_model(store, options)
     if not isinstance(model, PassageAPI):
@@ -172,7 +172,7 @@ def _totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _read_book(model: "PassageAPI", options: ModelOptions, store: Path) -> ReadBook:
     """Ingest chapter by chapter, until the next would exceed the tokens or the seconds."""
-    from memstore.model.texts.source_text import Text
+    from memstore.model.source_text import Text
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import on_device
 
@@ -226,7 +226,7 @@ class Bm25Baseline:
     def __init__(self, model: "PassageAPI", texts: Sequence[str]) -> None:
         from memstore.disk.format.block_words import BlockWords
         from memstore.index.word_index import WordIndex, count_words
-        from memstore.model.passages.passage_cutting import Passages
+        from memstore.model.passages.passage_ingest import Passages
 
         self._model = model
         self._passages = [

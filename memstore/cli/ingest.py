@@ -157,7 +157,7 @@ def ingest(
 
 def _note_adapter(model: "ModelAPI", keep: str | None) -> None:
     """Say what a new memory of a model without a reading adapter lacks."""
-    from memstore.model.passages.passage_protocol import PassageModel
+    from memstore.model.passages.repositioned_attention import PassageModel
 
     if keep == "text" or not isinstance(model, PassageModel) or model.adapted_passages:
         return

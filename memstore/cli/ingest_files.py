@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from memstore.disk.format.document import Document
     from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import File, Files, Source
-    from memstore.model.document_ingest import IngestProgress
     from memstore.model.model_api import ModelAPI
-    from memstore.model.texts.source_text import Text
+    from memstore.model.source_text import IngestProgress, Text
     from memstore.store.memory_store import MemoryStore
     from memstore.store.write.admission import Mode
 
@@ -30,7 +29,7 @@ def text_of(file: "File", source: "Source | None" = None) -> "Text":
     from memstore.documents import read
     from memstore.documents.converted import LIMITS
     from memstore.documents.folder import STDIN
-    from memstore.model.texts.source_text import Text
+    from memstore.model.source_text import Text
 
     if str(file.path) == STDIN and file.folder is None:
         data = sys.stdin.buffer.read(LIMITS.file_bytes + 1)

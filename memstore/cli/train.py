@@ -11,7 +11,7 @@ from memstore.cli.command import command
 from memstore.cli.options import Json, Seed, flag, option
 
 if TYPE_CHECKING:
-    from memstore.model.landmark.config import ModelConfig
+    from memstore.model.landmark.transformer import ModelConfig
 
 
 @command(
@@ -121,8 +121,8 @@ def train(
 
 def _config(preset: str | None, start: Path | None) -> "ModelConfig":
     """The configuration of --preset, else of the checkpoint `start`, else of the preset "test"."""
-    from memstore.model.landmark.checkpoint import read_configuration
-    from memstore.model.landmark.config import PRESETS
+    from memstore.model.landmark.landmark_model import read_configuration
+    from memstore.model.landmark.transformer import PRESETS
 
     if preset is not None and preset not in PRESETS:
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")

@@ -23,9 +23,9 @@ from memstore.hf.attention_seam import (
     run_layers,
     takes_layer_type,
 )
-from memstore.hf.generation.low_rank import adapted
-from memstore.hf.generation.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, as_loaded
-from memstore.hf.generation.traced_step import TracedStep
+from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, as_loaded
+from memstore.hf.reading_adapter import adapted
+from memstore.hf.traced_step import TracedStep
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.rotary import Positions, Rope
 

@@ -8,25 +8,27 @@ from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidWeights, MemstoreError
-from memstore.hf.checks import (
-    LOCAL,
-    check_directory,
-    checked_configuration,
-    first_line,
-    quiet,
-    whole,
-)
-from memstore.hf.generation.quantized_weights import weights_named
 from memstore.hf.landmark_decoder import (
     FILE,
     HuggingFaceLandmarkModel,
     LandmarkDecoder,
     load_landmarks,
 )
-from memstore.hf.model_directory import directory_of, downloaded, model_name
+from memstore.hf.model_directory import (
+    LOCAL,
+    check_directory,
+    checked_configuration,
+    directory_of,
+    downloaded,
+    first_line,
+    model_name,
+    quiet,
+    whole,
+    without_panics,
+)
 from memstore.hf.passage_adapter import HuggingFacePassageModel
+from memstore.hf.quantized_weights import weights_named
 from memstore.hf.reading_adapter import ReadingAdapter
-from memstore.hf.tokenizer import without_panics
 from memstore.hf.weights import adapter_of, digest_of, remember, remembered
 from memstore.model.passages.adaptation import Adaptation
 from memstore.openmp import warn_of_spinning

@@ -36,7 +36,7 @@ def reader_named(
     Face model, see load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
     from memstore.devices import dtype_named
-    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+    from memstore.model.landmark.landmark_model import SHIPPED_NAME
 
     number_format = dtype_named(compute.dtype)
     # a packaged model's name means that model, even where a directory has the same name
@@ -81,7 +81,7 @@ def default_name() -> str:
     """The default model of a new memory: $MEMSTORE_MODEL, else an installed packaged model, else
     the landmark model that ships.
     """
-    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+    from memstore.model.landmark.landmark_model import SHIPPED_NAME
 
     if os.environ.get(MODEL_VARIABLE):
         return os.path.expanduser(os.environ[MODEL_VARIABLE])
@@ -109,7 +109,7 @@ def _made_with(model: ModelName | None, where: str) -> str | None:
     """The name under which a memory's model can be loaded; None where the memory does not say.
     Raises InvalidInput for a model that this machine lacks, or that only the hub may have.
     """
-    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+    from memstore.model.landmark.landmark_model import SHIPPED_NAME
 
     if model is None:
         return None
@@ -132,7 +132,7 @@ def _check_weights(compute: Compute) -> None:
     """Raises InvalidConfig for quantized weights, which a landmark model does not have."""
     import torch
 
-    from memstore.hf.generation.quantized_weights import weights_named
+    from memstore.hf.quantized_weights import weights_named
 
     if weights_named(compute.weights, torch.device("cpu")) in ("int8", "int4"):
         raise InvalidConfig(
@@ -142,7 +142,7 @@ def _check_weights(compute: Compute) -> None:
 
 def _is_ours(directory: Path) -> bool:
     """Did `memstore train` write this directory, as far as it says? Raises InvalidWeights."""
-    from memstore.model.model_files import read_file
+    from memstore.paths import read_file
 
     if not directory.is_dir():
         return False

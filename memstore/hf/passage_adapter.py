@@ -10,15 +10,15 @@ from torch import Tensor
 
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation.quantized_weights import Weights
+from memstore.hf.quantized_weights import Weights
 from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter, attach_adapter
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
 from memstore.hf.weights import adaptation_of, digest_of
 from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.adaptation import Adaptation, MadeFor, Refusal
-from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
+from memstore.model.passages.passage_session import PassageAPI
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.rotary import Positions
 

@@ -5,16 +5,14 @@ model's chat template writes it.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from memstore.errors import InvalidWeights
-from memstore.hf.checks import first_line
-from memstore.model.token_text import TokenText, byte_symbols
+from memstore.hf.model_directory import first_line, without_panics
+from memstore.model.tokenizer import TokenText, byte_symbols
 
 _SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
 _PROBE = "Zoë's 3 naïve cafés — 12,345 §; 記憶\n\n\tend  of   it. "
@@ -57,18 +55,6 @@ class OffsetTokenizer(TokenText):
                 f"the tokenizer has {needed:,} ids, the model knows {vocab_size:,}; use the "
                 "tokenizer that it was trained with"
             )
-
-
-@contextmanager
-def without_panics(what: str | Path) -> Iterator[None]:
-    """Turns a panic of Rust code, which is no Exception, into InvalidWeights."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of no module that can be imported
-            raise
-        said = " ".join(str(error).split())[:160]
-        raise InvalidWeights(f"{what} gave up ({said}); get the model's tokenizer again") from None
 
 
 class LandmarkTokenizer(OffsetTokenizer):

@@ -16,7 +16,7 @@ from memstore.errors import DocumentExists, InvalidInput
 from memstore.hf.models_by_name import reader_named
 from memstore.library.batch import Batch, Done, Given, Job, Outcome
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.share.open_object_store import open_object_store
 from memstore.share.upload import PublishOptions
 from memstore.store.memory_store import MemoryStore

@@ -18,13 +18,11 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter, TextTokenizer
-from memstore.model.answer import Answer, Found, Matches, Ranking, Source, closest_sources
+from memstore.model.answer import Answer, Found, Matches, Ranking, Source, Trace, closest_sources
 from memstore.model.batched_forward import read_pending
-from memstore.model.document_ingest import Ingesting, OnProgress, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
-from memstore.model.read_trace import Trace
 from memstore.model.session import AskSession, Continuation, OnRead, attached, ends_sentence
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Ingesting, OnProgress, Text, finish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, StringConstraints, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.serve.api_errors import ApiError
 from memstore.serve.checks import UPLOADS, Reads, Writes
 from memstore.serve.documents import converted

@@ -12,10 +12,9 @@ from memstore.disk.format.document import Document
 from memstore.documents import read
 from memstore.errors import DocumentNotFound, MemstoreError
 from memstore.model.answer import Matches
-from memstore.model.document_ingest import IngestProgress
+from memstore.model.document_text import block_texts
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.document_text import block_texts
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import IngestProgress, Text
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.api_keys import Access
 from memstore.serve.worker import Job, Worker

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from memstore.errors import InvalidInput
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.paths import expanded
 from memstore.serve.answers import Answers, Question
 from memstore.serve.api_errors import ApiError

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import Source
+from memstore.model.answer import BlockId, BlockRead, Source, TokenRead, Trace
 from memstore.model.passages.passage_session import PassageSession
-from memstore.model.read_trace import BlockId, BlockRead, TokenRead, Trace
 from memstore.model.session import AskSession
 from memstore.store.memory_store import MemoryStore
 

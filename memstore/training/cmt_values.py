@@ -15,8 +15,7 @@ from torch import Tensor
 
 from memstore.errors import InvalidInput
 from memstore.kernels.api import LocalAttention
-from memstore.model.landmark.landmark_api import LandmarkAPI
-from memstore.model.landmark.landmark_session import LandmarkSession
+from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
 from memstore.store.memory_store import MemoryStore
 
 _BELOW = 0.3  # the gate of rows that are measured

@@ -20,7 +20,7 @@ from memstore.decode import from_json
 from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.training.corpus import lines_of
 
 _WORD = re.compile(r"\w+")

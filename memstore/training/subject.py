@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidConfig
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import load_checkpoint, read_configuration, save_checkpoint
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.landmark_model import (
+    load_checkpoint,
+    read_configuration,
+    save_checkpoint,
+)
+from memstore.model.landmark.transformer import ModelConfig, Transformer
+from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.objectives import Trainee

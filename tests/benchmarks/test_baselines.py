@@ -19,10 +19,9 @@ from benchmarks.baselines.reading import MEMORY, load_baseline, save_baseline
 from benchmarks.baselines.transformer import BaselineTransformer
 from memstore import load_model
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import DecoderLayer, Transformer
+from memstore.model.landmark.landmark_model import SHIPPED
+from memstore.model.landmark.transformer import DecoderLayer, ModelConfig, Transformer
+from memstore.model.tokenizer import Tokenizer
 
 CONFIG = ModelConfig(
     vocab_size=40,

@@ -19,7 +19,7 @@ from benchmarks.paper.published import TABLE_1, blocks
 from benchmarks.paper.runs import Run, Runs, spent
 from benchmarks.paper.scoring import Way, score
 from memstore.errors import InvalidInput
-from memstore.model.landmark.config import PRESETS, ModelConfig
+from memstore.model.landmark.transformer import PRESETS, ModelConfig
 
 TINY = ModelConfig(
     vocab_size=1024,

@@ -15,7 +15,7 @@ import pytest
 
 from memstore.documents import folder
 from memstore.documents.folder import find
-from memstore.model.texts import source_text as model_text
+from memstore.model import source_text as model_text
 from memstore.store.memory_store import MemoryStore
 from support import made_documents as made
 from support.commands import Result, intact, refused, run, start

@@ -81,7 +81,7 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     monkeypatch.setenv("MEMSTORE_MODEL", str(origin / "model"))
     if command.startswith("index"):
         pytest.importorskip("faiss")
-        monkeypatch.setattr("memstore.model.landmark.landmark_api._STRETCHES", 1)  # of eight
+        monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
     if "--trace" in command and type(disk) is Limited:
         pytest.skip("a trace may be smaller than a message")
     memory, damaged = disk.path / "memory", disk.path / "damaged"

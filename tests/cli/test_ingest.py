@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from memstore.disk.format.codec import CODECS
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.landmark_model import SHIPPED
+from memstore.model.tokenizer import Tokenizer
 from memstore.store.memory_store import MemoryStore
 from support.commands import OTHER, intact, refused, run, start, whole
 

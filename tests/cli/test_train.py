@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.model.landmark.config import PRESETS, ModelConfig
+from memstore.model.landmark.transformer import PRESETS, ModelConfig
 from memstore.training import curriculum
 from support.commands import refused, run
 

@@ -16,8 +16,8 @@ from memstore.documents.child import convert
 from memstore.documents.decoding import clean
 from memstore.documents.detect import form_of
 from memstore.model.answer import Source
-from memstore.model.texts.document_text import block_texts
-from memstore.model.texts.source_text import Text
+from memstore.model.document_text import block_texts
+from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from support import made_documents as made
 from support.made_documents import Section

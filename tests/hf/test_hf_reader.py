@@ -20,11 +20,11 @@ from memstore.disk.format.citations import Place
 from memstore.documents import Converted
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.tokenizer import OffsetTokenizer, Turns
+from memstore.model.document_text import block_texts
 from memstore.model.passages.passage_choice import spelled_as_held
 from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selector import Gate
-from memstore.model.texts.document_text import block_texts
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "

@@ -14,17 +14,17 @@ pytest.importorskip("transformers")
 from memstore.block import BlockKey
 from memstore.compute import Compute
 from memstore.errors import InvalidConfig
+from memstore.hf import quantized_weights
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation import quantized_weights
-from memstore.hf.generation.quantized_weights import (
+from memstore.hf.load import wrap
+from memstore.hf.models_by_name import reader_named
+from memstore.hf.quantized_weights import (
     MOST_ROWS,
     QuantizedWeights,
     quantized,
     stored_in_4_bits,
     weights_named,
 )
-from memstore.hf.load import wrap
-from memstore.hf.models_by_name import reader_named
 from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.selector import Selector
 from memstore.store.memory_store import MemoryStore

@@ -16,10 +16,9 @@ from support.tiny_decoder import decoder, random_adapter, saved, tokenizer
 pytest.importorskip("transformers")
 
 from memstore.hf import weights as known_weights
-from memstore.hf.generation.low_rank import adapted
 from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.hf.reading_adapter import CONFIG, TENSORS, ReadingAdapter, attach_adapter
+from memstore.hf.reading_adapter import CONFIG, TENSORS, ReadingAdapter, adapted, attach_adapter
 from memstore.model.passages.adaptation import UNADAPTED, Doubt
 from memstore.model.passages.passage_choice import Chosen
 

@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from memstore.hf import traced_step
 from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.generation import traced_step
-from memstore.hf.generation.traced_graph import Graph
+from memstore.hf.traced_step import Graph
 from support.tiny_decoder import KINDS, decoder, of_kind
 
 UNTRACED = {"mixtral"}  # which experts compute depends on the token

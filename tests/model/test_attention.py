@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memstore.disk.format.signature import Signature
 from memstore.kernels import api
-from memstore.model.landmark.attention.memory_attention import MemoryAttention
-from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.memory_attention import MemoryAttention
+from memstore.model.landmark.transformer import ModelConfig
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.rotary import Rope
 from memstore.model.session import ReadUnit, SessionBlocks, StepReads

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memstore.errors import InvalidWeights
-from memstore.model.landmark.checkpoint import load_checkpoint
+from memstore.model.landmark.landmark_model import load_checkpoint
 from support.tiny_model import save_tiny_model
 
 

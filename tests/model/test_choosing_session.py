@@ -12,9 +12,8 @@ from memstore.store.retrieve.retrieval import Retrieval
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
-from memstore.model.passages.passage_choice import Chosen
+from memstore.model.passages.passage_choice import CapturingForward, Chosen, capture
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.passage_session import CapturingForward, capture
 from memstore.model.passages.repositioned_attention import (
     RepositionedAttention,
     computed,

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from memstore.index import FaissIndex, make_index
-from memstore.model.landmark.checkpoint import load_checkpoint, save_checkpoint
-from memstore.model.landmark.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.landmark_model import (
+    LandmarkModel,
+    load_checkpoint,
+    load_model,
+    save_checkpoint,
+)
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.citations import Place
 from memstore.disk.format.text_parts import Passage
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.model.passages.passage_cutting import Passages
-from memstore.model.texts.sentences import split
+from memstore.model.landmark.landmark_model import SHIPPED
+from memstore.model.passages.passage_ingest import Passages
+from memstore.model.sentences import split
+from memstore.model.tokenizer import Tokenizer
 
 _SIZE, _MOST = 64, 128
 _STORY = """

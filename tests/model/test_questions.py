@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstore.model.texts.questions import asks, leans, query_of, resolved
+from memstore.model.questions import asks, leans, query_of, resolved
 
 CHAT = [
     "hi",

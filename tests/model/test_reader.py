@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstore.errors import InvalidInput, WrongModel
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.memory_attention import LandmarkAdapter
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 from support.toy_reader import BLOCK, LETTERS, ToyReader
@@ -44,7 +44,7 @@ def test_another_reader_ingests_asks_and_searches(tmp_path: Path) -> None:
 def test_another_reader_is_told_apart_and_builds_its_own_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.model.landmark.landmark_api._STRETCHES", 1)  # of eight
+    monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
     reader, other = ToyReader(), tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "m", reader.signature, index="faiss-ivf-sq8") as store:
         reader.ingest(BODY, store, name="book")

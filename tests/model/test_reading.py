@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import memstore
-from memstore.model.read_trace import BLOCKS, OF_TOKEN, Trace
+from memstore.model.answer import BLOCKS, OF_TOKEN, Trace
 from memstore.model.session import ReadUnit, StepReads
 from memstore.serve.trace_report import pieces, report
 from memstore.store.memory_store import MemoryStore

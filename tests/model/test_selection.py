@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.kernels.api import NEG
-from memstore.model.landmark.attention.block_lookup import merge, select, superseding
+from memstore.model.landmark.block_lookup import merge, select, superseding
 from memstore.model.lookup_settings import GRANULARITIES, Granularity
 from support.oracle import choose_by
 

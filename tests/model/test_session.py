@@ -12,9 +12,9 @@ import torch
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
 from memstore.kernels.products import accumulate
-from memstore.model.document_ingest import IngestProgress
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.model.session import draw
+from memstore.model.source_text import IngestProgress
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer

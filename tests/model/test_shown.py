@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from memstore.disk.format.citations import PAGE, Place
 from memstore.documents.converted import Converted
 from memstore.model.answer import Source
+from memstore.model.document_text import block_texts, whole_sentences
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.texts.document_text import block_texts, whole_sentences
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 

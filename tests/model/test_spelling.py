@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.index.word_index import WordIndex, count_words, split_words
-from memstore.model.texts.questions import one_edit_away, spelled
+from memstore.model.questions import one_edit_away, spelled
 
 HELD = {"what": 3, "warranty": 2, "pump": 5, "wait": 1, "garibaldi": 1}
 

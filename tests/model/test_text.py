@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import InvalidInput
-from memstore.model.texts import source_text as module
-from memstore.model.texts.source_text import Text
+from memstore.model import source_text as module
+from memstore.model.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 

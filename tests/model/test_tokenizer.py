@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED
-from memstore.model.token_text import SEGMENT_CHARACTERS
+from memstore.model.landmark.landmark_model import SHIPPED
+from memstore.model.tokenizer import SEGMENT_CHARACTERS, Tokenizer
 
 TEXT = (
     "The red fox sat by the river, and the river ran to the sea. It was 1847; nobody “knew” why.\n"

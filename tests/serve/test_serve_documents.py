@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from memstore.errors import StorageFull
-from memstore.model.document_ingest import Ingesting
+from memstore.model.source_text import Ingesting
 from memstore.serve.settings import ServeSettings
 from support.diary import ANSWER, DIARY, LETTER, QUESTION
 from support.fork_server import ForkServer

@@ -11,7 +11,7 @@ pytest.importorskip("obstore")
 
 from memstore.errors import ReadOnlyMemory, WrongModel
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore

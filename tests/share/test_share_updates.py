@@ -19,7 +19,7 @@ from memstore.block import BlockKey
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
-from memstore.model.texts.source_text import Text
+from memstore.model.source_text import Text
 from memstore.share import published_tables
 from memstore.share.garbage_collection import prune
 from memstore.share.open_object_store import open_object_store

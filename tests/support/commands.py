@@ -16,10 +16,9 @@ import torch
 
 from memstore.__main__ import main as command_line
 from memstore.cli.main import main
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED, save_checkpoint
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.landmark_model import SHIPPED, save_checkpoint
+from memstore.model.landmark.transformer import ModelConfig, Transformer
+from memstore.model.tokenizer import Tokenizer
 from memstore.store.verify.walk import walk
 from support.forked import forked
 from support.paths import ROOT

@@ -1,6 +1,6 @@
 """The smallest model that trains."""
 
-from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import ModelConfig
 
 MODEL = ModelConfig(
     vocab_size=1024,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.landmark_model import SHIPPED
 
 if TYPE_CHECKING:
     from memstore.hf.reading_adapter import Kind, ReadingAdapter

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from memstore.model.adapter import Shape
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import SHIPPED, save_checkpoint
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.landmark_model import LandmarkModel, load_model
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.landmark_model import (
+    SHIPPED,
+    LandmarkModel,
+    load_model,
+    save_checkpoint,
+)
+from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.rotary import Rope
+from memstore.model.tokenizer import Tokenizer
 
 WORDS = [
     "the",

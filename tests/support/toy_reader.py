@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.disk.format.signature import Signature
 from memstore.model.adapter import Attend, Enter, Shape
-from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkAPI
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
 

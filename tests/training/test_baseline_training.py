@@ -17,7 +17,7 @@ from benchmarks.baselines.reading import load_baseline
 from benchmarks.baselines.subject import baseline_subject
 from benchmarks.common.options import named_model
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.transformer import PRESETS
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.subject import TrainConfig, new_model

@@ -18,9 +18,8 @@ from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.landmark.attention.memory_attention import MemoryAttention
-from memstore.model.landmark.checkpoint import load_checkpoint
-from memstore.model.landmark.landmark_model import load_model
+from memstore.model.landmark.landmark_model import load_checkpoint, load_model
+from memstore.model.landmark.memory_attention import MemoryAttention
 from memstore.training.cmt_values import measure_cmt_values
 from memstore.training.subject import new_model
 from support.tiny_model import save_tiny_model, text, tiny_model

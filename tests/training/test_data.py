@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from memstore.errors import InvalidInput
-from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.tokenizer import Tokenizer
 from memstore.training import facts as language
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents

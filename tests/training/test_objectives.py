@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.signature import Signature
-from memstore.model.landmark.attention.memory_attention import MemoryAttention
-from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.transformer import Transformer
+from memstore.model.landmark.memory_attention import MemoryAttention
+from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.session import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import (

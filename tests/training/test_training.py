@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from memstore import devices
 from memstore.cli.main import app
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.checkpoint import load_checkpoint, read_configuration
-from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.landmark_model import load_checkpoint, read_configuration
+from memstore.model.landmark.transformer import PRESETS
+from memstore.model.tokenizer import Tokenizer
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.subject import Precision, TrainConfig
 from memstore.training.train import train

@@ -19,8 +19,8 @@ from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.answer import Found
-from memstore.model.landmark.attention.open_chunk import Prefix
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.memory_attention import LandmarkAdapter
+from memstore.model.landmark.open_chunk import Prefix
 from memstore.store.memory_store import MemoryStore
 
 _HITS_OF_EVERY_HEAD = 64  # landmark keys taken a (token, head), to see which heads point sharply

@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidWeights
 from memstore.model.adapter import AttentionSpec, Enough
-from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
+    PassageModel,
     attention,
     read_prefix,
     seen_by,

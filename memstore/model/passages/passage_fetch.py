@@ -22,8 +22,7 @@ from memstore.errors import (
 from memstore.model.passages.passage_choice import Chosen
 from memstore.model.passages.passage_encoding import encode, landmarks_of, padded, words_of
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.passages.repositioned_attention import KeysValues
+from memstore.model.passages.repositioned_attention import KeysValues, PassageModel
 from memstore.model.session import OwnBlocks, ReadUnit
 from memstore.store.memory_store import MemoryStore
 

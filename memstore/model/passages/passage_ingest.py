@@ -1,25 +1,328 @@
-"""Ingest by a passage model: text to passages to keys and values to committed blocks."""
+"""Ingest by a passage model: a text cut into passages of whole sentences, each passage computed and
+committed.
+
+As many sentences as fit stand together, with ends that follow from the text next to them, so that
+an edit changes only its neighbours. Greedy filling would carry a shift on and on. Here every end
+has a price that the words on both sides draw (a hash), and the cheapest way through the text is
+taken: two ways meet again at the next end that is cheap for both. Ends that are the cheapest of a
+long stretch are on every way (anchors), so that nothing depends on more text than lies between two
+of them.
+"""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, tee
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import islice, pairwise, tee
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
-from memstore.disk.format.citations import Place, Places
+from memstore.disk.format.citations import PAGE, Place, Places
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.document_ingest import Ingesting, IngestProgress, described
-from memstore.model.passages.passage_cutting import Passages
+from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_encoding import Encoded, encode, words_of
-from memstore.model.passages.passage_protocol import PassageModel
-from memstore.model.texts.source_text import Text
+from memstore.model.passages.repositioned_attention import PassageModel
+from memstore.model.sentences import Level, Unit, divide, split
+from memstore.model.source_text import Ingesting, IngestProgress, Text, described
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.known_passages import Known
 from memstore.store.write.writer import DocumentWriter
+
+_LONG = 64  # characters for each token that may be there: such a part is not counted
+
+
+class Group(NamedTuple):
+    """Units that stand together, and the tokens that they may have."""
+
+    units: Sequence[Unit]
+    limit: int
+
+
+class Measure:
+    """Counts with a tokenizer; most: tokens that no passage exceeds."""
+
+    def __init__(self, tokenizer: TextTokenizer, most: int) -> None:
+        self._tokenizer, self._most = tokenizer, most
+        self._gaps = {"": 0, " ": 0}  # tokens of what stands between two units
+
+    def count(self, text: str, units: Sequence[Unit]) -> list[int]:
+        """About the tokens of each unit and of what stands before it; more than `most`, told as
+        they are, for what is far too long.
+        """
+        parts, gaps, end = list[str](), list[str](), 0
+        for unit in units:
+            gap = text[end : unit.start] if end else ""
+            long = unit.end - unit.start > _LONG * self._most
+            parts.append("" if long else text[unit.start - (gap == " ") : unit.end])
+            gaps.append(gap[:_LONG])
+            end = unit.end
+        missing = list({gap for gap in gaps if gap not in self._gaps})
+        found = self._tokenizer.encode_batch(missing + parts)
+        new = dict(zip(missing, map(len, found)))
+        if len(self._gaps) < 1000:
+            self._gaps |= new
+        return [
+            len(ids) + (new.get(gap) or self._gaps.get(gap, 0)) if part else unit.end - unit.start
+            for unit, part, gap, ids in zip(units, parts, gaps, found[len(missing) :])
+        ]
+
+    def shortened(
+        self, text: str, units: Sequence[Unit], counts: Sequence[int]
+    ) -> tuple[Sequence[Unit], Sequence[int]]:
+        """The units with those divided that have more than `most` tokens, and their counts: in
+        clauses, where that is not enough in words, and at last in halves.
+        """
+        level = Level.CLAUSE
+        while max(counts, default=0) > self._most:
+            parts = [
+                list(divide(text, unit, level)) if count > self._most else [unit]
+                for unit, count in zip(units, counts)
+            ]
+            changed = [part for some in parts if len(some) > 1 for part in some]
+            if not changed and level is Level.CHARACTER:
+                break
+            new = iter(self.count(text, changed))
+            counts = [
+                length
+                for some, count in zip(parts, counts)
+                for length in ([next(new) for _ in some] if len(some) > 1 else [count])
+            ]
+            units = [part for some in parts for part in some]
+            level = Level.WORD if level is Level.CLAUSE else Level.CHARACTER
+        return units, counts
+
+    def encoded(self, text: str, groups: Iterable[Group]) -> list[tuple[Sequence[Unit], list[int]]]:
+        """The groups' units and ids, those taken apart that have more tokens than they may: counts
+        of parts need not add up.
+        """
+        made, rest = list[tuple[Sequence[Unit], list[int]]](), list(groups)
+        owns = [text[units[0].start : units[-1].end] for units, _ in rest]
+        for (units, limit), ids in zip(rest, self._tokenizer.encode_batch(owns)):
+            if len(ids) <= limit or (limit < self._most and len(units) == 1):
+                made.append((units, ids))
+            elif parts := _halves(text, units):
+                limit = limit if len(units) > 1 else self._most
+                made += self.encoded(text, [Group(part, self._most) for part in parts])
+            else:
+                made.append((units, ids[: self._most]))
+        return made
+
+
+def _halves(text: str, units: Sequence[Unit]) -> list[Sequence[Unit]]:
+    """Two groups, cut at the best end, the nearest to the middle; [] for a single character."""
+    if len(units) == 1:
+        for level in (Level.CLAUSE, Level.WORD, Level.CHARACTER):
+            units = list(divide(text, units[0], level))
+            if len(units) > 1:
+                break
+        else:
+            return []
+    middle = len(units) / 2
+    at = max(range(1, len(units)), key=lambda n: (units[n].level, -abs(n - middle)))
+    return [units[:at], units[at:]]
+
+
+# What an end costs at most where it is drawn, in passages, by what begins there. It is drawn as the
+# square of an even number: the many cheap ones are near each other, the few dear ones are avoided.
+_PRICE = {Level.HEADING: 0.0, Level.PARAGRAPH: 25.0, Level.LINE: 50.0}
+_SENTENCE = 100.0
+_INSIDE = {Level.CLAUSE: 100.0, Level.WORD: 200.0, Level.CHARACTER: 400.0}  # more, in a sentence
+_AFTER_HEADING = 1000.0  # more, between a heading and what it stands over
+_WHOLE = 150.0  # more, in a paragraph that a passage holds
+_LOOSE = 0.2  # of a passage that is empty
+_NEAR = 64  # characters on each side that draw a price
+
+
+def prices(text: str, units: Sequence[Unit], tokens: Sequence[int], size: int) -> list[float]:
+    """What it costs to begin a passage with each unit, in passages. tokens: of each unit."""
+    found = [0.0]
+    inside = _in_whole_paragraphs(units, tokens, size)
+    for before, unit in pairwise(units):
+        beside = text[max(before.start, before.end - _NEAR) : before.end] + "\n"
+        beside += text[unit.start : min(unit.end, unit.start + _NEAR)]
+        drawn = xxh3_64_intdigest(beside.encode("utf-8", "surrogatepass")) / 2**64
+        price = _PRICE.get(unit.level, _SENTENCE) * drawn * drawn + _INSIDE.get(unit.level, 0.0)
+        found.append(price + _AFTER_HEADING * before.heading + _WHOLE * inside[len(found)])
+    return found
+
+
+def _in_whole_paragraphs(units: Sequence[Unit], tokens: Sequence[int], size: int) -> list[bool]:
+    """Of each unit, does it stand behind the first of a paragraph of at most `size` tokens?"""
+    begins = [at for at, unit in enumerate(units) if not at or unit.level >= Level.PARAGRAPH]
+    inside = [False] * len(units)
+    for first, end in pairwise([*begins, len(units)]):
+        if sum(tokens[first:end]) <= size:
+            inside[first + 1 : end] = [True] * (end - first - 1)
+    return inside
+
+
+def anchors(units: Sequence[Unit], price: Sequence[float], reach: int) -> list[int]:
+    """Where passages begin whatever stands around, as numbers of units: at headings, and at prices
+    that are the least of `reach` characters on both sides.
+    """
+    count, found = len(units), []
+    # nearest cheaper end on each side, by a stack; the first of equals wins
+    left, right, stack = [-1] * count, [count] * count, list[int]()
+    for number in range(1, count):
+        while stack and price[stack[-1]] > price[number]:
+            right[stack.pop()] = number
+        left[number] = stack[-1] if stack else -1
+        stack.append(number)
+    for number in range(1, count):
+        unit, before, after = units[number], left[number], right[number]
+        if unit.level is Level.HEADING:
+            far = not units[number - 1].heading
+        else:
+            far = (before < 0 or unit.start - units[before].start > reach) and (
+                after == count or units[after].start - unit.start > reach
+            )
+        if far:
+            found.append(number)
+    return found
+
+
+def fill(
+    units: Sequence[Unit], tokens: Sequence[int], price: Sequence[float], size: int, most: int
+) -> Iterator[tuple[int, int]]:
+    """Units [first, end) of each passage, of at most `size` tokens; one unit, or a heading and what
+    follows it, of at most `most`.
+    """
+    count = len(units)
+    best, begins = [0.0] * (count + 1), [0] * (count + 1)
+    for end in range(1, count + 1):
+        total, least, chosen = 0, float("inf"), end - 1
+        for first in range(end - 1, -1, -1):
+            total += tokens[first]
+            if total > size and first < end - 1:
+                above = all(unit.heading for unit in units[first : end - 1])
+                if total > most or not above:
+                    break
+            empty = max(0.0, 1 - total / size)
+            cost = best[first] + 1 + price[first] * (first > 0) + _LOOSE * empty * empty
+            if cost < least:
+                least, chosen = cost, first
+        best[end], begins[end] = least, chosen
+    ends = [count]
+    while ends[-1]:
+        ends.append(begins[ends[-1]])
+    ends.reverse()
+    yield from pairwise(ends)
+
+
+_WINDOW = 1 << 17  # characters that are looked at together
+_REACH = 4096  # characters on each side of an anchor without a better one
+
+
+class Passages:
+    """The passages of a text that arrives in pieces.
+
+    size: tokens that a passage is filled up to; most: that none exceeds. places: of the text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        pieces: Iterable[str],
+        places: Sequence[Place] = (),
+        *,
+        size: int,
+        most: int,
+    ) -> None:
+        self._pieces, self._size, self._most = pieces, size, most
+        self._ended = 0  # characters up to the end of the last passage
+        self._begins = 0  # of the text that was not cut yet
+        self._level = Level.PARAGRAPH  # what it begins
+        self._gap: list[str] = []  # what stands between the last passage and that
+        self._tokenizer, self._measure = tokenizer, Measure(tokenizer, most)
+        self._headings = [place.start for place in places if place.level != PAGE and place.name]
+
+    def __iter__(self) -> Iterator[Passage]:
+        text, at, pieces = "", 0, iter(self._pieces)
+        while True:
+            arrived = [text[at:]]
+            missing = _WINDOW + 1 - len(arrived[0])
+            while missing > 0 and (piece := next(pieces, None)) is not None:
+                arrived.append(piece)
+                missing -= len(piece)
+            text, at = "".join(arrived), 0
+            while len(text) - at > _WINDOW:
+                at += yield from self._cut(text[at : at + _WINDOW], last=False)
+            if missing > 0:
+                yield from self._cut(text[at:], last=True)
+                return
+
+    def _cut(self, text: str, last: bool) -> Generator[Passage, None, int]:
+        """The passages of a window up to its last anchor; returns the characters before that."""
+        white = len(text) - len(text.lstrip())
+        if white == len(text) or (white and not last):
+            self._gap.append(text[:white])
+            self._begins += white
+            return white
+        begins = self._begins
+        known = (start - begins for start in self._headings)
+        units = list(split(text, frozenset(at for at in known if at >= 0), self._level))
+        counts = self._measure.count(text, units)
+        price = prices(text, units, counts, self._size)
+        ends = anchors(units, price, _REACH)
+        if last:
+            ends.append(len(units))
+        else:  # what is an anchor depends on the text behind it, too
+            ends = [end for end in ends if units[end].start + 2 * _REACH <= len(text)]
+            if not ends:  # no end far and wide
+                units = _divided(text, units)
+                counts = self._measure.count(text, units)
+                price = prices(text, units, counts, self._size)
+                half = range(max(1, len(units) // 2), len(units))
+                ends.append(min(half, key=price.__getitem__, default=1))
+        groups = list(self._groups(text, units, counts, [0, *ends]))
+        yield from self._passages(text, groups)
+        end = ends[-1]
+        done = units[end].start if end < len(units) else len(text)
+        self._level = units[end].level if end < len(units) else Level.PARAGRAPH
+        self._gap.append(text[self._ended - begins : done])
+        self._begins = begins + done
+        return done
+
+    def _groups(
+        self, text: str, units: Sequence[Unit], counts: Sequence[int], ends: Sequence[int]
+    ) -> Iterator[Group]:
+        """The units of each passage; counts: tokens of each unit; ends: those that stand fast."""
+        for first, end in pairwise(ends):
+            some, lengths = self._measure.shortened(text, units[first:end], counts[first:end])
+            price = prices(text, some, lengths, self._size)
+            for begin, close in fill(some, lengths, price, self._size, self._most):
+                fits = sum(lengths[begin:close]) <= self._size
+                yield Group(some[begin:close], self._size if fits else self._most)
+
+    def _passages(self, text: str, groups: Sequence[Group]) -> Iterator[Passage]:
+        begins, made = self._begins, self._measure.encoded(text, groups)
+        for units, ids in made:
+            own, start = text[units[0].start : units[-1].end], begins + units[0].start
+            self._gap.append(text[max(0, self._ended - begins) : units[0].start])
+            if not ids:  # nothing that the model could read
+                self._gap.append(own)
+                self._ended = start + len(own)
+                continue
+            gap = "".join(self._gap)
+            self._gap = []
+            self._ended = start + len(own)
+            yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, len(own))
+
+
+def _divided(text: str, units: list[Unit]) -> list[Unit]:
+    """Units of which the last may be left for later: one that fills all is divided."""
+    if len(units) > 1 or units[0].end < len(text):
+        return units
+    for level in (Level.CLAUSE, Level.WORD, Level.CHARACTER):
+        if len(parts := list(divide(text, units[0], level))) > 1:
+            return parts
+    return units
+
 
 _AT_ONCE = 16  # passages that are stored together
 _FREED_EVERY = 4  # times: what was returned is mapped anew, which takes as long as storing

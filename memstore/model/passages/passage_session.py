@@ -1,158 +1,47 @@
-"""A session of a passage model: the question is read without memory, a selector chooses passages,
-and every memory layer reads them with the question, where a prompt would have them.
+"""Sessions of a passage model, and its API: the question is read without memory, a selector chooses
+passages, and every memory layer reads them with the question, where a prompt would have them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from memstore.errors import InvalidInput
-from memstore.model.adapter import Enter
-from memstore.model.lookup_settings import LookupSettings
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.text_parts import Keep
+from memstore.errors import InvalidInput, WrongModel
+from memstore.model.answer import Found, Ranking
+from memstore.model.lookup_settings import AnswerSettings, LookupSettings
+from memstore.model.model_api import ModelAPI
 from memstore.model.passages.adaptation import Evidence, Refusal
-from memstore.model.passages.passage_choice import Candidates, Chosen, GatedChoice, spelled_as_held
+from memstore.model.passages.passage_choice import (
+    STEP,
+    Candidates,
+    Chosen,
+    DialogueBuffer,
+    GatedChoice,
+    capture,
+    pieces,
+    spelled_as_held,
+)
 from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
-from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.repositioned_attention import (
+    PassageModel,
     RepositionedAttention,
     StepMasses,
     computed,
 )
-from memstore.model.passages.selector import Captured, Captures, Query, confidence
+from memstore.model.passages.selector import Query, Scored, confidence, score_blocks
 from memstore.model.passages.step_graph import StepGraph
-from memstore.model.session import AskSession, Lookups, OnRead, Run, check_device
-from memstore.model.texts.questions import asks, leans, query_of, resolved
+from memstore.model.questions import asks, leans, query_of, resolved
+from memstore.model.session import AskSession, Lookups, OnRead, Run, attached, check_device
+from memstore.model.source_text import Ingesting, Text
 from memstore.store.memory_store import MemoryStore
-
-STEP = 256  # tokens of a longer text that are read at once
-
-
-class CapturingForward:
-    """A text behind the reader's prefix that is read on, token by token; of what was read long ago
-    no more is held than `most` tokens.
-    """
-
-    def __init__(self, reader: PassageModel, most: int | None = None) -> None:
-        """most: None for the whole text."""
-        self._reader, self._most = reader, most
-        adapt = reader.adapted_turns
-        self._attention = RepositionedAttention(reader, adapt=adapt)
-
-    @torch.no_grad()
-    def read(self, ids: Sequence[int]) -> Captured:
-        """Read tokens; what they show."""
-        if not self._reader.selector.captures.layers or not ids:
-            return Captured(list(ids))
-        if self._most is None:
-            return self._read(ids)
-        parts = []
-        for piece in pieces(ids, self._attention.local, self._most):
-            held = self._attention.local
-            self._attention.let_go(min(held, max(0, held + len(piece) - self._most)))
-            parts.append(self._read(piece))
-        return Captured.joined(parts)
-
-    def fork(self) -> "CapturingForward":
-        """Another forward pass, that has read the same."""
-        other = CapturingForward(self._reader, self._most)
-        other._attention = self._attention.fork()
-        return other
-
-    def _read(self, ids: Sequence[int]) -> Captured:
-        captures = self._reader.selector.captures
-        captured, enter = capturing(ids, captures)
-        given = torch.tensor([list(ids)], device=self._reader.device)
-        self._attention.begin()
-        attend, adapt = self._attention.attend, self._attention.adapt
-        states = self._reader.hidden(
-            given, attend, layers=captures.layers, enter=enter, adapt=adapt
-        )
-        enter(captures.layers, states)
-        return captured
-
-
-def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
-    """Ids that follow `held` tokens, as they are read where `most` are held: at once where nothing
-    has to leave.
-    """
-    if held + len(ids) <= most:
-        return [ids]
-    step = min(STEP, most)
-    return [ids[at : at + step] for at in range(0, len(ids), step)]
-
-
-def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
-    """What the reader's selector needs to see of ids that stand behind the prefix."""
-    return CapturingForward(reader).read(ids)
-
-
-def capturing(ids: Sequence[int], captures: Captures) -> tuple[Captured, Enter]:
-    """What a forward pass of these ids shows, and the `enter` that captures it."""
-    captured = Captured(list(ids))
-
-    def enter(layer_idx: int, states: Tensor) -> None:
-        captured.keep_states(captures, layer_idx, states)
-
-    return captured, enter
-
-
-_FURTHER = 64  # tokens that are looked through for the end of a sentence
-
-
-class DialogueBuffer:
-    """Ids behind the prefix; the selector reads them without memory when that is first needed,
-    every token once.
-    """
-
-    def __init__(self, reader: PassageModel, most: int) -> None:
-        """most: tokens that are held at most."""
-        self.ids: list[int] = []  # that have not left, oldest first
-        self.tokens = 0  # read so far, with those that left
-        self._reader = reader
-        self._forward = CapturingForward(reader, most)
-        self._seen = 0  # of `ids`, how many that has read
-        self._ahead: tuple[list[int], CapturingForward] | None = None
-
-    def look_ahead(self, ids: Sequence[int], words: range) -> Captured:
-        """What the words of a turn show that is about to be read."""
-        if self._seen < len(self.ids):
-            self._forward.read(self.ids[self._seen :])
-            self._seen = len(self.ids)
-        forward = self._forward.fork()
-        shown = forward.read(ids)
-        self._ahead = list(ids), forward
-        return shown.part(words)
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """These ids are read."""
-        ahead, self._ahead = self._ahead, None
-        self.ids.extend(ids)
-        self.tokens += len(ids)
-        if ahead is not None and ahead[0] == list(ids):
-            self._forward, self._seen = ahead[1], len(self.ids)
-
-    def sentences(self, least: int) -> int:
-        """How many of the oldest tokens, at least so many, are whole sentences; `least` where no
-        sentence ends soon behind it.
-        """
-        decode = self._reader.tokenizer.decode
-        for end in range(least, min(len(self.ids), least + _FURTHER) + 1):
-            if (
-                decode(self.ids[end - 1 : end])
-                .rstrip("\"'\u2019\u201d)*_ ")
-                .endswith((".", "!", "?", "\n"))
-            ):
-                return end
-        return least
-
-    def let_go(self, tokens: int) -> list[int]:
-        """Take the oldest tokens away; their ids."""
-        gone, self.ids = self.ids[:tokens], self.ids[tokens:]
-        self._seen = max(0, self._seen - tokens)
-        return gone
-
+from memstore.store.write.admission import Mode
 
 _CLOSEST = 5  # passages that a refusal names
 
@@ -453,3 +342,98 @@ class PassageSession(AskSession):
         self.chosen, self.candidates, self._behind = [], None, []
         self._own.close()
         self._begin()
+
+
+class PassageAPI(ModelAPI, PassageModel):
+    """The API by a selector and RepositionedAttention in every layer."""
+
+    answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
+    codec = "int8"  # the answers are the same: docs/results.md
+
+    @property
+    def keeps(self) -> IndexSpec:
+        """What its selector needs."""
+        return self.selector.spec
+
+    def ingesting(
+        self,
+        source: Text | Path | str,
+        store: MemoryStore,
+        *,
+        name: str | None = None,
+        mode: Mode = "new",
+        keep: Keep | None = None,
+        **lookup: Any,
+    ) -> Ingesting:
+        """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores
+        no keys and values; None does so for a model without a reading adapter, which reads stored
+        passages less well than text. Raises InvalidInput for chunk_blocks: passages are read each
+        alone.
+        """
+        keep = keep or ("kv" if self.adapted_passages else "text")
+        if keep not in get_args(Keep):
+            raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
+        self._check(store)
+        if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
+            raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
+        text = source if isinstance(source, Text) else Text(source, name)
+        return ingest_passages(self, store, text, mode=mode, keep=keep)
+
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Make lists of a memory's token landmarks, by which it is searched in two stages where it
+        is large; {"engines": what was made}.
+
+        progress: called with (tokens done, tokens). Raises WrongModel, and what
+        MemoryStore.build_index raises.
+        """
+        self._check(store)
+        return {"engines": store.build_index(progress=progress)}
+
+    def _check(self, store: MemoryStore) -> None:
+        """Raises WrongModel for a memory that another selector wrote."""
+        found = store.selector
+        if found != self.keeps:
+            name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
+            raise WrongModel(
+                f"{store.place} is found by {name}, this model's selector is {self.keeps.name} "
+                f"{self.keeps.digest[:12]}; ingest the documents again into a new memory"
+            )
+
+    def session(
+        self,
+        store: MemoryStore,
+        documents: Sequence[str] | None = None,
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        **lookup: Any,
+    ) -> PassageSession:
+        """As ModelAPI.session."""
+        self._check(store)
+        there = attached(store, documents, retrieve=retrieve)
+        settings = self.lookup.changed(**lookup)
+        return PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
+
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
+        """As ModelAPI.ranked, by the selector's scores; of a message, by the question in it."""
+        self._check(store)
+        runs = [(document, 0, blocks) for document, blocks in scope if blocks]
+        phrase = spelled_as_held(self, store, runs, query_of(phrase))
+        ids, words = self.turn_ids(phrase, first=True)
+        captured = capture(self, ids).part(words)
+        found = score_blocks(self.selector, Query(captured, phrase), store, runs)
+        caution = self.lookup.caution
+        answered = self.gate is None or self.gate.answers(
+            found.scores, caution, blocks=found.blocks
+        )
+        return Ranking(_best_first(found), answered)
+
+
+def _best_first(found: Scored) -> Iterator[Found]:
+    places = [(number, block) for number, first, end in found.scope for block in range(first, end)]
+    best = torch.sort(found.scores, descending=True, stable=True)
+    for score, place in zip(best.values.tolist(), best.indices.tolist()):
+        document, block = places[place]
+        yield Found(document, block, score, {})

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
     LayerContext,
+    PassageModel,
     RepositionedAttention,
     attention,
 )

@@ -18,8 +18,8 @@ from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.adaptation import Adaptation
-from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_session import PassageAPI
 from memstore.model.passages.selector import Learned, Selector
 from memstore.store.memory_store import MemoryStore
 from memstore.training.planted import PlantedQuestion, planted_questions

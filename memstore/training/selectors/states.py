@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.passages.selector import Captured, Captures, Query, rooted
 from memstore.training.planted import PlantedQuestion
 from memstore.training.reading_questions import AskedContext, Example, Examples

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from memstore.index.word_index import split_words
-from memstore.model.texts.sentences import split
+from memstore.model.sentences import split
 
 
 def answer_sentence(passage: str, question: str, answer: str = "") -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.kernels.api import NEG
 from memstore.model.adapter import Shape
-from memstore.model.landmark.attention.open_chunk import Candidates, OpenChunk
+from memstore.model.landmark.open_chunk import Candidates, OpenChunk
 from memstore.model.lookup_settings import Granularity, LookupSettings
 from memstore.model.session import ReadUnit, StepReads
 from memstore.store.memory_store import MemoryStore

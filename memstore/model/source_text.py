@@ -1,18 +1,20 @@
-"""A text to be read: checked before anything is written, and the same when it is read."""
+"""A text to be read, checked before anything is written; and how far its ingest is."""
 
 import codecs
 import hashlib
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memstore.disk.format.citations import Place, pack_places
-from memstore.disk.format.document import LABELS, NOTES, SOURCE
+from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document
 from memstore.documents import Converted, read
 from memstore.documents.detect import Form, form_of
-from memstore.errors import InvalidInput, UnreadableDocument
+from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument
 from memstore.paths import expanded
+from memstore.store.memory_store import MemoryStore
 
 _PIECE = 1 << 20
 _KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
@@ -163,3 +165,55 @@ def _hash() -> "hashlib.blake2b":
 
 def _encoded(piece: str) -> bytes:
     return piece.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True)
+class IngestProgress:
+    """How far an ingest is: characters read of all, tokens committed or staged, where it went on
+    from, and the seconds that it has been reading since.
+    """
+
+    characters: int
+    total_characters: int
+    tokens: int
+    resumed_tokens: int
+    seconds: float
+    seconds_left: float  # at this speed
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast it reads."""
+        return (self.tokens - self.resumed_tokens) / self.seconds
+
+
+OnProgress = Callable[[IngestProgress], None]
+Ingesting = Generator[IngestProgress, None, Document]
+"""An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
+Closed before its end, it commits what it has, to be resumed.
+"""
+
+
+def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document:
+    """Go through with an ingest, and return its document."""
+    with closing(ingesting):  # at once, and not when it is collected: it holds the writer's lock
+        while True:
+            try:
+                state = next(ingesting)
+            except StopIteration as end:
+                return end.value
+            if progress is not None:
+                progress(state)
+
+
+def described(store: MemoryStore, text: Text) -> Document:
+    """The document that is there already; its row says what is known of it by now."""
+    document = store.document(text.name)
+    metadata = document.metadata | text.metadata
+    if metadata == document.metadata:
+        return document
+    try:
+        return store.describe(text.name, metadata)
+    except (ReadOnlyMemory, MemoryLocked):
+        if text.labels not in (None, document.labels):
+            raise
+        return document  # it can be asked as it is

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidConfig
-from memstore.hf.generation.low_rank import LowRank, low_rank_of
+from memstore.hf.reading_adapter import LowRank, low_rank_of
 
 Weights = Literal["auto", "full", "int8", "int4"]
 """auto: 4 bits for a layer whose weights were stored in 4, else 8, on a CPU that is faster so; on

@@ -1,5 +1,5 @@
-"""Landmark attention over a chunk and a memory: the seam between a model and a store, in position-
-free q, k, v.
+"""A landmark model, and its attention over a chunk and a memory: the seam between a model and a
+store, in position-free q, k, v.
 
 One `MemoryAttention` serves one session. A layer step goes: local scores and the gate; a search for
 the rows whose gate is open; a lease on the distinct KV blocks found; one attention over chunk and
@@ -13,6 +13,8 @@ read; with layer n's plain input instead of its local attention, as prefetchers 
 to .66). A prediction never changes a result: it only tells the tiers what to fetch.
 """
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -24,7 +26,8 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, MemstoreError
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.landmark.attention.block_lookup import (
+from memstore.model.adapter import ModelAdapter
+from memstore.model.landmark.block_lookup import (
     BlockRequest,
     Lookup,
     OpenRows,
@@ -32,12 +35,39 @@ from memstore.model.landmark.attention.block_lookup import (
     lease_requested,
     requested_reads,
 )
-from memstore.model.landmark.attention.open_chunk import Candidates, FinishedBlocks, OpenChunk
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.open_chunk import Candidates, FinishedBlocks, OpenChunk
 from memstore.model.lookup_settings import LookupSettings
+from memstore.model.rotary import Rope
 from memstore.model.session import Lookups, OnRead, SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.slots import Lease
+
+
+class LandmarkAdapter(ModelAdapter):
+    """A reader whose every token and head looks blocks up by trained landmark keys."""
+
+    rope: Rope
+    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
+    # the gate; None for a reader without a gate
+    cmt_keys: Sequence[Tensor] | None
+    # [L, H, D], what rows that skip their lookup get in its place; None = what they would have
+    # given to memory goes to what they have seen
+    cmt_values: Tensor | None
+    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
+
+    @abstractmethod
+    def question_ids(self, question: str) -> list[int]:
+        """A question as it is read: as typed, or in a template."""
+
+    def next_projections(
+        self, layer_idx: int, states: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """q, k, v of layer_idx + 1, position-free, if layer_idx, which began with states [B, T,
+        hidden_size], attended to `attended` [B, H, T, D]: what speculative prefetch searches with.
+        None for a model that cannot tell; then nothing is prefetched.
+        """
+        return None
+
 
 GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
 from memstore.model.adapter import TextTokenizer
-from memstore.model.texts.sentences import Level, Unit, divide, split
+from memstore.model.sentences import Level, Unit, divide, split
 from memstore.store.memory_store import MemoryStore
 
 _CUT = 3  # tokens at most in which a character ends that began before them

@@ -1,1 +1,0 @@
-"""Landmark attention: what a layer step looks up, and how it attends to that."""
