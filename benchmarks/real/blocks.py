@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from benchmarks.real.plan import Question, Stated
 from memstore.hf.passage_adapter import LONGEST
-from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_ingest import Passages
+from memstore.model.tokenizer import TokenText
 
 Block = tuple[str, int]  # of a document, the number
 
@@ -23,7 +23,7 @@ Cut = Callable[[str], list[Span]]
 """A text -> where each of its passages stands."""
 
 
-def passages(tokenizer: TextTokenizer, size: int = 64, most: int = LONGEST) -> Cut:
+def passages(tokenizer: TokenText, size: int = 64, most: int = LONGEST) -> Cut:
     """As a memory of a model with this tokenizer cuts them."""
 
     def cut(text: str) -> list[Span]:

@@ -19,7 +19,7 @@ _PROBE = "Zoë's 3 naïve cafés — 12,345 §; 記憶\n\n\tend  of   it. "
 
 
 class OffsetTokenizer(TokenText):
-    """A TextTokenizer (memstore.model.adapter) over a transformers tokenizer."""
+    """A TokenText over a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: a transformers tokenizer. Raises InvalidWeights for one that changes the text,

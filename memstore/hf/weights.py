@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from memstore.disk.files import replacement
 from memstore.errors import InvalidWeights
 from memstore.hf.model_directory import cache_directory
 from memstore.hf.reading_adapter import ReadingAdapter
@@ -24,8 +25,6 @@ SHIPPED = Path(__file__).parent / "selectors"
 """The directory of the selectors that ship with the package, one file a model."""
 SHIPPED_ADAPTERS = Path(__file__).parent / "adapters"
 """The directories of the reading adapters that ship with the package, one a model."""
-_REMEMBERED = "weights.json"
-_MOST = 256  # entries
 
 
 @torch.no_grad()
@@ -53,40 +52,30 @@ def digest_of(model: nn.Module, name: str | Path = "") -> str:
 
 def remembered(files: Sequence[Path]) -> str | None:
     """The digest of the weights in these files, if none of them changed since `remember`."""
-    return _read().get(_key(files))
+    try:
+        return _digest_file(files).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
 
 
 def remember(files: Sequence[Path], digest: str) -> None:
     """Remember the digest of the weights in these files, if the cache can be written."""
-    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): digest}
-    place = cache_directory() / _REMEMBERED
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(known), encoding="utf-8")
-        temporary.replace(place)
-    except OSError:
-        pass
+    path = _digest_file(files)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacement(path) as file:
+            file.write(digest.encode())
 
 
-def _key(files: Sequence[Path]) -> str:
-    """Paths, sizes and times of files."""
+def _digest_file(files: Sequence[Path]) -> Path:
+    """Where the digest is stored: by paths, sizes and times of the files."""
     described = [
         (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
         for file in sorted(files)
         for status in [file.stat()]
     ]
-    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
-
-
-def _read() -> dict[str, str]:
-    try:
-        known = json.loads((cache_directory() / _REMEMBERED).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(known, dict):
-        return {}
-    return {key: value for key, value in known.items() if isinstance(value, str)}
+    key = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+    return cache_directory() / "digests" / key
 
 
 def made_here(weights: str) -> Path:

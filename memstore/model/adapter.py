@@ -1,9 +1,8 @@
 """What a model adapter is: all that sessions, ingest, search and index-building know of a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
+from memstore.model.tokenizer import TokenText
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), position-free;
@@ -60,28 +60,6 @@ class Shape:
         return self.num_heads // self.num_kv_heads
 
 
-class TextTokenizer(Protocol):
-    """Text to ids and back, with the characters told apart."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text. Raises InvalidInput for what is not Unicode."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, each by itself. Raises as encode does."""
-
-    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """The same ids, in parts, of a text that arrives in pieces."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; a character that is cut shows as U+FFFD."""
-
-    def characters(self, ids: Sequence[int]) -> int:
-        """How many characters begin in these ids."""
-
-    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
-        """The characters that begin in these ids; the last one may end in the ids that follow."""
-
-
 @dataclass(frozen=True)
 class AttentionSpec:
     """How a layer attends, beside its keys: scores are scale * q.k, cap * tanh(scores / cap) where
@@ -100,7 +78,7 @@ class ModelAdapter(ABC):
     lookup: LookupSettings  # what lookups do unless told otherwise
     answering: AnswerSettings  # how answers are generated unless told otherwise
     codec: str  # in which a memory made for it is best kept
-    tokenizer: TextTokenizer
+    tokenizer: TokenText
 
     @property
     @abstractmethod

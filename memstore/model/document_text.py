@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
-from memstore.model.adapter import TextTokenizer
 from memstore.model.sentences import Level, Unit, divide, split
+from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 
 _CUT = 3  # tokens at most in which a character ends that began before them
@@ -34,7 +34,7 @@ class BlockText(NamedTuple):
 
 
 def block_texts(
-    tokenizer: TextTokenizer,
+    tokenizer: TokenText,
     store: MemoryStore,
     document: Document,
     first: int = 0,
@@ -50,14 +50,14 @@ def block_texts(
 
 
 def _of_passages(
-    tokenizer: TextTokenizer, store: MemoryStore, document: Document, first: int, end: int
+    tokenizer: TokenText, store: MemoryStore, document: Document, first: int, end: int
 ) -> Iterator[BlockText]:
     for block, one in enumerate(store.passages(document.id, first, end), first):
         yield BlockText(block, one.start, own_text(tokenizer, one), one.characters, one.gap)
 
 
 def _of_grid(
-    tokenizer: TextTokenizer, store: MemoryStore, document: Document, first: int, end: int
+    tokenizer: TokenText, store: MemoryStore, document: Document, first: int, end: int
 ) -> Iterator[BlockText]:
     """Of blocks that all have the same number of tokens, but for the last one."""
     size = store.signature.block_size
@@ -72,7 +72,7 @@ def _of_grid(
         start += tokenizer.characters(ids[at:to])
 
 
-def own_text(tokenizer: TextTokenizer, passage: Passage) -> str:
+def own_text(tokenizer: TokenText, passage: Passage) -> str:
     """The text of a passage."""
     return tokenizer.decode(passage.ids.tolist()).strip()
 
@@ -83,7 +83,7 @@ _MARKS = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 
 
 def shown_text(
-    tokenizer: TextTokenizer, store: MemoryStore, document: Document, block: int
+    tokenizer: TokenText, store: MemoryStore, document: Document, block: int
 ) -> BlockText:
     """The text of a block and where it stands: a passage as it is, of a block that was cut after
     so many tokens `whole_sentences`. Raises DocumentNotFound, CorruptMemory.

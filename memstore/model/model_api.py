@@ -17,12 +17,13 @@ import torch
 
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
-from memstore.model.adapter import ModelAdapter, TextTokenizer
+from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Found, Matches, Ranking, Source, Trace, closest_sources
 from memstore.model.batched_forward import read_pending
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import AskSession, Continuation, OnRead, attached, ends_sentence
 from memstore.model.source_text import Ingesting, OnProgress, Text, finish
+from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
@@ -332,7 +333,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, stop: Sequence[str] = (), sentence: bool = False
+        self, tokenizer: TokenText, *, stop: Sequence[str] = (), sentence: bool = False
     ) -> None:
         """stop: texts that end it and are no part of it; sentence: so does the end of its first
         sentence or line.

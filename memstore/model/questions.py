@@ -99,7 +99,6 @@ _SMALL_TALK_WORDS = """
 _SMALL_TALK = frozenset(_SMALL_TALK_WORDS.split())
 _AND = ("and", "but", "und", "aber", "et", "mais")
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
-_BETWEEN = re.compile(r"[\s,.;:!?…\-–—()\U0001f000-\U0001faff\u2600-\u27bf\ufe0f]+")
 
 # Nothing is asked: changes of the answer before, invented texts, chat programs' own requests
 

@@ -27,7 +27,7 @@ _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no charact
 
 
 class TokenText:
-    """A TextTokenizer (memstore.model.adapter) over a backend, by the bytes of each of its tokens.
+    """A tokenizer over a backend, by the bytes of each of its tokens.
 
     text_ids: ids of text, the first ones; higher ids have no text. character_counts: by id, how
     many characters begin in it; the last entry is that of all higher ids.

@@ -21,8 +21,6 @@ from memstore.model.session import ReadUnit, StepReads
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.slots import Lease
 
-_FEW = 256  # units of a step that are looked up without tensors
-
 Locate = Callable[[int], tuple[int, int]]
 """(document, block) of a candidate."""
 
@@ -47,56 +45,24 @@ def lease_requested(
     lease: Callable[[list[BlockKey]], Lease], wanted: BlockRequest, locate: Locate
 ) -> tuple[Lease, Tensor]:
     """A lease on the distinct units that are wanted, and their slots in the candidates' shape (-1 =
-    none).
+    none). NumPy finds them: a decoding step has few, and calls of torch would cost more.
     """
-    candidates, group = wanted.candidates, wanted.group
-    if candidates.numel() <= _FEW:
-        return _lease_few(lease, wanted, locate)
-    head = torch.arange(len(candidates), device=candidates.device)[:, None, None]
-    kv_head = (head + wanted.first_head) // group
-    kv_heads = (wanted.first_head + len(candidates) - 1) // group + 1  # those below it are enough
-    present = candidates >= 0
-    units, inverse = torch.where(present, candidates * kv_heads + kv_head, -1).unique(
-        return_inverse=True
-    )
-    absent = int(len(units) > 0 and units[0] < 0)
+    candidates = wanted.candidates.cpu().numpy()
+    heads = (np.arange(len(candidates)) + wanted.first_head) // wanted.group
+    kv_heads = int(heads[-1]) + 1  # those below it are enough
+    units = np.where(candidates >= 0, candidates * kv_heads + heads[:, None, None], -1)
+    distinct, inverse = np.unique(units, return_inverse=True)
+    absent = int(len(distinct) > 0 and distinct[0] < 0)
     leased = lease(
         [
             BlockKey(document, wanted.layer, block, unit % kv_heads)
-            for unit in units[absent:].tolist()
+            for unit in distinct[absent:].tolist()
             for document, block in [locate(unit // kv_heads)]
         ]
     )
-    slots = torch.nn.functional.pad(leased.slots, (absent, 0), value=-1).to(inverse.device)
-    return leased, slots[inverse]
-
-
-def _lease_few(
-    lease: Callable[[list[BlockKey]], Lease], wanted: BlockRequest, locate: Locate
-) -> tuple[Lease, Tensor]:
-    """The same without tensors: a decoding step has few units, and every call costs more than the
-    units do.
-    """
-    candidates, group = wanted.candidates, wanted.group
-    chosen = [
-        (candidate, head // group) if candidate >= 0 else None
-        for head, of_head in enumerate(candidates.flatten(1).tolist(), wanted.first_head)
-        for candidate in of_head
-    ]
-    units: dict[tuple[int, int] | None, int] = dict.fromkeys(chosen, -1)
-    distinct = [unit for unit in units if unit is not None]
-    leased = lease(
-        [
-            BlockKey(document, wanted.layer, block, head)
-            for candidate, head in distinct
-            for document, block in [locate(candidate)]
-        ]
-    )
-    if len(distinct) == len(chosen):
-        return leased, leased.slots.to(candidates.device).view(candidates.shape)
-    units.update(zip(distinct, leased.held))
-    slots = torch.tensor([units[unit] for unit in chosen], device=candidates.device)
-    return leased, slots.view(candidates.shape)
+    slots = torch.nn.functional.pad(leased.slots, (absent, 0), value=-1)
+    at = torch.from_numpy(inverse.reshape(units.shape)).to(slots.device)
+    return leased, slots[at].to(wanted.candidates.device)
 
 
 def requested_reads(

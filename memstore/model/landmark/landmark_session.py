@@ -14,7 +14,6 @@ from torch import Tensor
 from memstore.disk.format.document import IngestSettings
 from memstore.errors import BudgetExceeded, InvalidInput
 from memstore.freed_memory import return_freed_memory
-from memstore.model.adapter import TextTokenizer
 from memstore.model.answer import Ranking
 from memstore.model.landmark.landmark_search import search_blocks
 from memstore.model.landmark.memory_attention import (
@@ -34,6 +33,7 @@ from memstore.model.session import (
     check_device,
 )
 from memstore.model.source_text import Ingesting, IngestProgress, Text, described
+from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
@@ -385,9 +385,7 @@ def _ingest(
         return writer.finish()
 
 
-def _characters_before(
-    store: MemoryStore, tokenizer: TextTokenizer, document: int, token: int
-) -> int:
+def _characters_before(store: MemoryStore, tokenizer: TokenText, document: int, token: int) -> int:
     """Characters of a document before one of its tokens, or before its end."""
     if token == 0:
         return 0

@@ -23,11 +23,11 @@ from memstore.disk.format.citations import PAGE, Place, Places
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_encoding import Encoded, encode, words_of
 from memstore.model.passages.repositioned_attention import PassageModel
 from memstore.model.sentences import Level, Unit, divide, split
 from memstore.model.source_text import Ingesting, IngestProgress, Text, described
+from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.known_passages import Known
@@ -46,7 +46,7 @@ class Group(NamedTuple):
 class Measure:
     """Counts with a tokenizer; most: tokens that no passage exceeds."""
 
-    def __init__(self, tokenizer: TextTokenizer, most: int) -> None:
+    def __init__(self, tokenizer: TokenText, most: int) -> None:
         self._tokenizer, self._most = tokenizer, most
         self._gaps = {"": 0, " ": 0}  # tokens of what stands between two units
 
@@ -113,15 +113,20 @@ class Measure:
         return made
 
 
+def _parts(text: str, unit: Unit) -> list[Unit]:
+    """A unit in clauses, in words or in halves: the first of these that divides it; the unit itself
+    where it is a single character.
+    """
+    for level in (Level.CLAUSE, Level.WORD, Level.CHARACTER):
+        if len(parts := list(divide(text, unit, level))) > 1:
+            return parts
+    return [unit]
+
+
 def _halves(text: str, units: Sequence[Unit]) -> list[Sequence[Unit]]:
     """Two groups, cut at the best end, the nearest to the middle; [] for a single character."""
-    if len(units) == 1:
-        for level in (Level.CLAUSE, Level.WORD, Level.CHARACTER):
-            units = list(divide(text, units[0], level))
-            if len(units) > 1:
-                break
-        else:
-            return []
+    if len(units) == 1 and len(units := _parts(text, units[0])) == 1:
+        return []
     middle = len(units) / 2
     at = max(range(1, len(units)), key=lambda n: (units[n].level, -abs(n - middle)))
     return [units[:at], units[at:]]
@@ -226,7 +231,7 @@ class Passages:
 
     def __init__(
         self,
-        tokenizer: TextTokenizer,
+        tokenizer: TokenText,
         pieces: Iterable[str],
         places: Sequence[Place] = (),
         *,
@@ -274,7 +279,8 @@ class Passages:
         else:  # what is an anchor depends on the text behind it, too
             ends = [end for end in ends if units[end].start + 2 * _REACH <= len(text)]
             if not ends:  # no end far and wide
-                units = _divided(text, units)
+                if len(units) == 1 and units[0].end == len(text):  # one fills all
+                    units = _parts(text, units[0])
                 counts = self._measure.count(text, units)
                 price = prices(text, units, counts, self._size)
                 half = range(max(1, len(units) // 2), len(units))
@@ -312,16 +318,6 @@ class Passages:
             self._gap = []
             self._ended = start + len(own)
             yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, len(own))
-
-
-def _divided(text: str, units: list[Unit]) -> list[Unit]:
-    """Units of which the last may be left for later: one that fills all is divided."""
-    if len(units) > 1 or units[0].end < len(text):
-        return units
-    for level in (Level.CLAUSE, Level.WORD, Level.CHARACTER):
-        if len(parts := list(divide(text, units[0], level))) > 1:
-            return parts
-    return units
 
 
 _AT_ONCE = 16  # passages that are stored together

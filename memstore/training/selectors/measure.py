@@ -16,7 +16,6 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
 from memstore.index.word_index import WordIndex
-from memstore.model.adapter import TextTokenizer
 from memstore.model.lookup_settings import CAUTION, CAUTIONS
 from memstore.model.passages.passage_choice import Candidates
 from memstore.model.passages.selector import (
@@ -27,6 +26,7 @@ from memstore.model.passages.selector import (
     Selector,
     confidence,
 )
+from memstore.model.tokenizer import TokenText
 from memstore.training.selectors.states import States
 
 KS = (1, 4, 8, 16)
@@ -47,7 +47,7 @@ class Haystack:
         return sum(end - first for _, first, end in self.scope)
 
     def add_passages(
-        self, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Captured]
+        self, selector: Selector, tokenizer: TokenText, passages: Sequence[Captured]
     ) -> None:
         """One more document, of these passages, with what the selector stores of them."""
         number = len(self.scope)
