@@ -160,20 +160,26 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
     assert compared == 3 * chunks
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("cmt", [True, False])
+LOOKUPS = [  # documents, retrieve, score_range, recency, supersede, valued
+    (0, True, None, 0, 0, True),
+    (3, True, None, 0, 0, False),
+    (0, False, None, 2, 3, False),
+    (3, False, 0.3, 0, 0, True),
+    (0, True, 0.3, 2, 3, False),
+    (3, True, 0.3, 0, 0, False),
+    (3, True, None, 2, 3, True),
+    (3, True, 0.3, 0, 3, False),
+]
+POSITIONS = [(True, True), (True, False), (False, False), (False, True)]  # fixed, cmt
+
+
 @pytest.mark.parametrize(
-    ("documents", "retrieve", "score_range", "recency", "supersede", "valued"),
-    [
-        (0, True, None, 0, 0, True),
-        (3, True, None, 0, 0, False),
-        (0, False, None, 2, 3, False),
-        (3, False, 0.3, 0, 0, True),
-        (0, True, 0.3, 2, 3, False),
-        (3, True, 0.3, 0, 0, False),
-        (3, True, None, 2, 3, True),
-        (3, True, 0.3, 0, 3, False),
+    ("granularity", "fixed", "cmt", "documents", "retrieve", "score_range", "recency")
+    + ("supersede", "valued"),
+    [  # every pair of a lookup, a granularity and a position, once
+        (granularity, *POSITIONS[(one + two) % 4], *lookup)
+        for one, granularity in enumerate(GRANULARITIES)
+        for two, lookup in enumerate(LOOKUPS)
     ],
 )
 def test_every_memory_size_equals_the_transcription(

@@ -41,12 +41,13 @@ def test_it_gives_what_an_ordinary_step_gives(
     kind: str, observed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_graph, "_ROOM", 20)
+    monkeypatch.setattr(step_graph, "_WHOLE", 16)
     reader = HuggingFacePassageModel(of_kind(kind), tokenizer(), generating="full")
     told: tuple[list[Tensor], list[Tensor]] = ([], [])
     plain, other = (reading(reader, masses if observed else None) for masses in told)
     step = RecordedStep(reader, other)
     recorded = 1
-    for number, token in enumerate(range(310, 310 + 90)):
+    for number, token in enumerate(range(310, 310 + 45)):
         if number in (20, 23):  # other text is read between two tokens
             for context in (plain, other):
                 reader.hidden(torch.tensor([[400, 401]]), context.attend)
