@@ -75,8 +75,7 @@ def test_the_passage_that_answers_a_question_is_chosen_and_cited(reader, store):
     assert found[0].block == source.block and found[0].weight > found[1].weight
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("codec", ["zstd", "int8"])
+@pytest.mark.parametrize(("chunks", "codec"), [(1, "int8"), (2, "zstd")])
 def test_a_resumed_ingest_stores_what_an_uninterrupted_one_does(reader, tmp_path, chunks, codec):
     made = [
         MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)

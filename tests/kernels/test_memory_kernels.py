@@ -132,17 +132,9 @@ class Step:
 
     def exact(self) -> "Step":
         """In float64."""
-        local = LocalAttention(
-            self.local.output.double(), self.local.gate.double(), self.local.lse.double()
-        )
-        return replace(
-            self,
-            q=self.q.double(),
-            keys=self.keys.double(),
-            values=self.values.double(),
-            scores=self.scores.double(),
-            local=local,
-        )
+        wide = {name: getattr(self, name).double() for name in ("q", "keys", "values", "scores")}
+        parts = (self.local.output, self.local.gate, self.local.lse)
+        return replace(self, **wide, local=LocalAttention(*(part.double() for part in parts)))
 
     def attend(self, kernel: object, *, gated: bool) -> tuple[Tensor, Tensor]:
         output, mass = kernel.memory_attention(  # type: ignore[attr-defined]
@@ -191,30 +183,9 @@ class Step:
     half=st.booleans(),
 )
 def test_memory_attention_equals_the_reference(
-    seed: int,
-    batch: int,
-    heads: int,
-    rows: int,
-    chosen: int,
-    size: int,
-    dim: int,
-    turns: int,
-    shared: bool,
-    gated: bool,
-    half: bool,
+    seed: int, gated: bool, half: bool, **sizes: int
 ) -> None:
-    step = Step.draw(
-        seed,
-        torch.float16 if half else torch.float32,
-        batch=batch,
-        heads=heads,
-        rows=rows,
-        chosen=chosen,
-        size=size,
-        dim=dim,
-        turns=turns,
-        shared=shared,
-    )
+    step = Step.draw(seed, torch.float16 if half else torch.float32, **sizes)  # type: ignore[arg-type]
     step.check(gated=gated)
 
 
@@ -456,17 +427,11 @@ def test_kernels_at_real_sizes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(triton_landmark_topk, "_SHARE", 512)
     for rows, shared, chosen in ((1, False, 4), (256, True, 4), (256, False, 4), (64, True, 64)):
         for size, dim in ((63, 128), (50, 64), (32, 40)):
-            sizes = {
-                "batch": 1,
-                "heads": 32,
-                "rows": rows,
-                "chosen": chosen,
-                "size": size,
-                "dim": dim,
-                "slots": 500,
-            }
+            sizes = {"heads": 32, "rows": rows, "chosen": chosen, "size": size, "dim": dim}
             for gated in (True, False):
-                Step.draw(rows, dtype, shared=shared, turns=5, **sizes).check(gated=gated)  # type: ignore[arg-type]
+                Step.draw(rows, dtype, shared=shared, turns=5, slots=500, **sizes).check(
+                    gated=gated
+                )  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     for n, rows, k in ((1 << 20, 1, 4), (1 << 16, 1, 64), (1 << 16, 256, 4), (5000, 16, 64)):
         keys = torch.randn(8, n, 128, generator=generator).to(DEVICE, dtype)

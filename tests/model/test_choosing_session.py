@@ -5,7 +5,7 @@ found again when it has left.
 import pytest
 import torch
 
-from memstore.errors import DocumentNotFound, InvalidInput, StoreUnavailable
+from memstore.errors import DocumentNotFound, StoreUnavailable
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve.retrieval import Retrieval
 
@@ -274,8 +274,7 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
             assert session.held["local_tokens"] == 9 and session.feed(question).isfinite().all()
 
 
-@pytest.mark.parametrize("ulps", [0, 1])
-def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeypatch, ulps):
+def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeypatch):
     reader = reader_of(top_k=3)
     with memory(reader, tmp_path) as store:
         reader.ingest(FACT, store, name="note", keep="kv")
@@ -285,7 +284,7 @@ def test_copies_of_a_text_are_read_once_from_the_last_document(tmp_path, monkeyp
         def rounded(*given):
             """Every other score is a unit in the last place higher."""
             scores = score(*given)
-            off = ulps * torch.finfo(scores.dtype).eps * (torch.arange(len(scores)) % 2)
+            off = torch.finfo(scores.dtype).eps * (torch.arange(len(scores)) % 2)
             return scores * (1 + off)
 
         monkeypatch.setattr(Retrieval, "word_scores", rounded)
@@ -338,9 +337,3 @@ def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):
         session.feed(filler(5 * WINDOW))
         assert session.held["local_tokens"] <= WINDOW and session.held["own_blocks"] == 0
         assert session.ask(QUESTION, lambda: None).isfinite().all() and not session.chosen
-
-
-def test_settings_out_of_range_are_named(reader):
-    for setting in ({"local_tokens": 0}, {"caution": 0.5}):
-        with pytest.raises(InvalidInput, match=next(iter(setting))):
-            reader.lookup.changed(**setting)

@@ -169,15 +169,6 @@ def test_a_file_that_cannot_be_read_or_written_ends_no_search(
         assert torch.equal(found, hits(store)[1])
 
 
-def test_without_its_files_a_memory_loses_nothing(memory: Path, model: LandmarkModel) -> None:
-    for file in (memory / "index").iterdir():
-        file.unlink()
-    with MemoryStore.open(memory, model.signature) as store:
-        found = hits(store)[1]
-    with MemoryStore.open(memory, model.signature, index="packed") as store:
-        assert torch.equal(found, hits(store)[1])
-
-
 def test_what_cannot_be_indexed_is_refused_by_name(
     tmp_path: Path, model: LandmarkModel, memory: Path
 ) -> None:

@@ -94,6 +94,8 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
         ({"cmt_cutoff": 1.5}, "cmt_cutoff is 1.5"),
         ({"chunk_blocks": 257}, "chunk_blocks is 257"),
         ({"margin": None, "chunk_blocks": "8"}, "chunk_blocks is '8'"),
+        ({"local_tokens": 0}, "local_tokens is 0"),
+        ({"caution": 0.5}, "caution is 0.5"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),

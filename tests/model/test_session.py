@@ -129,20 +129,6 @@ with MemoryStore.open({str(tmp_path / "m")!r}, model.signature, read_only=True) 
     assert (tmp_path / "said").read_text().strip() == str(answer.tokens)
 
 
-def test_a_closed_gate_skips_lookups_and_reads_nothing(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(text(400), store, name="a")
-        before = store.stats()
-        answer = model.ask("the captain", store, max_new_tokens=3, cmt_cutoff=1.0)
-        after = store.stats()
-    assert answer.lookups["done"] == 0 and answer.lookups["skipped"] > 0 and answer.sources == []
-    assert (
-        after["index"] == before["index"]
-        and after["tiers"]["disk"]["hits"] == before["tiers"]["disk"]["hits"]
-    )
-
-
 def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     body = "".join(f"Zoë{i} naïve — {line}\n" for i, line in enumerate(text(250).splitlines()))

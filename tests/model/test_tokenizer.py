@@ -25,19 +25,10 @@ def tokenizer():
     return Tokenizer.train([TEXT], 320)
 
 
-@given(text=unicode_text)
-def test_any_text_comes_back_whole(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@given(text=unicode_text)
-def test_character_counts_add_up_to_the_characters_of_the_text(tokenizer, text):
-    assert tokenizer.characters(tokenizer.encode(text)) == len(text)
-
-
 @given(text=unicode_text, size=st.integers(1, 5))
-def test_parts_of_a_text_have_whole_characters_that_make_it_up(tokenizer, text, size):
+def test_a_text_comes_back_whole_and_in_parts_of_whole_characters(tokenizer, text, size):
     ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and tokenizer.characters(ids) == len(text)
     starts = range(0, len(ids), size)
     parts = [tokenizer.whole_characters(ids[n : n + size], ids[n + size :][:3]) for n in starts]
     assert "".join(parts) == text
