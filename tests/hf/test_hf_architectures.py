@@ -37,22 +37,21 @@ def prompted(reader, store, blocks, question):
     return ours, [*reader.prefix_ids, *read, *reader.separator_ids, *question]
 
 
-def stored(model, directory, adaptation=SEPARATOR, *, keep="kv", **reading):
-    reader = HuggingFacePassageModel(model, tokenizer(), adaptation, **reading)
+def stored(reader, directory, keep="kv"):
     store = MemoryStore.create(
         directory / "m", reader.signature, selector=reader.keeps, codec="zstd"
     )
     reader.ingest(TEXT, store, name="text", keep=keep)
-    return reader, store
+    return store
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
     model = of_kind(kind)
+    reader = HuggingFacePassageModel(model, tokenizer(), SEPARATOR, kv_dtype=torch.float32)
+    question, _ = reader.turn_ids("How many bells?", first=True)
     for keep, blocks in (("kv", [1]), ("text", [0, 2])):
-        reader, store = stored(model, tmp_path / keep, keep=keep, kv_dtype=torch.float32)
-        question, _ = reader.turn_ids("How many bells?", first=True)
-        with store:
+        with stored(reader, tmp_path / keep, keep) as store:
             assert store.document("text").blocks >= 3
             found, ids = prompted(reader, store, blocks, question)
         with torch.no_grad():
@@ -95,9 +94,9 @@ def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
 
 def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
     model = decoder("llama").to(torch.bfloat16)
-    reader, store = stored(model, tmp_path)
+    reader = HuggingFacePassageModel(model, tokenizer(), SEPARATOR)
     question, _ = reader.turn_ids("How many bells?", first=True)
-    with store:
+    with stored(reader, tmp_path) as store:
         ours, prompt = prompted(reader, store, [1], question)
     with torch.no_grad():
         exact = model.float()(torch.tensor([prompt])).logits[0, -len(question) :]
