@@ -110,7 +110,7 @@ class ModelAPI(ModelAdapter):
         Raises InvalidInput for an empty question, a setting out of range or no ready document,
         DocumentNotFound for an unknown one.
         """
-        return _finished(self.asking(question, store, documents=documents, **options))
+        return finish(self.asking(question, store, documents=documents, **options))
 
     def asking(
         self,
@@ -221,7 +221,7 @@ class Chat:
         """Continue the session with a question and generate its answer; settings: of
         AnswerSettings. Raises InvalidInput, DocumentNotFound (a named one is gone).
         """
-        return _finished(self.asking(question, **settings))
+        return finish(self.asking(question, **settings))
 
     def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
         """`ask` piece by piece: yields the text while it is generated, an empty piece for a token
@@ -284,16 +284,6 @@ class Chat:
         """End the answer that is generated after the tokens that it has."""
         if self.continuation is not None:
             self.continuation.stop()
-
-
-def _finished(steps: Generator[str, None, Answer]) -> Answer:
-    """Take all steps, and return the answer."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer
 
 
 def _check_phrase(what: str, text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from memstore.disk.format.citations import Place, pack_places
 from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document
@@ -193,16 +193,24 @@ Closed before its end, it commits what it has, to be resumed.
 """
 
 
-def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document:
-    """Go through with an ingest, and return its document."""
-    with closing(ingesting):  # at once, and not when it is collected: it holds the writer's lock
+Step, Result = TypeVar("Step"), TypeVar("Result")
+
+
+def finish(
+    steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None
+) -> Result:
+    """Take all steps of an ingest or an answer, and return what comes of it. progress: called with
+    each step.
+    """
+    with closing(steps):  # at once, and not when it is collected: an ingest holds the writer's lock
         while True:
             try:
-                state = next(ingesting)
+                step = next(steps)
             except StopIteration as end:
-                return end.value
+                result: Result = end.value
+                return result
             if progress is not None:
-                progress(state)
+                progress(step)
 
 
 def described(store: MemoryStore, text: Text) -> Document:

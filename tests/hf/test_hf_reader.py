@@ -242,7 +242,8 @@ def test_another_model_and_too_many_passages_are_refused(reader, store):
 
 def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, directory):
     first = load_reader(directory, dtype=torch.float32).signature
-    assert (tmp_path / "cache" / "weights.json").is_file()
+    (remembered,) = (tmp_path / "cache" / "digests").iterdir()
+    assert remembered.read_text() == first.weights
     assert load_reader(directory, dtype=torch.bfloat16).signature == first
     assert wrap(decoder("llama"), tokenizer()).signature == first
     decoder("llama", rms_norm_eps=0.1).save_pretrained(directory)

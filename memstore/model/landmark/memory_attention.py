@@ -7,10 +7,8 @@ slots.
 
 Speculative prefetch: what the next lookup will read is on its way before it asks. Layer n's state
 without its memory, taken through the rest of layer n and the projections of layer n + 1, gives
-nearly the queries that layer n + 1 will search with (measured on the first weights that shipped: of
-the units that layers 2 and 3 read, .74 to .90 were predicted, and .70 to .92 of the predicted were
-read; with layer n's plain input instead of its local attention, as prefetchers of experts do, .45
-to .66). A prediction never changes a result: it only tells the tiers what to fetch.
+nearly the queries that layer n + 1 will search with. A prediction never changes a result: it only
+tells the tiers what to fetch.
 """
 
 from abc import abstractmethod

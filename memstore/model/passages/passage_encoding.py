@@ -173,7 +173,10 @@ class _Apart:
     def __init__(self, reader: PassageModel, first: int, spans: Sequence[slice]) -> None:
         """first: tokens of the prefix. spans: of each passage in the pass."""
         self._first, self._spans, self._device = first, spans, reader.device
-        seen = [torch.cat((torch.arange(first), _at(span, first))) for span in spans]
+        seen = [
+            torch.cat((torch.arange(first), torch.arange(first + span.start, first + span.stop)))
+            for span in spans
+        ]
         # what each passage sees of the prefix and the pass, one after the other
         self._seen = torch.cat(seen).to(reader.device)
         self._masks: dict[tuple[int, int | None], Tensor] = {}
@@ -226,10 +229,6 @@ class _Together:
         k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
         attended = attention(q, k, v, spec, self._masks[spec.window])
         return attended.transpose(0, 1).flatten(1, 2)[None, :, self._back]
-
-
-def _at(span: slice, first: int) -> Tensor:
-    return torch.arange(first + span.start, first + span.stop)
 
 
 class _Pass:
