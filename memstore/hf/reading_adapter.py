@@ -87,6 +87,8 @@ def _add(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor |
     return low_rank.added(output, args[0], None if rows is True else rows)
 
 
+# What is trained, and its files
+
 Kind = Literal["writer", "both"]
 """writer: the adapter encodes passages only; both: questions and answers use it as well."""
 UNKNOWN = "I don't know."

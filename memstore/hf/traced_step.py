@@ -29,6 +29,9 @@ from memstore.model.adapter import Attend, Enter
 _aten = torch.ops.aten
 
 
+# Graphs
+
+
 class Graph:
     """The traced graph of a function; methods edit it, `compiled` makes a function of it."""
 
@@ -202,6 +205,8 @@ def _slice(product: Tensor, start: int, rows: int, bias: Tensor | None = None) -
     part = product.narrow(-1, start, rows)
     return part if bias is None else part + bias
 
+
+# The layers of a decoder, traced
 
 _ATTEND, _LAYER = "memstore::attend", "memstore::layer"
 

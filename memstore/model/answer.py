@@ -209,6 +209,8 @@ def _html(source: Source) -> str:
     return f"<i>{escape(source.document)}{place}</i>: {escape(source.text.strip())}"
 
 
+# The trace of an answer
+
 OF_TOKEN = 6  # blocks recorded for a token: those most read
 BLOCKS = 4096  # blocks recorded for an answer: those most read
 SKIPPED = math.nan  # mass of a head whose lookup was skipped

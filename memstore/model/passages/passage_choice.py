@@ -17,13 +17,11 @@ from torch import Tensor
 
 from memstore.index.block_rows import Scope
 from memstore.index.word_index import split_words
-from memstore.model.adapter import Enter
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.repositioned_attention import PassageModel, RepositionedAttention
 from memstore.model.passages.selector import (
     GATE_TOGETHER,
     Captured,
-    Captures,
     Query,
     covered,
     in_range,
@@ -284,8 +282,8 @@ class CapturingForward:
         return other
 
     def _read(self, ids: Sequence[int]) -> Captured:
-        captures = self._reader.selector.captures
-        captured, enter = capturing(ids, captures)
+        captures, captured = self._reader.selector.captures, Captured(list(ids))
+        enter = partial(captured.keep_states, captures)
         given = torch.tensor([list(ids)], device=self._reader.device)
         self._attention.begin()
         attend, adapt = self._attention.attend, self._attention.adapt
@@ -309,16 +307,6 @@ def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
 def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
     """What the reader's selector needs to see of ids that stand behind the prefix."""
     return CapturingForward(reader).read(ids)
-
-
-def capturing(ids: Sequence[int], captures: Captures) -> tuple[Captured, Enter]:
-    """What a forward pass of these ids shows, and the `enter` that captures it."""
-    captured = Captured(list(ids))
-
-    def enter(layer_idx: int, states: Tensor) -> None:
-        captured.keep_states(captures, layer_idx, states)
-
-    return captured, enter
 
 
 _FURTHER = 64  # tokens that are looked through for the end of a sentence

@@ -320,6 +320,8 @@ class Passages:
             yield Passage(np.array(ids, dtype=np.int64), 0, gap, start, len(own))
 
 
+# Ingest
+
 _AT_ONCE = 16  # passages that are stored together
 _FREED_EVERY = 4  # times: what was returned is mapped anew, which takes as long as storing
 _LOOKED_UP = 64  # passages that are looked up together

@@ -344,6 +344,9 @@ class PassageSession(AskSession):
         self._begin()
 
 
+# The API
+
+
 class PassageAPI(ModelAPI, PassageModel):
     """The API by a selector and RepositionedAttention in every layer."""
 
