@@ -193,7 +193,8 @@ Closed before its end, it commits what it has, to be resumed.
 """
 
 
-Step, Result = TypeVar("Step"), TypeVar("Result")
+Step = TypeVar("Step")
+Result = TypeVar("Result")
 
 
 def finish(
