@@ -33,8 +33,9 @@ def by_modules(model: AttachedDecoder, given, enter=None):
 
 @pytest.mark.parametrize(
     ("kind", "rows"),
-    # of exaone4 a norm is turned at once
-    [*((kind, 1) for kind in [*KINDS, "exaone4"]), ("llama", 3), ("gemma2", 3), ("mixtral", 3)],
+    # of exaone4 a norm is turned at once; scaled positions are none of a traced layer
+    [(kind, 1) for kind in [*KINDS, "exaone4"] if "," not in kind]
+    + [("llama", 3), ("gemma2", 3), ("mixtral", 3)],
 )
 def test_a_token_goes_through_graphs_as_through_modules(kind, rows, monkeypatch):
     """One row as on a GPU, whose norms are one operation."""
