@@ -15,6 +15,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import torch
 
+from memstore.closing import finish
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
@@ -22,7 +23,7 @@ from memstore.model.answer import Answer, Found, Matches, Ranking, Source, Trace
 from memstore.model.batched_forward import read_pending
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
 from memstore.model.session import AskSession, Continuation, OnRead, attached, ends_sentence
-from memstore.model.source_text import Ingesting, OnProgress, Text, finish
+from memstore.model.source_text import Ingesting, OnProgress, Text
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode

@@ -3,10 +3,10 @@
 import codecs
 import hashlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from memstore.disk.format.citations import Place, pack_places
 from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document
@@ -191,27 +191,6 @@ Ingesting = Generator[IngestProgress, None, Document]
 """An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
 Closed before its end, it commits what it has, to be resumed.
 """
-
-
-Step = TypeVar("Step")
-Result = TypeVar("Result")
-
-
-def finish(
-    steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None
-) -> Result:
-    """Take all steps of an ingest or an answer, and return what comes of it. progress: called with
-    each step.
-    """
-    with closing(steps):  # at once, and not when it is collected: an ingest holds the writer's lock
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            if progress is not None:
-                progress(step)
 
 
 def described(store: MemoryStore, text: Text) -> Document:
