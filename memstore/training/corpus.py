@@ -21,7 +21,6 @@ import zstandard
 
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput
-from memstore.model.adapter import TextTokenizer
 
 ENTITY_WORDS = 6000  # words collected from a corpus to name things with
 HELD_OUT_PERCENT = 15  # of the entity words, kept from training
@@ -109,7 +108,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
         raise InvalidInput(f"{path} holds no documents")
 
 
-class CorpusTokenizer(TextTokenizer, Protocol):
+class CorpusTokenizer(Protocol):
     """What texts are cut by: ours, or that of a Hugging Face model beside a landmark."""
 
     landmark_id: int  # of no text
@@ -118,6 +117,15 @@ class CorpusTokenizer(TextTokenizer, Protocol):
     @property
     def text_ids(self) -> int:
         """How many ids stand for text; they are the first ones."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
 
     def segments(self, pieces: Iterable[str]) -> Iterator[str]:
         """A text that arrives in pieces, in the segments that are cut one by one."""

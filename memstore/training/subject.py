@@ -193,8 +193,14 @@ def _hugging_face_model(chosen: Finetune, seed: int, device: torch.device) -> Su
     from memstore.hf.models_by_name import check_transformers
 
     check_transformers()
-    from memstore.hf.landmark_decoder import FILE, LandmarkDecoder, LandmarkSpec, load_landmarks
-    from memstore.hf.landmark_training import Saver, add_adapters
+    from memstore.hf.landmark_decoder import (
+        FILE,
+        LandmarkDecoder,
+        LandmarkSpec,
+        Saver,
+        add_adapters,
+        load_landmarks,
+    )
     from memstore.hf.load import load_stock
     from memstore.hf.tokenizer import LandmarkTokenizer
     from memstore.hf.weights import digest_of

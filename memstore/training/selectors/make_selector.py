@@ -16,11 +16,11 @@ import torch
 
 from memstore.errors import InvalidInput
 from memstore.hf.passage_adapter import HuggingFacePassageModel
-from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.adaptation import Adaptation
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_session import PassageAPI
 from memstore.model.passages.selector import Learned, Selector
+from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.training.planted import PlantedQuestion, planted_questions
 from memstore.training.reading_questions import AskedContext, AskedQuestion, drawn, split_titles
@@ -134,7 +134,7 @@ def adapt(
     )
 
 
-def _alike(states: States, selector: Selector, tokenizer: TextTokenizer) -> dict[int, list[int]]:
+def _alike(states: States, selector: Selector, tokenizer: TokenText) -> dict[int, list[int]]:
     """By Asked.first of people's questions, the passages of the same source that the selector finds
     first and that do not answer.
     """
