@@ -224,4 +224,4 @@ def test_the_command_builds_and_says_what(
     assert "layer 1: ivf-sq8 over" in told.stdout
     assert (tmp_path / "memory" / "index" / "layer-1.idx").exists()
     refused = CliRunner().invoke(app, [*arguments[:-1], "best"])
-    assert refused.exit_code == 1 and "unknown index 'best'" in refused.output
+    assert refused.exit_code == 2 and "unknown index 'best'" in refused.output

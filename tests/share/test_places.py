@@ -219,7 +219,7 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     code += "atexit.register(lambda: print('torch' in sys.modules)); main()"
     command = [sys.executable, "-c", code, "verify", "--store", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "1 documents" in done.stdout and "clean" in done.stdout
+    assert done.returncode == 0 and "1 document, " in done.stdout and "clean" in done.stdout
     assert done.stdout.endswith("\nFalse\n")
 
 

@@ -27,6 +27,7 @@ from support.fork_server import (
     RIGHT,
     TOKENS,
     ForkServer,
+    changes_job,
     index_job,
     ingest_job,
 )
@@ -88,6 +89,45 @@ def test_killed_ingest_resumes_to_the_bytes_of_an_undisturbed_one(
         shutil.rmtree(resumed)
     assert len(reached) > 1, "every kill came before the first commit or after the last"
     assert verify_memory(memory).clean
+
+
+def test_killed_changes_leave_the_old_or_the_new_state(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED + 1)
+    origin = new_memory(tmp_path / "origin")
+    export = tmp_path / "export"
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "comes", 20 * CHUNK + 5, text=5)
+        store.export_document("comes", export)
+        store.forget("comes")
+        ingest(store, "grows", 20 * CHUNK + 3, text=2)
+        ingest(store, "changes", 20 * CHUNK, text=1)
+        ingest(store, "goes", 20 * CHUNK, text=4)
+    seconds = seconds_of(
+        children, "changes_job", shutil.copytree(origin, tmp_path / "undisturbed"), export
+    )
+    for kill in range(max(1, KILLS // 2)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        children.kill(chance.uniform(0, seconds), "changes_job", memory, export)
+        check_memory(children, memory)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            names = {document.name for document in store.documents()}
+            assert {"grows", "changes"} <= names <= {"grows", "changes", "goes", "comes"}
+            assert store.document("changes").state == "ready"
+        changes_job(str(memory), str(export))
+        check_memory(children, memory)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            done = {
+                document.name: (document.state, document.source_hash)
+                for document in store.documents()
+            }
+        assert done == {
+            "grows": ("ready", f"2:{40 * CHUNK + 9}"),
+            "changes": ("ready", f"3:{25 * CHUNK + 3}"),
+            "comes": ("ready", f"5:{20 * CHUNK + 5}"),
+        }
+        shutil.rmtree(memory)
 
 
 def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from memstore.errors import (
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from memstore.store.verify.walk import walk
-from support.fork_server import RIGHT, ForkServer
+from support.fork_server import RIGHT, SEVERAL, ForkServer
 from support.synthetic_documents import (
     BLOCK,
     CHUNK,
@@ -59,6 +59,7 @@ from support.synthetic_documents import (
 
 UNIT_BYTES = 2 * BLOCK * DIM * 2
 BUDGET = 1 << 20
+KILLS = 4
 SECONDS = 100  # until a test that waits has failed
 
 
@@ -478,6 +479,27 @@ def test_other_writers_leave_a_running_import_alone(
     check_content(store, store.import_document(file), text=1)
     check_content(store, store.document("beside"), text=2)
     assert states == ["importing"] and is_whole(store.path)
+
+
+def test_killed_writers_leave_documents_absent_resumable_or_ready(
+    children: ForkServer, path: Path
+) -> None:
+    MemoryStore.create(path, SIGNATURE).close()
+    states: set[str] = set()
+    for trial in range(KILLS):
+        children.kill(0.02 + 0.05 * trial, "several_job", path)  # wherever that is
+        assert is_whole(path)
+        with reopened(path) as store:
+            for document in store.documents():
+                states.add(document.state)
+                assert document.state == "ready" or document.tokens % CHUNK == 0
+                check_content(store, document, text=int(document.name))
+    assert children.run("several_job", path) == RIGHT
+    with reopened(path) as store:
+        assert [d.state for d in store.documents()] == ["ready"] * len(SEVERAL)
+        for document in store.documents():
+            assert document.tokens == SEVERAL[int(document.name)]
+            check_content(store, document, text=int(document.name))
 
 
 def test_read_only_memory_refuses_writes(path: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from support.synthetic_documents import CHUNK, check_content, ingest
 BUDGET = 1 << 20
 TOKENS = 40 * CHUNK + 7
 PASSAGES = 40
+SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 IMPORT = "import"  # no job, but what the server does itself
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
@@ -79,6 +81,38 @@ def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) ->
     except MemstoreError:
         outcome = NAMED_ERROR
     return outcome
+
+
+def several_job(path: str) -> int:
+    """Several documents at once, one a thread; each goes on from where it was left."""
+    failed: list[BaseException] = []
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+
+        def write(text: int, tokens: int) -> None:
+            try:
+                ingest(store, str(text), tokens, text=text, commit_bytes=5000)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=item) for item in SEVERAL.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return CRASHED if failed else RIGHT
+
+
+def changes_job(path: str, export: str) -> int:
+    """Every other way to change a memory, one after the other; begun anew it does what is left."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        names = {document.name for document in store.documents()}
+        ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="replace", commit_bytes=5000)
+        ingest(store, "changes", 25 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
+        store.import_document(export, "comes")
+        if "goes" in names:
+            store.forget("goes")
+        store.compact()
+    return RIGHT
 
 
 def shared_job(path: str, export: str) -> int:
@@ -217,6 +251,8 @@ JOBS = {
         ingest_job,
         read_selected_job,
         read_passages_job,
+        several_job,
+        changes_job,
         shared_job,
         leave_job,
         crowd_job,

@@ -161,7 +161,7 @@ def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[
 
     def refused(why: str, out: str, *arguments: str) -> None:
         told = command(out, "--resume", *arguments)
-        assert told.exit_code == 1 and why in " ".join(told.output.split()), told.output
+        assert told.exit_code == 2 and why in " ".join(told.output.split()), told.output
 
     begun = command("run", "--preset", "books", "--minutes", "0.0001")
     assert begun.exit_code == 0, begun.output
