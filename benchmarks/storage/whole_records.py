@@ -1,11 +1,11 @@
-"""What do whole records of real models' sizes cost to read, beside LMCache's files?
+"""What do records of real models' sizes cost to read: a block of one layer, or a passage with all
+layers? Compared with LMCache's files.
 
 The disk tier reads batches of 32 records that the page cache holds into slots, every checksum
-taken. Beside it, os.preadv alone, a record a call at its known place, into the same slots, without
-checksums. With --lmcache, naming a python
-that has LMCache (0.5.6 was measured), its `fs_native` backend loads batches of 32 files of the same
-size and number, by the functions of `lmcache bench l2` and for every number of --workers; it takes
-no checksums.
+computed. os.preadv alone reads the same records at their known places into the same slots, without
+checksums. With --lmcache, a Python that has LMCache (0.5.6 was measured), its `fs_native` backend
+loads batches of 32 files of the same size and number, by the functions of `lmcache bench l2` and
+for every number of --workers; it computes no checksums.
 
 Fresh random bytes, codec raw. Batches are taken in turns, in an order drawn anew for each turn, so
 that whatever else the machine does meets all alike; of a repeat's batches the median and the
@@ -52,7 +52,11 @@ from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import Slots as TierSlots
 from memstore.tiers.slots import UnitShape
 
-RECORDS = (SHAPES[0], Shape("49 KB", 3, 64, 64), SHAPES[1], Shape("2 MB", 32, 128, 128))
+PASSAGES = (  # one head of the values of all layers: SmolLM2-135M's 30 x 3 x 64, 8B's 32 x 8 x 128
+    Shape("832 KB", 1, 36, 5_760),
+    Shape("4 MB", 1, 32, 32_768),
+)
+RECORDS = (SHAPES[0], Shape("49 KB", 3, 64, 64), SHAPES[1], Shape("2 MB", 32, 128, 128), *PASSAGES)
 WARMING = 20  # batches before the first turn
 BASELINE = Path(__file__).with_name("lmcache_files.py")
 COUNTED = {"median": 0.5, "fast": 0.9}  # of the rates of a repeat's batches
