@@ -52,11 +52,14 @@ from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import Slots as TierSlots
 from memstore.tiers.slots import UnitShape
 
-PASSAGES = (  # one head of the values of all layers: SmolLM2-135M's 30 x 3 x 64, 8B's 32 x 8 x 128
-    Shape("832 KB", 1, 36, 5_760),
-    Shape("4 MB", 1, 32, 32_768),
+RECORDS = (
+    SHAPES[0],
+    Shape("49 KB", 3, 64, 64),
+    SHAPES[1],
+    Shape("2 MB", 32, 128, 128),
+    Shape("832 KB", 1, 36, 5_760),  # a passage of SmolLM2-135M: 30 layers x 3 heads x 64
+    Shape("4 MB", 1, 32, 32_768),  # of an 8B model: 32 x 8 x 128
 )
-RECORDS = (SHAPES[0], Shape("49 KB", 3, 64, 64), SHAPES[1], Shape("2 MB", 32, 128, 128), *PASSAGES)
 WARMING = 20  # batches before the first turn
 BASELINE = Path(__file__).with_name("lmcache_files.py")
 COUNTED = {"median": 0.5, "fast": 0.9}  # of the rates of a repeat's batches
