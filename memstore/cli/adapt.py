@@ -249,7 +249,7 @@ def calibrate(
     from memstore.training.corpus import read_documents
 
     if out.exists() and not out.is_dir():
-        raise InvalidInput(f"--out: {out} is no directory")
+        raise InvalidInput(f"--out: {out} is not a directory")
     landmark_model = reader_named(model)
     if not isinstance(landmark_model, LandmarkModel):
         raise InvalidInput(

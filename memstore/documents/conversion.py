@@ -44,7 +44,7 @@ def _content(path: Path, limits: Limits) -> bytes:
     """A file's bytes, as many as may be."""
     try:
         if path.exists() and not path.is_file():
-            raise UnreadableDocument("is no regular file")
+            raise UnreadableDocument("is not a regular file")
         with path.open("rb") as file:
             return file.read(limits.file_bytes + 1)
     except OSError as error:

@@ -158,7 +158,7 @@ def _of_path(given: str, found: Files, name: str | None, without: Path | None) -
     elif not path.exists():
         raise InvalidInput(f"{path} does not exist")
     elif not path.is_file():
-        raise UnreadableDocument(f"{path} is no regular file; save its text in one")
+        raise UnreadableDocument(f"{path} is not a regular file; save its text in one")
     else:
         return [File(path, name or _printable(path.name))]
     found.folders.append(folder)

@@ -471,7 +471,7 @@ def _traced(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Without what torch logs of an operation that it cannot trace: the modules compute it then."""
+    """Silence torch's log about operations that it cannot trace: the modules compute them then."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:

@@ -100,7 +100,7 @@ class Found(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Blocks by how like a phrase they are, best first; answered: as in Matches."""
+    """Blocks ranked by similarity to a phrase, best first; answered: as in Matches."""
 
     found: Iterator[Found]
     answered: bool = True

@@ -66,8 +66,7 @@ class LookupSettings:
         check_settings(self)
         if self.own_blocks is not None and self.own_blocks < self.top_k:
             raise InvalidInput(
-                f"own_blocks must be at least top_k, the {self.top_k} latest that are always "
-                f"there; is {self.own_blocks}"
+                f"own_blocks is {self.own_blocks}; it must be at least top_k ({self.top_k})"
             )
 
     def changed(self, **settings: Any) -> "LookupSettings":

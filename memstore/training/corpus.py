@@ -101,7 +101,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
                 f'{path} line {number} is not a JSON object with a "text" field'
             ) from error
         if not isinstance(text, str):
-            raise InvalidInput(f'{path} line {number}: "text" is no string')
+            raise InvalidInput(f'{path} line {number}: "text" is not a string')
         found = True
         yield text
     if not found:

@@ -448,7 +448,7 @@ def test_a_session_remembers_so_many_of_its_latest_blocks_and_no_more(tmp_path: 
     assert_same_to_rounding(states[None], states[9], products=TINY_MODEL)
     assert held[9] < held[None] / 2
     with MemoryStore.create(tmp_path / "memory", model.signature) as store:
-        with pytest.raises(InvalidInput, match="own_blocks must be at least top_k"):
+        with pytest.raises(InvalidInput, match="must be at least top_k"):
             model.session(store, [], own_blocks=2)
         with pytest.raises(InvalidInput, match="a document is stored whole"):
             model.ingest("a b c", store, name="a", own_blocks=9)

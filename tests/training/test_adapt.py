@@ -334,5 +334,5 @@ def test_questions_whose_answers_no_text_holds_are_refused(
 ) -> None:
     asked = [AskedQuestion("Is it so?", ["perhaps"])]
     contexts = [AskedContext(prose(n, 6), asked, str(n)) for n in range(20)]
-    with pytest.raises(InvalidInput, match="word for word"):
+    with pytest.raises(InvalidInput, match="verbatim"):
         adapt(reader, [], tmp_path, contexts=contexts, options=OPTIONS)

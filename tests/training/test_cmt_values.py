@@ -126,7 +126,7 @@ def test_the_command_leaves_a_model_whose_memories_are_the_same(tmp_path: Path) 
     assert after.cmt_values is not None and after.signature == before.signature
     (tmp_path / "file").touch()
     run = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "file")])
-    assert run.exit_code != 0 and "is no directory" in json.loads(run.stdout)["error"]["message"]
+    assert run.exit_code != 0 and "is not a directory" in json.loads(run.stdout)["error"]["message"]
     adapt = ["adapt", str(model), "--text", str(prose), "--out", str(made), "--json"]
     run = CliRunner().invoke(app, adapt)
     assert run.exit_code != 0 and "memstore calibrate" in json.loads(run.stdout)["error"]["message"]

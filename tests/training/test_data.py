@@ -79,7 +79,7 @@ def test_unusable_files_are_named(tmp_path):
         ("page.html", b"<p>", "neither"),
         ("broken.jsonl.zst", b"no zstandard frame", "zstandard"),
         ("other.jsonl.zst", compress(b'{"text": "a"}\n{"body": "b"}\n'), "line 2 is not a JSON"),
-        ("number.jsonl.zst", compress(b'{"text": 3}\n'), "is no string"),
+        ("number.jsonl.zst", compress(b'{"text": 3}\n'), "is not a string"),
         ("none.jsonl.zst", compress(b"\n"), "holds no documents"),
     ):
         path = tmp_path / name

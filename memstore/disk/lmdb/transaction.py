@@ -72,8 +72,8 @@ class Transaction:
         return [value for key in keys if (value := get(begin + key)) is not None]
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
-        """Parts of values that have a checksum, where they lie; None where one is not as it must
-        be.
+        """Views of parts of values, without a copy and checked; None if one is missing or
+        damaged.
         """
         get, begin, found = self.inner.get, TABLES[table], []
         for key, size, start, length, digest in wanted:

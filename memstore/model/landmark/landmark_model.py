@@ -228,7 +228,7 @@ def load_model(
     directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else expanded(str(name_or_path))
     if not directory.is_dir():
         raise InvalidWeights(
-            f"{directory} is no directory; name one written by `memstore train`, or leave the "
+            f"{directory} is not a directory; name one written by `memstore train`, or leave the "
             "model out"
         )
     place = usable_device(device)

@@ -400,8 +400,9 @@ class PassageAPI(ModelAPI, PassageModel):
         if found != self.keeps:
             name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
             raise WrongModel(
-                f"{store.place} is found by {name}, this model's selector is {self.keeps.name} "
-                f"{self.keeps.digest[:12]}; ingest the documents again into a new memory"
+                f"{store.place} was indexed with the selector {name}; this model uses "
+                f"{self.keeps.name} {self.keeps.digest[:12]}: ingest the documents again into a "
+                "new memory"
             )
 
     def session(

@@ -258,7 +258,7 @@ class Retrieval:
                     self.index.remove(row.id)
 
     def hold_documents(self, documents: Iterable[Document]) -> None:
-        """Have what these documents of a published memory are found by, read together. Raises
+        """Load the search data of these documents of a published memory in one read. Raises
         StoreUnavailable, CorruptMemory.
         """
         if self._catalog is None or self._catalog.source is None:

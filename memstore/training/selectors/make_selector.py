@@ -90,8 +90,8 @@ def adapt(
         found = read_states(some, reader, [layer], work / folder, seed=seed, report=progress)
         if contexts and not any(one.kind == "asked" for one in found.asked):
             raise InvalidInput(
-                "too few questions: learning and measuring each take some whose answer stands in "
-                "the text word for word"
+                "too few questions: training and evaluation each need some whose answer is in the "
+                "text verbatim"
             )
         return found
 
