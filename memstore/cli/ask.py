@@ -1,5 +1,6 @@
 """The commands that ask a memory: ask, chat, search."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -51,7 +52,7 @@ def ask(
 ) -> None:
     """Answer a question from a memory, with sources.
 
-    Each source is a document, its page or heading, and the sentence that holds the answer. If the
+    Each source is a document, its page or heading, and the sentence that matches best. If the
     memory does not seem to hold an answer, the closest passages are shown instead.
 
     With "-" every line of stdin is a question of its own; --json then prints {"answers": [...]}. A
@@ -154,10 +155,12 @@ def _all_answered(
     questions: Iterable[str], answer: "Callable[..., Answer]", show: Callable[..., None] | None
 ) -> list[dict[str, Any]]:
     """Answer each question; return its answer or its own error. An empty line follows each answer
-    that is shown.
+    that is shown, and its question comes first if it was not typed at a terminal.
     """
     results = []
     for question in questions:
+        if show is not None and not sys.stdin.isatty():
+            console.say(f"> {console.one_line(question)}")
         try:
             results.append(_answered(question, answer, show))
             if show is not None:
@@ -182,7 +185,7 @@ def _answered(
 def _with_sentences(
     sources: list[dict[str, Any]], question: str, answer: str = ""
 ) -> list[dict[str, Any]]:
-    """The sources, each with the sentence that holds the answer."""
+    """The sources, each with the sentence that matches question and answer best."""
     from memstore.model.answer_sentence import answer_sentence
 
     return [

@@ -102,7 +102,8 @@ def test_each_question_of_standard_input_has_its_own_session(store: Path) -> Non
     alone = run("ask", questions[0], "--store", store, "--json").json
     assert every[0]["tokens"] == alone["tokens"]
     refused(run("ask", "-", "--store", store, stdin=" \n"), "no question")
-    refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8", status=1)
+    shown = run("ask", "-", "--store", store, stdin="\n".join(questions)).out.splitlines()
+    assert [line[2:] for line in shown if line.startswith("> ")] == questions
 
 
 def test_a_bad_question_does_not_stop_the_others(store: Path) -> None:
