@@ -11,7 +11,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ def _convert(file: Path, directory: Path) -> None:
     check_fetched(file)
     named: dict[str, Any] = {"gguf_file": file.name, **LOCAL}
     temporary = tempfile.TemporaryDirectory(prefix="memstore-model-", ignore_cleanup_errors=True)
-    with quiet(), temporary as name, without_panics(file):
+    # its bars of progress are tqdm's own, which quiet() does not reach
+    hidden = redirect_stderr(StringIO())
+    with quiet(), hidden, temporary as name, without_panics(file):
         alone = Path(name)  # without the files of other models
         (alone / file.name).symlink_to(file.resolve())
         try:
@@ -153,8 +156,9 @@ def _convert(file: Path, directory: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
-    model.save_pretrained(directory, max_shard_size=_ONE_FILE)
-    tokenizer.save_pretrained(directory)
+    with quiet():
+        model.save_pretrained(directory, max_shard_size=_ONE_FILE)
+        tokenizer.save_pretrained(directory)
     for written in directory.iterdir():
         os.chmod(written, 0o600)
 
