@@ -79,7 +79,8 @@ class PublishedDatabase:
         except MemstoreError:
             pass  # the state before is read on
         finally:
-            self._looked, self._looking = time.monotonic(), False
+            with self._lock:
+                self._looked, self._looking = time.monotonic(), False
 
     def refresh(self) -> None:
         """Read the newest manifest now, if it is newer. An older one is logged, once, and not read.

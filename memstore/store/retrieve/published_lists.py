@@ -3,6 +3,7 @@ manifest.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -73,33 +74,30 @@ class PublishedLists(PassageDirectory):
         return content
 
 
-def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> bool:
+def carry(directory: PassageDirectory, objects: ObjectStore, digest: str) -> None:
     """Publish the lists of a memory's directory, for a selector of this digest, if all documents
-    that they cover are published, and they cover more than the published lists do; return whether
-    that was so. Raises StoreUnavailable, CorruptMemory (what is published).
+    that they cover are published, and they cover more than the published lists do. Raises
+    StoreUnavailable, CorruptMemory (what is published).
     """
     try:
         content = directory.content()
         own = covered_by(content, digest)
         header, _ = decode_file(FILE, content, Parts)
     except (Unusable, OSError):
-        return False
-    database = PublishedDatabase(objects)
-    there = {entry.row.name: entry.row for entry in database.state.published.values()}
-    try:
-        published = covered_by(PublishedLists(database).header(), digest)
-    except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
-        published = []
+        return
+    with closing(PublishedDatabase(objects)) as database:
+        there = {entry.row.name: entry.row for entry in database.state.published.values()}
+        try:
+            published = covered_by(PublishedLists(database).header(), digest)
+        except (FileNotFoundError, Unusable, CorruptMemory, ObjectNotFound):
+            published = []
     if any(state_of(there.get(one.name)) != one.state for one in own):
-        return False  # lists must not reveal documents that are not published
+        return  # lists must not reveal documents that are not published
     if tokens_covered(own, there) <= tokens_covered(published, there):
-        return False
+        return
     end = len(content) - sum(header.lengths)
-    try:
+    with suppress(InvalidInput, WrongModel):  # lists are caches, and all else is published
         send_lists(objects, digest, content[:end].tobytes(), [content[end:].data])
-    except WrongModel:  # lists are caches, and all else is published
-        return False
-    return True
 
 
 def send_lists(

@@ -1,6 +1,7 @@
 """Checks that a published memory stores what was published; it is read whole."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from memstore.errors import (
     CorruptMemory,
@@ -67,7 +68,8 @@ def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
     url = objects.url
     again = f"run `memstore index --store {url}`"
     try:
-        decode_file(FILE, PublishedLists(PublishedDatabase(objects)).content(), Parts)
+        with closing(PublishedDatabase(objects)) as database:
+            decode_file(FILE, PublishedLists(database).content(), Parts)
     except FileNotFoundError:  # a newer manifest has none
         pass
     except (CorruptMemory, ObjectNotFound, Unusable) as error:
