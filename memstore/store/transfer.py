@@ -164,14 +164,13 @@ def import_document(
     done = False
     try:
         batch: list[Part] = []
-        size, last = 0, -1
+        size = 0
         for part in parts:
-            block = part.block if isinstance(part, Record) else -1
-            if size >= _BATCH_BYTES and block != last:  # a passage is stored whole
+            if size >= _BATCH_BYTES:
                 database.write(lambda txn: _store(txn, catalog, imported, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
             batch.append(part)
-            size, last = size + max(len(x) for x in part if isinstance(x, bytes)), block
+            size += max(len(x) for x in part if isinstance(x, bytes))
 
         def end(txn: Transaction) -> Document:
             _store(txn, catalog, imported, batch)
@@ -208,8 +207,10 @@ def _store_passages(
     txn: Transaction, catalog: Catalog, document: Document, records: list[Record]
 ) -> None:
     """Store the records of those of these passages that have none."""
-    for record in records:
-        _, digest = next(catalog.digests_of(txn, document, record.block))
-        row = catalog.passages.find(txn, digest)
+    if not records:
+        return
+    data = {record.block: record.data for record in records}
+    for block, digest in catalog.digests_of(txn, document, min(data), max(data) + 1):
+        row = catalog.passages.find(txn, digest) if block in data else None
         if row is not None and not row.bytes:
-            catalog.passages.store(txn, row, record.data)
+            catalog.passages.store(txn, row, data[block])

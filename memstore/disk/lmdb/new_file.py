@@ -6,6 +6,7 @@ bytes in them.
 
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import lmdb
@@ -26,7 +27,7 @@ def fill(file: Path, entries: Iterable[Entry], size: int) -> None:
         os.fsencode(file), subdir=False, lock=False, map_size=size, sync=False, readahead=False
     ) as environment:
         # twice at least, since the last two commits are those that are checked
-        for batch in (*_batches(entries), []):
+        for batch in chain(_batches(entries), [[]]):
             with environment.begin(write=True) as txn:
                 for key, value in batch:
                     txn.put(key, value, append=True)
