@@ -60,7 +60,7 @@ def fit_doubt(
         report(f"asking about {name}: {number + 1} of {len(sets)}")
         count = questions // len(sets)
         of = (reader.adapter.digest, reader.selector.spec, reader.selector.word_weight, name)
-        digest = blake2b(repr((*of, len(some), count, seed)).encode(), digest_size=8)
+        digest = blake2b(repr((*of, some, count, seed)).encode(), digest_size=8)
         path = work / f"asked-{digest.hexdigest()}.pt"
         if not path.is_file():
             found = _ask(reader, some, count, Random(f"{seed} {name}"))

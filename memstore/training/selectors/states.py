@@ -132,7 +132,9 @@ def read_states(
         passages = [ids for number in range(first, last) for ids in examples.passages(number)]
         questions = [one for one in asked if first <= one.context < last]
         path = directory / f"states-{first:05}.safetensors"
-        name = _digest(passages, [one.lead + one.ids for one in questions], layers)
+        name = _digest(
+            reader.signature, passages, [one.lead + one.ids for one in questions], layers
+        )
         if not _holds(path, name):
             partial = path.with_suffix(".partial")
             tensors = _states(passages, questions, reader, tuple(layers))
