@@ -115,8 +115,10 @@ class AnswerSettings:
     top_p: Probability = 1.0  # that the likeliest tokens have together, of which one is drawn
     seed: Seed | None = None  # makes samples repeatable
     until_sentence: bool = True  # stop at the end of a sentence or line
-    stop: Sequence[str] = ()  # texts that end an answer and are no part of it
-    max_sources: int = 5  # places in documents that it names
+    stop: Sequence[
+        Annotated[str, Meta(min_length=1)]
+    ] = ()  # texts that end an answer and are no part of it
+    max_sources: Annotated[int, Meta(ge=0)] = 5  # places in documents that it names
     # where the gate finds no answer in the memory: refuse, and name the closest passages; False has
     # the model answer without the memory
     from_memory: bool = True

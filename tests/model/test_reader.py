@@ -97,6 +97,8 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
         ({"local_tokens": 0}, "local_tokens is 0"),
         ({"caution": 0.5}, "caution is 0.5"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_sources": -1}, "max_sources is -1"),
+        ({"stop": [""]}, r"stop is \[''\]"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 10**400}, "temperature is 1000"),

@@ -187,7 +187,7 @@ class DocumentWriter:
         Keys and values of a stored passage need not be given: if its documents are forgotten before
         this one is committed, they are computed when a question needs them.
 
-        Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
+        Raises InvalidInput for a document that is not made of passages, CorruptMemory.
         """
         if not self.document.of_passages:
             raise InvalidInput("this document is not made of passages; none is looked up")
@@ -219,6 +219,10 @@ class DocumentWriter:
         given = range(len(passages)) if given is None else given
         if len(kv) != len(given):
             raise InvalidInput(f"expected keys and values of {len(given)} passages, got {len(kv)}")
+        if [*given] != sorted({*given} & {*range(len(passages))}):
+            raise InvalidInput(
+                f"given is not in order, or not of passages 0 to {len(passages) - 1}"
+            )
         of_given = dict(zip(given, kv))
         chunk = check_batch(self._catalog, self.document, at, passages, of_given, landmarks, words)
         self._characters = chunk.end
