@@ -11,6 +11,7 @@ from lxml import etree
 from memstore.documents.archive import zipped
 from memstore.documents.converted import Block, Limits
 from memstore.documents.html import ITEM, Walk, html_tree
+from memstore.errors import UnreadableDocument
 
 _M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
@@ -29,7 +30,9 @@ def read_docx(members: dict[str, bytes], limits: Limits, notes: list[str]) -> It
 
     parts = {name: part for name, part in members.items() if name.endswith((".xml", ".rels"))}
     numbering = parts.pop("word/numbering.xml", b"<none/>")
-    main = next(name for name in parts if re.match(r"word/document\d*\.xml", name))
+    main = next((name for name in parts if re.fullmatch(r"word/document\d*\.xml", name)), None)
+    if main is None:
+        raise UnreadableDocument("is broken: it has no main document")
     parts[main] = _Document(parts[main], parts, numbering).written_out()
     no_picture = mammoth.images.img_element(lambda image: {"src": ""})
     style_map = f"comment-reference => sup\n{_STYLES}"

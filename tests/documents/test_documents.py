@@ -359,7 +359,7 @@ def test_slides_are_pages_with_tables_and_notes() -> None:
 # Places
 
 
-def test_a_span_is_told_by_its_pages_and_by_the_headings_of_its_ends() -> None:
+def test_a_span_is_described_by_its_pages_and_by_the_headings_of_its_ends() -> None:
     places = Places(
         [
             Place(0, PAGE, "1"),

@@ -250,6 +250,7 @@ UNREADABLE = {
     "a.pptx": (b"no presentation", "is no PPTX"),
     "a.ipynb": (b"{}", "no notebook"),
     "a.zip": (made.zipped({"a.txt": "x"}), "unpack"),
+    "a.docx": (made.zipped({"word/documentation.txt": "x"}), "no main document"),
 }
 
 
