@@ -8,12 +8,13 @@ rewrites what lies between `<!-- table NAME -->` and `<!-- /table -->` in README
 
 import json
 import re
-import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from safetensors import safe_open
 
 from docs_build.markdown import table
 from docs_build.sizes import sizes_table
@@ -123,10 +124,9 @@ def first_token_table() -> str:
 
 def caution_table() -> str:
     """What SmolLM2 refuses by --caution, as its selector's file says."""
-    with (ROOT / "memstore/hf/selectors/smollm2-135m-instruct.safetensors").open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))["__metadata__"]
-    selector = json.loads(header["memstore.selector"])
+    path = ROOT / "memstore/hf/selectors/smollm2-135m-instruct.safetensors"
+    with safe_open(path, "numpy") as file:
+        selector = json.loads(file.metadata()["memstore.selector"])
     thresholds = ["1", *(f"{above:.2f}" for above in selector["doubt"]["above"])]
     shares = [
         selector["scores"][f"unanswerable refused, caution {caution}"] for caution in CAUTIONS
