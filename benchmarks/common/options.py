@@ -11,7 +11,7 @@ from benchmarks.common.sessions import AnyModel, LandmarkReader
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
 from memstore.hf.models_by_name import reader_named
-from memstore.model.landmark.landmark_model import SHIPPED_NAME
+from memstore.model.landmark import SHIPPED_NAME
 
 
 def add(

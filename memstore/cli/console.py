@@ -210,11 +210,13 @@ def refusal(sources: Sequence[Mapping[str, Any]], needed: float | None = None) -
     """The line before the closest passages of a question that the memory does not answer; needed:
     the score that a passage needs.
     """
+    from memstore.model.answer import NOT_SURE
+
     if not sources:
-        return "Not sure: the memory does not seem to hold an answer."
+        return NOT_SURE
     below = needed is not None and sources[0]["weight"] < needed  # else the model doubted them
     least = f" (an answer needs a score of {needed:.2f})" if below else ""
-    return f"Not sure: the memory does not seem to hold an answer. Closest passages{least}:"
+    return f"{NOT_SURE} Closest passages{least}:"
 
 
 # Progress: on a terminal a line that changes, elsewhere a line every few seconds

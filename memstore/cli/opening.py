@@ -25,7 +25,7 @@ _SMALL_MODEL_NOTE = (
 def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
     """Load the model for a new memory; print its name if the user chose none."""
     from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
-    from memstore.model.landmark.landmark_model import SHIPPED_NAME
+    from memstore.model.landmark import SHIPPED_NAME
 
     name = options.model or default_name()
     if options.model is None and not os.environ.get(MODEL_VARIABLE):

@@ -22,8 +22,7 @@ from memstore.cli.options import (
     parse_size,
 )
 from memstore.errors import InvalidInput, install_extra
-
-PORT = 8741
+from memstore.serve.settings import ServeSettings
 
 
 @command(
@@ -41,7 +40,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[
         int, option("--port", "PORT", "Port to listen on; 0 takes a free one.", parser=parse_port)
-    ] = PORT,
+    ] = ServeSettings.port,
     api_key_file: Annotated[
         Path | None,
         option("--api-key-file", "FILE", "API keys, one a line: KEY [read|write] [only=PATTERN]."),
@@ -53,10 +52,12 @@ def serve(
         list[str] | None,
         option("--allow-origin", "URL", "Origin of web pages that may call it (repeatable)."),
     ] = None,
-    active: Annotated[int, option("--active", "N", "Questions answered at once.")] = 8,
+    active: Annotated[
+        int, option("--active", "N", "Questions answered at once.")
+    ] = ServeSettings.active,
     waiting: Annotated[
         int, option("--waiting", "N", "Questions that may wait; more get status 429.")
-    ] = 64,
+    ] = ServeSettings.waiting,
     max_body: Annotated[
         int | None,
         option("--max-body", "SIZE", "Largest upload; default: 64MiB.", parser=parse_size),
@@ -78,7 +79,6 @@ def serve(
         from memstore.serve.app import check_exposed
         from memstore.serve.app import serve as run_server
         from memstore.serve.service import Service
-        from memstore.serve.settings import ServeSettings
     except ImportError as error:
         raise InvalidInput(
             f"serving needs the package {error.name}: {install_extra('serve')}"
@@ -88,7 +88,7 @@ def serve(
         port=port,
         active=active,
         waiting=waiting,
-        body_bytes=64 << 20 if max_body is None else max_body,
+        body_bytes=ServeSettings.body_bytes if max_body is None else max_body,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         metrics=metrics,

@@ -294,14 +294,10 @@ class HuggingFaceLandmarkModel(LandmarkAPI):
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         return self.decoder.logits(states, quantized=quantized)
 
-    def question_ids(self, question: str) -> list[int]:
-        return self.tokenizer.encode(question.rstrip())
-
 
 # Training: low-rank adapters (LoRA, arXiv 2106.09685) from peft, merged where a model is saved
 
 _BASE, _ADAPTER = "base_layer.", "lora_"  # in the names of an adapted model's weights
-_SAVING = ".saving-"
 
 
 def add_adapters(model: nn.Module, rank: int, seed: int) -> None:
@@ -356,7 +352,7 @@ class Saver:
     def save(self, decoder: LandmarkDecoder, directory: Path) -> None:
         """Write a directory; each file is replaced as a whole. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
-        with new_directory(directory, _SAVING) as temporary:
+        with new_directory(directory) as temporary:
             with quiet():
                 decoder.model.save_pretrained(temporary, state_dict=self._weights(decoder))
             self._tokenizer.save_pretrained(temporary)

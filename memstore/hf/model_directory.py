@@ -71,7 +71,7 @@ def directory_of(name: str | Path) -> Path | str:
         return _converted(path)
     is_file = path.suffix.lower() in (".gguf", ".safetensors", ".json", ".bin")
     if is_file or path.is_absolute() or str(name).count("/") != 1:
-        from memstore.model.landmark.landmark_model import SHIPPED_NAME
+        from memstore.model.landmark import SHIPPED_NAME
 
         known = ", ".join([*PACKAGED, SHIPPED_NAME])
         raise InvalidInput(
@@ -175,7 +175,7 @@ def _is_damaged(file: Path) -> bool:
 
 
 @contextmanager
-def new_directory(parent: Path, prefix: str) -> Iterator[Path]:
+def new_directory(parent: Path, prefix: str = ".saving-") -> Iterator[Path]:
     """A directory of a new name, which is removed when the block ends, unless it was moved; what
     killed processes left of such names a day ago is removed first. Raises OSError.
     """

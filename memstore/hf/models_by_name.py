@@ -14,6 +14,7 @@ from memstore.compute import Compute
 from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidConfig, InvalidInput, install_extra
 from memstore.hf.model_directory import PACKAGED
+from memstore.model.landmark import SHIPPED_NAME
 from memstore.paths import expanded
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def reader_named(
     Face model, see load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
     from memstore.devices import dtype_named
-    from memstore.model.landmark.landmark_model import SHIPPED_NAME
 
     number_format = dtype_named(compute.dtype)
     # a packaged model's name means that model, even where a directory has the same name
@@ -81,8 +81,6 @@ def default_name() -> str:
     """The default model of a new memory: $MEMSTORE_MODEL, else an installed packaged model, else
     the landmark model that ships.
     """
-    from memstore.model.landmark.landmark_model import SHIPPED_NAME
-
     if os.environ.get(MODEL_VARIABLE):
         return os.path.expanduser(os.environ[MODEL_VARIABLE])
     if find_spec("transformers") is not None:
@@ -109,8 +107,6 @@ def _made_with(model: ModelName | None, where: str) -> str | None:
     """The name under which a memory's model can be loaded; None where the memory does not say.
     Raises InvalidInput for a model that this machine lacks, or that only the hub may have.
     """
-    from memstore.model.landmark.landmark_model import SHIPPED_NAME
-
     if model is None:
         return None
     source, made = model.source, f"{where} was made with {model.title}"

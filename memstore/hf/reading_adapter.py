@@ -96,7 +96,6 @@ UNKNOWN = "I don't know."
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = "memstore.reading_adapter"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # peft's names
-_SAVING = ".saving-"
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,7 +174,7 @@ class ReadingAdapter:
             for suffix, half in zip((_A, _B), pair)
         }
         directory.mkdir(parents=True, exist_ok=True)
-        with new_directory(directory, _SAVING) as temporary:
+        with new_directory(directory) as temporary:
             save_file(tensors, temporary / TENSORS, {"format": "pt", _KEY: json.dumps(header)})
             (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             for name in (TENSORS, CONFIG):

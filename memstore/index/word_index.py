@@ -294,7 +294,7 @@ class WordIndex:
             self._sorted[-2:] = [HeldPostings.of(*map(np.concatenate, zip(*self._sorted[-2:])))]
 
     def _renumber(self, rows: Rows, lengths: np.ndarray) -> None:
-        """Give the words that are held here the rows behind these, which have those lengths."""
+        """Move the words that are held here to rows after these, whose lengths are given."""
         first = self._taken_rows
         number = np.full(self._rows.end, -1, dtype=np.int64)
         for document, run in self._rows.all():

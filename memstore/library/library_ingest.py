@@ -112,8 +112,7 @@ class _Ingest:
         """Are keys and values published of a document, or not, as this ingest keeps them?"""
         if self._job.keep is None:
             return True
-        records = any(piece.kind == "records" for piece in entry.pieces)
-        return not entry.row.of_passages or records == (self._job.keep == "kv")
+        return not entry.row.of_passages or entry.has_records == (self._job.keep == "kv")
 
     # Batches
 

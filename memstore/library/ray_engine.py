@@ -5,7 +5,6 @@ retries them, and runs the worker processes.
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 from memstore.closing import Closing
@@ -53,7 +52,7 @@ class RayEngine(Closing):
 
         task, given = self._task(read_batch), self._ray.put(job)
         again = deque[Batch]()
-        coming = chain(batches)
+        coming = iter(batches)
         running: dict[Any, Batch] = {}
         while True:
             while len(running) < _AHEAD * self.workers:

@@ -54,20 +54,15 @@ class ModelAPI(ModelAdapter):
         lookup: LookupSettings that shall differ. Raises StorageFull; what was read before that is
         kept.
         """
-        steps = self.ingesting(source, store, name=name, mode=mode, **lookup)
+        text = source if isinstance(source, Text) else Text(source, name)
+        steps = self.ingesting(text, store, mode=mode, **lookup)
         return finish(steps, progress)
 
     @abstractmethod
     def ingesting(
-        self,
-        source: Text | Path | str,
-        store: MemoryStore,
-        *,
-        name: str | None = None,
-        mode: Mode = "new",
-        **lookup: Any,
+        self, text: Text, store: MemoryStore, *, mode: Mode = "new", **lookup: Any
     ) -> Ingesting:
-        """`ingest` one chunk at a time, for who has other work to do between them."""
+        """`ingest` one chunk at a time, for a caller with other work between the chunks."""
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None

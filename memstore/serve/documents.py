@@ -162,7 +162,7 @@ class Documents:
             waiting = sum(one.characters for one in self._uploads.values() if one.active)
             if waiting and waiting + text.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
-            steps = self._model.ingesting(text, self._store, name=name, mode=mode)
+            steps = self._model.ingesting(text, self._store, mode=mode)
             upload = Upload(name, text.digest, text.characters, list(text.notes))
             upload.job = self._worker.in_background(steps, lambda job: self._ended(upload, job))
             self._uploads[name] = upload

@@ -137,7 +137,7 @@ class PartOrder:
     def add(self, part: Part) -> None:
         """The next part. Raises CorruptBlock too."""
         if isinstance(part, Tokens):
-            _expect(self._lengths is None, "tokens behind what they are found by")
+            _expect(self._lengths is None, "tokens after landmarks")
             self._add_tokens(part)
             return
         lengths = self.lengths()

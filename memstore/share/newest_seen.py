@@ -23,7 +23,7 @@ def newest_seen(identity: str, folder: Path | None = None) -> Seen | None:
     """The newest manifest of an object store that was read, by this process or, as a folder
     remembers it, by an earlier one.
     """
-    found = {_newest.get(identity), _remembered(identity, folder)} - {None}
+    found = (_newest.get(identity), _remembered(identity, folder))
     return max((seen for seen in found if seen), key=lambda seen: seen[0], default=None)
 
 

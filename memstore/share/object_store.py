@@ -1,5 +1,5 @@
-"""An object store behind one small interface; its errors are errors of memstore, each one line
-without credentials.
+"""A small interface to an object store. Its errors are memstore's own: one line each, without
+credentials.
 """
 
 import os

@@ -31,8 +31,10 @@ class PassageNumbers:
     def number(self, digest: Digest, document: int, block: int) -> int:
         """The number of a passage that is in a block of a document."""
         with self._lock:
-            number = self._numbers.setdefault(digest, self._next)
-            self._next += number == self._next
+            number = self._numbers.get(digest)
+            if number is None:
+                number = self._numbers[digest] = self._next
+                self._next += 1
             self._known[number] = KnownPassage(digest, document, block)
             self._known.move_to_end(number)
             if len(self._known) > _PASSAGES:

@@ -76,6 +76,11 @@ class Entry(NamedTuple):
         """The entry of a memory's row, without what concerns that memory alone."""
         return cls(replace(row.portable(), id=1), tuple(sorted(pieces)))
 
+    @property
+    def has_records(self) -> bool:
+        """Does it have keys and values, and not text alone?"""
+        return any(piece.kind == "records" for piece in self.pieces)
+
 
 class Ranges(Protocol):
     """Objects that are read by ranges of bytes: an object store, or one exported file."""

@@ -173,7 +173,7 @@ class SharedSource:
         units = [batch.units[at] for record, _ in failed for at in record[3]]
         return BlocksUnavailable(
             f"{len(units)} blocks of {url} could not be read, {key} among them "
-            f"({str(away[0]).removeprefix(f'{url}: ')}); what is cached still answers",
+            f"({str(away[0]).removeprefix(f'{url}: ')}); cached blocks can still be read",
             units,
         )
 

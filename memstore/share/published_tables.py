@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgpack
 
-from memstore.disk.format.keys import run_key, tokens_key
+from memstore.disk.format.keys import read_run_key, run_key, tokens_key
 from memstore.disk.lmdb.transaction import ValuePart
 from memstore.disk.tables.catalog import FORMAT
 from memstore.disk.tables.changes import Changes
@@ -21,7 +21,7 @@ from memstore.share.pieces import Entry, Piece, Value
 
 LEAVING = 300.0  # seconds that an unpublished document stays: as long as an answer may take
 _CHANGES = 4096  # that are remembered
-_BLOCK = 8  # bytes of a document's number in a key
+_DOCUMENT = 8  # bytes of a document's number in a key
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,6 @@ class Snapshot:
     one State. Values from the object store are checked already.
     """
 
-    writable = False
-
     def __init__(self, state: State, pieces: PieceReader) -> None:
         self.state, self._pieces = state, pieces
         self._held: dict[tuple[str, int], dict[bytes, bytes]] = {}  # that were read by `bring`
@@ -120,7 +118,7 @@ class Snapshot:
             return None
         places = []
         for part, held in zip(wanted, self._pieces.tables(pieces)):
-            name, offset, size = held.get(_first_block(part.key), Extent("", 0, 0))
+            name, offset, size = held.get(read_run_key(part.key)[2], Extent("", 0, 0))
             if size != part.size:
                 return None
             places.append(Checked(Extent(name, offset + part.start, part.length), part.digest))
@@ -128,11 +126,11 @@ class Snapshot:
 
     def _landmarks(self, key: bytes) -> Piece | None:
         """The piece that holds landmarks."""
-        entry = self.state.entry(_document(key))
+        document, part, first = read_run_key(key)
+        entry = self.state.entry(document)
         if entry is None:
             return None
-        part = int.from_bytes(key[_BLOCK : _BLOCK + 2], "big")
-        at = bisect_left(entry.pieces, ("landmarks", part, _first_block(key) + 1)) - 1
+        at = bisect_left(entry.pieces, ("landmarks", part, first + 1)) - 1
         found = entry.pieces[at] if at >= 0 else None
         return found if found is None or found[:2] == ("landmarks", part) else None
 
@@ -168,12 +166,7 @@ class Snapshot:
 
 
 def _document(key: bytes) -> int:
-    return int.from_bytes(key[:_BLOCK], "big")
-
-
-def _first_block(key: bytes) -> int:
-    """The first block of landmarks, from their key."""
-    return int.from_bytes(key[_BLOCK + 2 : _BLOCK + 6], "big")
+    return int.from_bytes(key[:_DOCUMENT], "big")
 
 
 def _description(manifest: Manifest) -> dict[bytes, bytes]:

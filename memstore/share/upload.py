@@ -99,8 +99,8 @@ class Upload:
             for document in self._documents
             if document.name not in usable or usable[document.name].row != rows[document.name]
         ]
-        self._unlearned = [*whole.values()]
-        self._learn(whole[d.name] for d in wanted if d.name in whole and d.name not in usable)
+        self._unlearned = [*usable.values()]
+        self._learn(entry for name, entry in whole.items() if name not in usable)
         pieces: dict[str, Sequence[Piece]] = {}
         for done, document in enumerate(wanted):
             progress(done, len(wanted))
@@ -122,8 +122,7 @@ class Upload:
 
     def _has_content(self, entry: Entry, row: Document) -> bool:
         """Are these the pieces of a document with this row, whatever else the row says?"""
-        records = any(piece.kind == "records" for piece in entry.pieces)
-        if self._options.keep == "text" and records:
+        if self._options.keep == "text" and entry.has_records:
             return False
         return (entry.row.write, entry.row.bytes) == (row.write, row.bytes)
 

@@ -270,8 +270,8 @@ class SlabTier:
                     continue
                 raise BudgetExceeded(
                     f"the {self.name} tier of {self._table.capacity * self.slot_bytes} bytes has "
-                    f"no room for {len(units)} "
-                    f"more blocks of a running session; raise the {self.name} budget"
+                    f"no room for {len(units)} more blocks of a running session; raise the "
+                    f"{self.name} budget"
                 )
             taken = self._table.take(units, sizes, cached=False)
             self._write(taken, k.flatten(0, 1), v.flatten(0, 1), of_units)

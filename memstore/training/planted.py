@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from random import Random
 from typing import NamedTuple
 
@@ -133,7 +132,8 @@ class Planter:
         name.
         """
         rng = self.rng
-        for attempt in count():
+        attempt = 0
+        while True:
             kind = rng.choice(kinds)
             if kind == "b" and rng.random() < people:
                 drawn = Subject(self.person(), "", kind)
@@ -147,7 +147,7 @@ class Planter:
             if not self._used & {drawn.name, drawn.synonym}:
                 self._used |= {drawn.name, drawn.synonym} - {""}
                 return drawn
-        raise AssertionError("unreachable")
+            attempt += 1
 
     def person(self) -> str:
         """The name of a person."""

@@ -161,14 +161,14 @@ def _begun_with(config: TrainConfig) -> ModelConfig:
 def _tokenizer(
     config: TrainConfig, texts: Sequence[Path], model: ModelConfig, *, resume: bool
 ) -> Tokenizer:
-    """The run's own, or a new one. What a run left that was killed before it could be resumed is
-    of other texts or weights, perhaps.
+    """The tokenizer of the resumed run, or a new one. Without `resume`, a tokenizer that an earlier
+    run left in `config.out` is overwritten: it may come from other texts or weights.
     """
     path = config.out / "tokenizer.json"
     if resume:
         tokenizer = Tokenizer.load(path)
     elif config.init is not None:
-        tokenizer = load_checkpoint(config.init)[1]
+        tokenizer = Tokenizer.load(config.init / "tokenizer.json")
     elif config.tokenizer is not None:
         tokenizer = Tokenizer.load(config.tokenizer)
     else:

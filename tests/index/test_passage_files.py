@@ -87,7 +87,7 @@ def test_crafted_index_is_unusable_or_consistent(made: PassageLists, data: st.Da
     assert found is None or (found[0] < PASSAGES).all()
 
 
-def test_numbers_of_passages_behind_the_last_are_unusable(made: PassageLists) -> None:
+def test_passage_numbers_beyond_the_last_are_unusable(made: PassageLists) -> None:
     header, arrays = decode_file("file", joined(encode(made)), passage_files._Header)
     fields = {name: getattr(header, name) for name in header.__struct_fields__}
     for number, kind in ((1, "<u8"), (9, "<u4")):  # words, landmarks

@@ -145,7 +145,7 @@ def expected(
     return found
 
 
-def test_the_same_input_twice_sends_nothing_and_bad_documents_are_told(
+def test_the_same_input_twice_uploads_nothing_and_bad_documents_are_reported(
     cluster: Cluster, library: Path, tmp_path: Path
 ) -> None:
     path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
@@ -224,14 +224,14 @@ def test_into_a_bucket(
     clean(bucket)
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once(library: Path, tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_reported_at_once(library: Path, tmp_path: Path) -> None:
     address, pipes = f"127.0.0.1:{free_port()}", {"stderr": subprocess.PIPE}
     words = library, "--to", f"file://{tmp_path}/many"
     told = ended(start("ingest", *words, "--address", address, fresh=True, **pipes))
     assert told.status == 2 and f"no cluster of Ray at {address}" in told.err
 
 
-def test_a_document_that_ends_its_readers_is_told(
+def test_a_document_that_crashes_its_workers_is_refused(
     cluster: Cluster, library: Path, tmp_path: Path
 ) -> None:
     """As one whose conversion takes more memory than there is."""

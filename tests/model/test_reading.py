@@ -126,7 +126,7 @@ def test_tokens_follow_the_text_that_was_told(asked):
     assert {number for token in asked.short["tokens"] for number, _ in token["sources"]} <= {0}
 
 
-def test_a_document_that_may_not_be_shown_is_told_nowhere(asked):
+def test_a_document_that_may_not_be_shown_appears_nowhere(asked):
     names = {source["document"] for source in asked.hidden["sources"]}
     assert names <= {"goats"} and "4467" not in json.dumps(asked.hidden["sources"])
     hidden, told = (total(one["attention"]["mass"]) for one in (asked.hidden, asked.told))

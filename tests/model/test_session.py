@@ -14,7 +14,7 @@ from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, Memsto
 from memstore.kernels.products import accumulate
 from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.model.session import draw
-from memstore.model.source_text import IngestProgress
+from memstore.model.source_text import IngestProgress, Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 from support.fork_server import RIGHT, ForkServer
@@ -304,13 +304,13 @@ def test_an_ingest_taken_chunk_by_chunk_may_be_left_and_gone_on_with(tmp_path: P
     model = tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         whole = model.ingest(text(400), store, name="whole")
-        steps = model.ingesting(text(400), store, name="steps")
+        steps = model.ingesting(Text(text(400), "steps"), store)
         assert not store.has("steps")  # nothing is done before the first chunk is asked for
         left_at = [next(steps).tokens, next(steps).tokens][-1]
         steps.close()
         assert store.document("steps").state == "ingesting"
         resumed = [
-            state.resumed_tokens for state in model.ingesting(text(400), store, name="steps")
+            state.resumed_tokens for state in model.ingesting(Text(text(400), "steps"), store)
         ]
         assert set(resumed) == {left_at} and left_at < whole.tokens
         document = store.document("steps")

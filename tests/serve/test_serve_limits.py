@@ -128,7 +128,7 @@ def test_an_answer_ends_when_its_time_is_over(tmp_path: Path) -> None:
         assert refused.value.code == "context_length_exceeded"
 
 
-def test_a_server_that_is_told_to_end_does_so_in_order(tmp_path: Path) -> None:
+def test_a_server_that_is_asked_to_stop_stops_in_order(tmp_path: Path) -> None:
     """By SIGTERM, with an answer, an upload and the document of an agent on their way."""
     long = {"name": "ingest", "arguments": {"name": "long", "text": DIARY * 500}}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": long}

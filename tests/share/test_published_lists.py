@@ -207,7 +207,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
     assert verify_memory(url).clean
 
 
-def test_damaged_landmarks_are_told(url: str, tmp_path: Path) -> None:
+def test_damaged_landmarks_are_reported(url: str, tmp_path: Path) -> None:
     rows, weights = question(1, 37, 0)
     with open_(url) as there:
         short = there.retrieval.shortlist(rows, weights, everything(there))

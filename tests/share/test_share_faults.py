@@ -122,7 +122,7 @@ def test_cached_blocks_answer_while_the_store_is_unavailable(
         away.away = True
         holds_what_was_written(store, known)
         units = units_of(store, "second")[:4]
-        with pytest.raises(BlocksUnavailable, match="what is cached still answers") as caught:
+        with pytest.raises(BlocksUnavailable, match="cached blocks can still be read") as caught:
             store.lease([*known[:2], *units])
         assert caught.value.units == {*units}
         away.away = False

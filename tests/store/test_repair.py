@@ -117,7 +117,9 @@ def check_not_repaired(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["begin", "keys", "all"])
-def test_damaged_key_page_is_told_and_not_repaired(sound: Path, tmp_path: Path, what: str) -> None:
+def test_damaged_key_page_is_reported_and_not_repaired(
+    sound: Path, tmp_path: Path, what: str
+) -> None:
     pages = key_pages(sound)
     assert len(pages) > 40
     told = 0
@@ -135,7 +137,7 @@ def test_damaged_key_page_is_told_and_not_repaired(sound: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("lost", ["older", "newer", "both"])
-def test_lost_meta_pages_are_told_and_not_repaired(memory: Path, lost: str) -> None:
+def test_lost_meta_pages_are_reported_and_not_repaired(memory: Path, lost: str) -> None:
     numbers = [
         struct.unpack_from("<Q", (memory / "data.mdb").read_bytes(), at * PAGE + 144)[0]
         for at in (0, 1)
@@ -188,7 +190,7 @@ def rows(path: Path) -> list[tuple[int, bytes]]:
         return [(read_number_key(key), row) for key, row in txn.scan_checked("documents")]
 
 
-def test_unreadable_commit_is_told_and_not_undone(memory: Path) -> None:
+def test_unreadable_commit_is_reported_and_not_undone(memory: Path) -> None:
     newest, _ = newest_and_older(memory)
     spoil(memory, newest * PAGE, b"\xff" * 64)
     with pytest.raises(CorruptMemory, match="cannot be read"):
@@ -201,14 +203,14 @@ def test_a_walk_past_more_documents_than_an_argument_can_name_ends(memory: Path)
     assert "whole" in events and events[-1] == "end"
 
 
-def test_truncated_file_is_told_and_not_repaired(memory: Path) -> None:
+def test_truncated_file_is_reported_and_not_repaired(memory: Path) -> None:
     size = (memory / "data.mdb").stat().st_size
     os.truncate(memory / "data.mdb", size - size // 3 // PAGE * PAGE)
     check_not_repaired(memory)
 
 
 @pytest.mark.parametrize("entry", [b"commit", b"next_document"])
-def test_damaged_meta_rows_are_told_and_not_repaired(memory: Path, entry: bytes) -> None:
+def test_damaged_meta_rows_are_reported_and_not_repaired(memory: Path, entry: bytes) -> None:
     data = bytearray((memory / "data.mdb").read_bytes())
     with Database.open(memory) as database, database.read() as txn:
         value = txn.get("meta", entry)

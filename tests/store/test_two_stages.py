@@ -217,7 +217,7 @@ def test_a_killed_rebuild_leaves_the_lists_that_were_there(memory: MemoryStore) 
     assert len(shortlist(memory, 0, everything(memory)).scope) <= PROPOSED
 
 
-def test_landmarks_that_are_missing_are_told(memory: MemoryStore) -> None:
+def test_missing_landmarks_are_reported(memory: MemoryStore) -> None:
     assert memory.path is not None
     whole, number = everything(memory), memory.document("1").id
     catalog = Catalog.open(memory.path)

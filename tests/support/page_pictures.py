@@ -1,4 +1,4 @@
-"""Pictures of the page of `memstore serve` with the default model, for docs/results.
+"""Pictures of the page of `memstore serve` with the default model.
 
 PYTHONPATH=.:tests python -m support.page_pictures DIR
 """
@@ -52,6 +52,13 @@ def take(page: Page, directory: Path, name: str) -> None:
             page.picture(directory / f"page-{name}-{size}-{colours}.png")
 
 
+def take_after(page: Page, clicked: str, shown: str, directory: Path, name: str) -> None:
+    """Click an element, wait until another is shown, and take the page."""
+    page.click(clicked)
+    page.until(f"document.querySelector({shown!r})")
+    take(page, directory, name)
+
+
 def main(directory: Path) -> None:
     """Write all pictures to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -74,21 +81,15 @@ def main(directory: Path) -> None:
                 ask(page, ANSWERED)
                 ask(page, SECOND)
                 take(page, directory, "thread")
-                page.click(".turn:last-child .sources .source")
-                page.until("document.querySelector('#document .place')")
-                take(page, directory, "document")
+                source = ".turn:last-child .sources .source"
+                take_after(page, source, "#document .place", directory, "document")
                 page.click("#document-close")
-                page.click(".turn:last-child .details summary")
-                page.until("document.querySelector('.turn:last-child .cell')")
-                take(page, directory, "details")
+                details, cell = ".turn:last-child .details summary", ".turn:last-child .cell"
+                take_after(page, details, cell, directory, "details")
                 ask(page, REFUSED)
                 take(page, directory, "refusal")
-                page.click("[data-view=documents]")
-                page.until("document.querySelector('tr[data-name]')")
-                take(page, directory, "documents")
-                page.click("[data-view=tiers]")
-                page.until("document.querySelector('.tier-panel')")
-                take(page, directory, "tiers")
+                take_after(page, "[data-view=documents]", "tr[data-name]", directory, "documents")
+                take_after(page, "[data-view=tiers]", ".tier-panel", directory, "tiers")
 
 
 if __name__ == "__main__":

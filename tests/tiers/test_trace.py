@@ -135,7 +135,9 @@ def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
     MemoryStore.create(tmp_path / "new", SIGNATURE).close()  # nothing is in its way
 
 
-def test_a_full_disk_ends_the_trace_and_no_lookup_and_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_trace_but_no_lookup_and_is_reported_at_the_end(
+    tmp_path: Path,
+) -> None:
     tiers = Cascade(None, SHAPE, host_budget=8 * UNIT_BYTES, trace=tmp_path / "trace")
     tiers.host.source = CountingSource()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

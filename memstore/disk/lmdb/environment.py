@@ -98,7 +98,7 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
 class Version(NamedTuple):
     """Which state of a memory is the last that was committed."""
 
-    file: int  # how often this process has made the file anew
+    file: int  # how often this process has rewritten the file
     transaction: int  # numbers count from 1 in each
 
 
@@ -352,7 +352,7 @@ class Environment:
                 self._gate.leave()
                 raise
 
-    # The file anew
+    # Rewriting the file
 
     def rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
         """Put a new file in the place of this one, that holds what `change` leaves and no other

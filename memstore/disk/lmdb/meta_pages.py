@@ -85,7 +85,7 @@ def check_commits(path: Path, file: int) -> None:
         before, metas = metas, _read_metas(file)
         if metas == before:  # no other process has committed meanwhile
             raise CorruptMemory(
-                f"{path}: {wrong}: the last commit could be undone without a word; {RESTORE}"
+                f"{path}: {wrong}: the last commit could be lost silently; {RESTORE}"
             )
 
 

@@ -168,7 +168,7 @@ class Catalog:
             raise
 
     def close(self) -> None:
-        """Close the database; more than once is the same as once."""
+        """Close the database; idempotent."""
         self.database.close()
 
     @property
@@ -312,8 +312,8 @@ class Catalog:
     def passages_of(
         self, txn: Transaction, document: Document, first: int = 0
     ) -> Iterator[tuple[int, StoredPassage]]:
-        """The blocks of a document of passages from `first` on, and what is told of the passage of
-        each. Raises CorruptMemory where that is nothing.
+        """The blocks of a document of passages from `first` on, with the stored row of each
+        passage. Raises CorruptMemory where a row is missing.
         """
         for block, digest in self.digests_of(txn, document, first):
             row = self.passages.find(txn, digest)
@@ -350,7 +350,7 @@ class Catalog:
         self, txn: Transaction, places: Sequence[tuple[int, int]]
     ) -> list[StoredAt | None]:
         """Where records lie, of blocks (document, block): those of a passage under its own number;
-        None where nothing is told of it. Raises DocumentNotFound, CorruptMemory.
+        None for a passage without a row. Raises DocumentNotFound, CorruptMemory.
         """
         rows: dict[int, Document] = {}
         found: list[StoredAt | None] = []
@@ -370,7 +370,7 @@ class Catalog:
     def _passage_at(
         self, txn: Transaction, digest: Digest, document: int, block: int
     ) -> StoredAt | None:
-        """Where those of a passage that stands there lie, or would."""
+        """Where the records of the passage in a block are, or would be."""
         try:
             row = self.passages.find(txn, digest)
         except CorruptMemory:  # its tokens say all that there is to it
@@ -378,7 +378,7 @@ class Catalog:
         return None if row is None else StoredAt(row.number, 0, row.bytes > 0, digest)
 
     def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
-        """A passage was computed: nobody else has use of what is in a directory."""
+        """Share a computed passage with other readers: a directory has none."""
 
     def bring(self, txn: Transaction, documents: Sequence[int], table: str) -> None:
         """These documents' values of a table are read next. What lies in a file is read when it

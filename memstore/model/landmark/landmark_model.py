@@ -24,6 +24,7 @@ from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.kernels.api import NEG
 from memstore.kernels.products import accumulate
 from memstore.model.adapter import Attend, Enter
+from memstore.model.landmark import SHIPPED_NAME
 from memstore.model.landmark.landmark_session import LandmarkAPI
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.tokenizer import Tokenizer
@@ -32,7 +33,6 @@ from memstore.paths import expanded, read_file
 
 SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""
-SHIPPED_NAME = "books-1m"
 CMT_VALUES = "cmt_values"  # as it is called in model.safetensors, which need not have it
 
 
@@ -94,8 +94,7 @@ def load_checkpoint(
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(
             f"{directory}: tokenizer.json has {tokenizer.vocab_size} ids but config.json says "
-            "vocab_size "
-            f"{config.vocab_size}"
+            f"vocab_size {config.vocab_size}"
         )
     path = directory / "model.safetensors"
     try:
@@ -204,9 +203,6 @@ class LandmarkModel(LandmarkAPI):
         logits[..., self.landmark_id :] = NEG  # nor is the context miss token text
         return logits
 
-    def question_ids(self, question: str) -> list[int]:
-        return self.tokenizer.encode(question.rstrip())
-
 
 def load_model(
     name_or_path: str | Path | None = None,
@@ -219,9 +215,9 @@ def load_model(
 
     device: where it computes, such as "cuda", or "auto"; its memories have to be opened with the
     same. dtype: of its weights and of what it computes; landmark scores, softmaxes and logits are
-    float32 under
-    a half-precision one as well. Weights that lose digits by it are another model, with memories of
-    its own.
+    float32 in half precision, too. Weights that lose digits by it make another model, with its own
+    memories.
+
     Raises InvalidWeights for a directory that is no model, or whose weights do not fit its
     configuration, and InvalidConfig for a device that this machine does not have.
     """

@@ -4,7 +4,6 @@ finished blocks become memory. Its sessions, its ingest, and its API.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -245,12 +244,12 @@ class LandmarkSession(ChunkSession):
         self._own.close()
 
 
-_FREED_EVERY = 1024  # tokens after which freed memory goes back to the system
-_STRETCHES = 8  # of the memory's text, each read by a session of its own
-_TOKENS = 192  # of a stretch
-_QUESTIONS = 6  # after each
-# that the sampling sessions attend to at most: queries depend little on what else there is
-_BLOCKS = 32_768
+_FREED_EVERY = 1024  # tokens of an ingest after which freed memory goes back to the system
+# Queries are sampled to build an index
+_STRETCHES = 8  # stretches of stored text, each read in its own session
+_TOKENS = 192  # tokens of a stretch
+_QUESTIONS = 6  # questions after each stretch
+_BLOCKS = 32_768  # most blocks that these sessions attend to: queries depend little on the others
 _ASKED = ("price", "name", "colour", "age", "number", "owner", "weight", "key")
 _OF = ("red fox", "old bridge", "silver lamp", "north gate", "small ship", "stone table")
 
@@ -264,10 +263,9 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
 
     def ingesting(
         self,
-        source: Text | Path | str,
+        text: Text,
         store: MemoryStore,
         *,
-        name: str | None = None,
         mode: Mode = "new",
         keep: str | None = None,
         **lookup: Any,
@@ -279,7 +277,6 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
             raise InvalidInput(
                 "this model's blocks are computed one after the other, and kept: leave keep out"
             )
-        text = source if isinstance(source, Text) else Text(source, name)
         settings = self.lookup.changed(**lookup)
         if settings.own_blocks is not None:
             raise InvalidInput(

@@ -11,7 +11,6 @@ nearly the queries that layer n + 1 will search with. A prediction never changes
 tells the tiers what to fetch.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,9 +52,9 @@ class LandmarkAdapter(ModelAdapter):
     cmt_values: Tensor | None
     landmark_id: int  # read after every block_size content tokens: its key is the landmark key
 
-    @abstractmethod
     def question_ids(self, question: str) -> list[int]:
-        """A question as it is read: as typed, or in a template."""
+        """The ids of a question, as typed; a model with a template overrides this."""
+        return self.tokenizer.encode(question.rstrip())
 
     def next_projections(
         self, layer_idx: int, states: Tensor, attended: Tensor

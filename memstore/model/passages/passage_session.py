@@ -4,7 +4,6 @@ passages, and every memory layer reads them with the question, where a prompt wo
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -360,10 +359,9 @@ class PassageAPI(ModelAPI, PassageModel):
 
     def ingesting(
         self,
-        source: Text | Path | str,
+        text: Text,
         store: MemoryStore,
         *,
-        name: str | None = None,
         mode: Mode = "new",
         keep: Keep | None = None,
         **lookup: Any,
@@ -379,7 +377,6 @@ class PassageAPI(ModelAPI, PassageModel):
         self._check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
-        text = source if isinstance(source, Text) else Text(source, name)
         return ingest_passages(self, store, text, mode=mode, keep=keep)
 
     def build_index(

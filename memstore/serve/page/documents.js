@@ -27,9 +27,14 @@ export function startDocuments(served) {
     drop.classList.remove("over");
     if (!$("drop").hidden) for (const file of event.dataTransfer.files) add(file);
   });
-  $("files").addEventListener("change", () => {
-    for (const file of $("files").files) add(file);
-    $("files").value = "";
+  uploadsFrom($("files"));
+}
+
+// Upload the files that are chosen in an input.
+export function uploadsFrom(input) {
+  input.addEventListener("change", () => {
+    for (const file of input.files) add(file);
+    input.value = "";
   });
 }
 

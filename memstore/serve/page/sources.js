@@ -4,7 +4,7 @@
 import { bytes, el, plural } from "./dom.js";
 import { openDocument } from "./document.js";
 
-const figure = (weight) => weight.toFixed(weight < 100 ? 2 : 0);
+const weightText = (weight) => weight.toFixed(weight < 100 ? 2 : 0);
 
 // A passage as a button that opens its document there.
 function passage(one, { press, ...parts }) {
@@ -33,7 +33,7 @@ export function citations(report, most, { scores }) {
   return el("ol", { class: "sources" }, ...different.slice(0, most).map((source) =>
     el("li", {}, passage(source, {
       text: source.sentence,
-      number: scores ? figure(source.weight) : undefined,
+      number: scores ? weightText(source.weight) : undefined,
       press: () => openDocument(source, report.sources, weights),
     }))));
 }
@@ -62,7 +62,7 @@ export function passages(report, weights, picked) {
       chips: Object.entries(source.tiers).map(([tier, cost]) =>
         el("span", { class: `tier tier-${tier}`, title: `${plural(cost.units, "unit", "units")} from ${tier}` },
           `${tier} ${bytes(cost.bytes)}`)),
-      number: figure(weights[number]),
+      number: weightText(weights[number]),
       part: weights[number] / most,
     }));
   }));

@@ -25,7 +25,6 @@ export function failed(turn, error) {
 export function finished(turn, report, { text, usage, refused }) {
   const { node, answer, rest } = turn;
   node.setAttribute("aria-busy", "false");
-  node.classList.toggle("refused", refused);
   if (refused)
     answer.replaceChildren(el("strong", {}, "Not sure"),
       el("p", {}, "The memory does not seem to hold an answer."

@@ -2,7 +2,7 @@
 
 import { DOCUMENTS, get, problem } from "./api.js";
 import { $, el, plural } from "./dom.js";
-import { add } from "./documents.js";
+import { add, uploadsFrom } from "./documents.js";
 import { ask } from "./ask.js";
 
 const EXAMPLE = "example-diary.txt";
@@ -20,10 +20,7 @@ const QUESTIONS = [
 ];
 
 export function startWelcome() {
-  $("first-files").addEventListener("change", () => {
-    for (const file of $("first-files").files) add(file);
-    $("first-files").value = "";
-  });
+  uploadsFrom($("first-files"));
   $("example").addEventListener("click", () => add(new File([DIARY], EXAMPLE, { type: "text/plain" })));
 }
 

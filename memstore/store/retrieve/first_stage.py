@@ -71,7 +71,7 @@ class FirstStage:
         selected: SelectorIndex,
         rows: Mapping[int, Document],
     ) -> Shortlist | None:
-        """See MemoryStore.shortlist; question: q, weights, beside; rows: the memory's ready
+        """See Retrieval.shortlist; question: q, weights, beside; rows: the memory's ready
         documents.
         """
         listed = self._open(rows, selected)

@@ -89,7 +89,7 @@ class ListedPassages:
     ) -> "Shortlist | None":
         """The passages of a scope that are worth an exact score: so many of the lists at least and
         at most. None where all of them are, since they are too few. question: q, weights, beside of
-        MemoryStore.shortlist. Raises what a search of words raises.
+        Retrieval.shortlist. Raises what a search of words raises.
         """
         (q, weights, beside), added, words = question, None, None
         if beside is not None:
@@ -168,14 +168,14 @@ class Shortlist:
         whole: tuple[Scope, _Scope],
         words: tuple[Mapping[int, float], tuple[float, float]] | None,
     ) -> None:
-        """Use MemoryStore.shortlist. words: the question's, and their word_spread."""
+        """Use Retrieval.shortlist. words: the question's, and their word_spread."""
         self.scope, self.spread = scope, spread
         self.blocks = sum(end - first for _, first, end in whole[0])
         self._selected, self._listed, self._words = selected, listed, words
         self._whole, self._within = whole
 
     def token_maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """As MemoryStore.token_maxima, for blocks of the shortlist."""
+        """As Retrieval.token_maxima, for blocks of the shortlist."""
         runs = np.array(scope, np.int64).reshape(-1, 3)
         sizes = runs[:, 2] - runs[:, 1]
         at = self._within.find(runs[:, 0])
@@ -192,7 +192,7 @@ class Shortlist:
         return out
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """As MemoryStore.word_scores, with rarity and lengths counted in the whole scope."""
+        """As Retrieval.word_scores, with rarity and lengths counted in the whole scope."""
         return self._selected.scores(words, scope, self._whole)
 
     def word_spread(self, words: Mapping[int, float]) -> tuple[float, float]:

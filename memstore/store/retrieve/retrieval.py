@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.devices import usable_device
+from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
@@ -78,7 +79,7 @@ class Retrieval:
             self._engines = FaissFiles(
                 self.index,
                 signature.memory_layers,
-                None if catalog is None or catalog.source else catalog.database.path / "index",
+                None if catalog is None or catalog.source else catalog.database.path / INDEX,
                 read_only=catalog is None or catalog.database.read_only,
             )
         of_units = UnitShape.of_blocks if selector is None else UnitShape.of_passages
@@ -145,7 +146,7 @@ class Retrieval:
         return self._by_selector().maxima(q, scope)
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
-        """BM25 of each block of a scope, [blocks] float32; words: hash (text_words.split)
+        """BM25 of each block of a scope, [blocks] float32; words: hash (word_index.split_words)
         -> weight. See WordIndex.scores. Raises what token_maxima raises.
         """
         return self._by_selector().scores(words, scope)
@@ -318,7 +319,7 @@ class Retrieval:
         return self._first_stage.build(self._loaded, progress)
 
     def tells_of_gone(self) -> bool:
-        """Are lists beside the memory of documents that are gone, or have changed?"""
+        """Do the stored lists cover documents that are gone or have changed?"""
         return self._first_stage is not None and self._first_stage.tells_of_gone(self._loaded)
 
     def _building_engines(self) -> FaissFiles:
@@ -358,7 +359,7 @@ def _first_stage(catalog: Catalog | None) -> FirstStage | None:
     if catalog is None:
         return None
     if catalog.source is None:
-        place = PassageDirectory(catalog.database.path / "index")
+        place = PassageDirectory(catalog.database.path / INDEX)
         return FirstStage(catalog.runs, catalog, place)
     from memstore.store.retrieve.published_lists import PublishedLists
 

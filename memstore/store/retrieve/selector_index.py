@@ -96,14 +96,14 @@ class SelectorIndex:
         self._rows = rows
 
     def maxima(self, q: Tensor, scope: Scope) -> Tensor:
-        """See MemoryStore.token_maxima."""
+        """See Retrieval.token_maxima."""
         self._hold("token", scope)
         return self._tokens.maxima(q, scope)
 
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
-        """See MemoryStore.word_scores; whole: see WordIndex.scores."""
+        """See Retrieval.word_scores; whole: see WordIndex.scores."""
         self._hold("words", scope if whole is None else whole)
         return self._words.scores(words, scope, whole)
 

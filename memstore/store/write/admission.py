@@ -48,7 +48,7 @@ def check_name(name: str) -> None:
 
 
 def check_mode(mode: str) -> None:
-    """Raises InvalidInput for a mode that there is not."""
+    """Raises InvalidInput for an unknown mode."""
     if mode not in get_args(Mode):
         raise InvalidInput(f"mode {mode!r} is unknown; choose new or replace")
 

@@ -1,7 +1,6 @@
 """The input of a writer, checked: a chunk of a document, or a batch of its passages."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,7 +53,6 @@ class Chunk:
     units: list[BlockKey] = field(default_factory=list)  # pinned blocks of the chunk
     # (block, layer) of a chunk, or (position in `digests`, 0) -> record, once encoded
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    encoding: Future[None] | None = None  # has the records encoded
 
     @property
     def end_block(self) -> int:

@@ -6,12 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import TokenRun, run_of
+from memstore.disk.format.runs import Run, TokenRun, run_of
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import CorruptMemory
+
+Runs = dict[tuple[int, int], Run | None]
+"""Runs that were read, by document and first block."""
 
 
 class Known(NamedTuple):
@@ -29,24 +32,25 @@ def known_passages(
     """
     digests = catalog.digests(document, passages)
     with catalog.database.read() as txn:
-        return [_known(catalog, txn, digest) for digest in digests]
+        runs: Runs = {}
+        return [_known(catalog, txn, digest, runs) for digest in digests]
 
 
-def _known(catalog: Catalog, txn: Transaction, digest: Digest) -> Known | None:
+def _known(catalog: Catalog, txn: Transaction, digest: Digest, runs: Runs) -> Known | None:
     passage, spec = catalog.passages.find(txn, digest), catalog.runs.spec
     if passage is None:
         return None
     if spec is None or not spec.width:
         return Known(None, passage.bytes > 0)
     try:
-        landmarks = _landmarks(catalog, txn, *passage.home, digest)
+        landmarks = _landmarks(catalog, txn, *passage.home, digest, runs)
     except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
         return None
     return None if landmarks is None else Known(landmarks, passage.bytes > 0)
 
 
 def _landmarks(
-    catalog: Catalog, txn: Transaction, document: int, block: int, digest: Digest
+    catalog: Catalog, txn: Transaction, document: int, block: int, digest: Digest, runs: Runs
 ) -> np.ndarray | None:
     """The token landmarks of the passage that a block of a document is; None if it is no longer."""
     row = catalog.row(txn, document)
@@ -55,6 +59,8 @@ def _landmarks(
     if next(catalog.digests_of(txn, row, block, block + 1), None) != (block, digest):
         return None
     part, first = catalog.runs.part("token"), run_of("token", block)
-    run = catalog.runs.run(txn, document, part, first)
+    if (document, first) not in runs:
+        runs[document, first] = catalog.runs.run(txn, document, part, first)
+    run = runs[document, first]
     found = run.cut(block, block + 1) if isinstance(run, TokenRun) else None
     return found.landmarks.copy() if found is not None and len(found.lengths) else None
