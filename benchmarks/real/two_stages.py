@@ -309,9 +309,9 @@ def engine(retrieval: Any, old: TokenLists, kind: str) -> tuple[Any, dict[str, A
     for document in sorted(retrieval._loaded):
         with catalog.database.read() as txn:
             run = table.tokens(txn, document)
-        rows = np.repeat(np.arange(first, first + len(run.lengths)), run.lengths)
+        rows = np.repeat(np.arange(first, first + len(run.sizes)), run.sizes)
         index.add_with_ids(run.landmarks.astype(np.float32) / INT8_STEPS, rows)
-        first += len(run.lengths)
+        first += len(run.sizes)
     costs = {"train s": trained - began, "add s": time.process_time() - trained}
     return index, costs | {"bytes a token": index.code_size + 8}
 

@@ -12,7 +12,7 @@ from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.record import WriteId
-from memstore.disk.format.runs import Coverage, KeyRun
+from memstore.disk.format.runs import Coverage
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import PassageOrder, decode_part, decode_tokens, equal_lengths
 from memstore.disk.tables.block_table import BlockTable, is_finite
@@ -147,7 +147,7 @@ class PartOrder:
             _expect(number in self._runs.parts(self._first), f"landmarks of a part {number}")
             run = self._runs.decode(number, first, value)
             self._coverage.add(number, run)
-            finite = not isinstance(run, KeyRun) or is_finite(run.keys, self._signature.kv_dtype)
+            finite = run.kind != "landmark" or is_finite(run.landmarks, self._signature.kv_dtype)
             _expect(finite, "it has landmark keys that are not finite")
         else:
             block, layer, data = part

@@ -1,20 +1,64 @@
-"""Runs of token landmarks have the size that is reckoned from what is in them."""
+"""Runs of what blocks are found by: what is stored reads back, cut and joined too; its size is the
+one that is reckoned, and nothing else is taken for it.
+"""
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memstore.block import Geometry
+from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import TokenRun, token_run_bytes
-from memstore.disk.tables.run_table import RunTable
+from memstore.disk.format.runs import Run, RunForm, joined
+
+FORM = RunForm(Geometry(1, 8, 16, "float16"), IndexSpec("a name", "ab" * 16, 64, words=True))
 
 
-def test_the_size_of_a_value_follows_from_its_blocks_and_tokens() -> None:
-    spec = IndexSpec("a name", "ab" * 16, 64, words=True)
-    table = RunTable(Geometry(1, 8, 16, "float16"), spec)
-    lengths = [[1], [127], [128], [255], [256], [60] * 32, [1] * 127, [1] * 128, [3000] * 22]
-    sizes = token_run_bytes(
-        spec, np.array([len(each) for each in lengths]), np.array([sum(each) for each in lengths])
-    )
-    for each, size in zip(lengths, sizes.tolist(), strict=True):
-        numbers = np.zeros((sum(each), 64), np.int8)
-        assert len(table.encode(TokenRun(0, numbers, np.array(each)))) == size
+def run_of(kind: str, sizes: list[int], first: int = 0) -> Run:
+    """A run of random numbers; sizes: tokens, or distinct words, of each block."""
+    rng = np.random.default_rng(len(sizes))
+    if kind == "landmark":
+        bits = rng.integers(-(1 << 15), 1 << 15, (len(sizes), 1, 16)).astype(np.int16)
+        return Run.of_keys(first, bits)
+    if kind == "token":
+        landmarks = rng.integers(-127, 128, (sum(sizes), 64)).astype(np.int8)
+        return Run.of_tokens(first, landmarks, np.array(sizes, np.int64))
+    words = [[(int(w), 3) for w in rng.choice(1 << 20, size, False)] for size in sizes]
+    return Run.of_words(first, BlockWords.of(words))
+
+
+def check_equal(a: Run, b: Run) -> None:
+    assert a[:2] == b[:2] and np.array_equal(a.sizes, b.sizes)
+    assert all(map(np.array_equal, a.columns, b.columns))
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["landmark", "token", "words"]),
+    st.lists(st.integers(1, 300), min_size=1, max_size=40),
+    st.integers(0, 40),
+)
+def test_runs_read_back_cut_and_joined(kind, sizes, at) -> None:
+    run = run_of(kind, sizes, first=64)
+    value = FORM.encode(run)
+    assert len(value) == FORM.value_bytes(kind, len(sizes), len(run.columns[0]))
+    check_equal(FORM.decode(kind, 64, value), run)
+    parts = [run.cut(0, 64 + at), run.cut(64 + at, 200)]
+    check_equal(joined(64, parts), run)
+    check_equal(parts[0], run_of(kind, sizes, 64).cut(64, 64 + at))
+
+
+@pytest.mark.parametrize("kind", ["landmark", "token", "words"])
+def test_what_is_no_run_of_the_memory_is_refused(kind) -> None:
+    value = FORM.encode(run_of(kind, [3, 5]))
+    other = RunForm(Geometry(1, 8, 16, "bfloat16"), IndexSpec("a name", "cd" * 16, 64, words=True))
+    more = value[:25] + bytes([4]) + value[26:]
+    for wrong in (b"", value[:-1], value + b"\0", value[:20], more):
+        with pytest.raises(ValueError):
+            FORM.decode(kind, 0, wrong)
+    with pytest.raises(ValueError, match="another kind, model or selector"):
+        other.decode(kind, 0, value)
+    if kind == "words":
+        with pytest.raises(ValueError, match="not those of its blocks"):
+            FORM.decode(kind, 0, value[:-2] + b"\0\0")  # a count of 0

@@ -6,8 +6,6 @@ import bm25s
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
@@ -104,22 +102,6 @@ def test_words_are_runs_of_letters_and_digits_in_lower_case(text: str, words: li
 
 def test_a_words_hash_never_changes() -> None:
     assert split_words("The lamp") == [1098390085, 3733042429]  # stored in memories
-
-
-WORDS = st.lists(
-    st.dictionaries(st.integers(0, (1 << 32) - 1), st.integers(1, 0xFFFF), max_size=6), max_size=6
-)
-
-
-@settings(max_examples=50)
-@given(WORDS, st.data())
-def test_words_of_blocks_are_cut_and_joined(blocks: list[dict[int, int]], data) -> None:
-    words = BlockWords.of([block.items() for block in blocks])
-    at = data.draw(st.integers(0, len(blocks)))
-    parts = words.cut(0, at), words.cut(at, len(blocks))
-    expected = BlockWords.of([block.items() for block in blocks[:at]])
-    assert all(np.array_equal(a, b) for a, b in zip(parts[0], expected))
-    assert all(np.array_equal(a, b) for a, b in zip(BlockWords.joined(parts), words))
 
 
 @pytest.mark.parametrize(

@@ -42,22 +42,9 @@ class BlockWords(NamedTuple):
             raise InvalidInput("a word of a block is listed twice; list it once with its count")
         return words
 
-    @classmethod
-    def joined(cls, parts: "Sequence[BlockWords]") -> Self:
-        """Concatenate the words of several runs of blocks."""
-        empty = np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.uint16)
-        return cls(*(np.concatenate(column) for column in zip(empty, *parts)))
-
     @property
     def in_order(self) -> bool:
         """Do the hashes of every block strictly ascend?"""
         block = np.repeat(np.arange(len(self.sizes), dtype=np.uint64), self.sizes)
         key = block << np.uint64(32) | self.hashes
         return bool((key[1:] > key[:-1]).all())
-
-    def cut(self, first: int, end: int) -> "BlockWords":
-        """The words of blocks first .. end - 1."""
-        ends = np.cumsum(self.sizes, dtype=np.int64)
-        low = int(ends[first - 1]) if first else 0
-        high = int(ends[end - 1]) if end > first else low
-        return BlockWords(self.sizes[first:end], self.hashes[low:high], self.counts[low:high])

@@ -2,16 +2,15 @@
 what they are and whose.
 
 A value is, in little-endian order, a header of the kind (u8), a digest of the landmarks' geometry
-or of the selector (16 bytes), blocks (u32), and tokens or words (u32); then the numbers: of
-landmark keys raw bits [blocks, num_kv_heads, head_dim]; of token landmarks the tokens of each block
-(u16), then int8 [tokens, width]; of words the distinct words of each block (u32), their hashes
-(u32) and their counts (u16).
+or of the selector (16 bytes), blocks (u32) and rows (u32); the rows of each block (u32); then the
+columns of the rows. A landmark key is a row of raw bits [num_kv_heads, head_dim]; a token's
+landmark a row of int8 [width]; a distinct word of a block a row of its hash (u32) and count (u16).
 """
 
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -26,69 +25,52 @@ _KINDS: tuple[Kind, ...] = get_args(Kind)
 _HEADER = struct.Struct("<B16sII")
 
 
-class KeyRun(NamedTuple):
-    """Landmark keys of consecutive blocks of one document and layer."""
+class Run(NamedTuple):
+    """What consecutive blocks of one document are found by, of one kind."""
 
+    kind: Kind
     first_block: int
-    keys: np.ndarray  # raw bits [blocks, num_kv_heads, head_dim]
+    sizes: np.ndarray  # int64 [blocks]: rows of each
+    columns: tuple[np.ndarray, ...]  # [rows, ...] each
+
+    @classmethod
+    def of_keys(cls, first_block: int, keys: np.ndarray) -> "Run":
+        """Landmark keys of a layer: raw bits [blocks, num_kv_heads, head_dim]."""
+        return cls("landmark", first_block, np.ones(len(keys), np.int64), (keys,))
+
+    @classmethod
+    def of_tokens(cls, first_block: int, landmarks: np.ndarray, lengths: np.ndarray) -> "Run":
+        """Token landmarks int8 [tokens, width]; lengths: int64 [blocks], tokens of each."""
+        return cls("token", first_block, lengths, (landmarks,))
+
+    @classmethod
+    def of_words(cls, first_block: int, words: BlockWords) -> "Run":
+        """The distinct words of blocks."""
+        return cls("words", first_block, words.sizes.astype(np.int64), words[1:])
+
+    @property
+    def landmarks(self) -> np.ndarray:
+        """Landmark keys, or token landmarks, as they were given."""
+        return self.columns[0]
+
+    @property
+    def words(self) -> BlockWords:
+        """The words, as they were given."""
+        hashes, counts = self.columns
+        return BlockWords(self.sizes.astype(np.uint32), hashes, counts)
 
     @property
     def end_block(self) -> int:
         """The block that follows."""
-        return self.first_block + len(self.keys)
+        return self.first_block + len(self.sizes)
 
-    def cut(self, first: int, end: int) -> "KeyRun":
+    def cut(self, first: int, end: int) -> "Run":
         """The run of those of its blocks that are among first .. end of the document."""
         low = max(0, first - self.first_block)
-        return KeyRun(self.first_block + low, self.keys[low : max(low, end - self.first_block)])
-
-
-class TokenRun(NamedTuple):
-    """Token landmarks of consecutive blocks of one document."""
-
-    first_block: int
-    landmarks: np.ndarray  # int8 [tokens, width]
-    lengths: np.ndarray  # int64 [blocks]: tokens of each
-
-    @property
-    def end_block(self) -> int:
-        """The block that follows."""
-        return self.first_block + len(self.lengths)
-
-    def cut(self, first: int, end: int) -> "TokenRun":
-        """The run of those of its blocks that are among first .. end of the document."""
-        low, high = self.lengths[: max(0, first - self.first_block)], self.lengths
-        high = high[: max(0, end - self.first_block)]
-        some = self.landmarks[low.sum() : high.sum()]
-        return TokenRun(self.first_block + len(low), some, high[len(low) :])
-
-
-class WordRun(NamedTuple):
-    """Words of consecutive blocks of one document."""
-
-    first_block: int
-    words: BlockWords
-
-    @property
-    def end_block(self) -> int:
-        """The block that follows."""
-        return self.first_block + len(self.words.sizes)
-
-    def cut(self, first: int, end: int) -> "WordRun":
-        """The run of those of its blocks that are among first .. end of the document."""
-        low = max(0, first - self.first_block)
-        high = max(low, min(end, self.end_block) - self.first_block)
-        return WordRun(self.first_block + low, self.words.cut(low, high))
-
-
-Run = KeyRun | TokenRun | WordRun
-
-
-def kind_of(run: Run) -> Kind:
-    """What a run is of."""
-    if isinstance(run, KeyRun):
-        return "landmark"
-    return "token" if isinstance(run, TokenRun) else "words"
+        sizes = self.sizes[low : max(low, end - self.first_block)]
+        at = int(self.sizes[:low].sum())
+        columns = tuple(column[at : at + int(sizes.sum())] for column in self.columns)
+        return self._replace(first_block=self.first_block + low, sizes=sizes, columns=columns)
 
 
 def kinds_of(form: IndexSpec) -> list[Kind]:
@@ -104,91 +86,73 @@ def run_of(kind: Kind, block: int) -> int:
 
 def joined(first_block: int, parts: Sequence[Run]) -> Run:
     """One run of some of one kind, at least one, that follow each other from a block on."""
-    keys = [part.keys for part in parts if isinstance(part, KeyRun)]
-    if keys:
-        return KeyRun(first_block, np.concatenate(keys))
-    words = [part.words for part in parts if isinstance(part, WordRun)]
-    if words:
-        return WordRun(first_block, BlockWords.joined(words))
-    tokens = [part for part in parts if isinstance(part, TokenRun)]
-    return TokenRun(
-        first_block,
-        np.concatenate([part.landmarks for part in tokens]),
-        np.concatenate([part.lengths for part in tokens]),
-    )
+    columns = tuple(map(np.concatenate, zip(*(part.columns for part in parts))))
+    return Run(parts[0].kind, first_block, np.concatenate([part.sizes for part in parts]), columns)
 
 
-def encode_run(run: Run, geometry: Geometry, spec: IndexSpec | None) -> bytes:
-    """The value of a run; geometry: of landmark keys, spec: of the memory's selector."""
-    numbers: tuple[np.ndarray, ...]
-    if isinstance(run, KeyRun):
-        counts, numbers = (len(run.keys), 0), (run.keys,)
-    elif isinstance(run, TokenRun):
-        counts = len(run.lengths), len(run.landmarks)
-        numbers = run.lengths.astype("<u2"), run.landmarks
-    else:
-        sizes, hashes, of_words = run.words
-        counts = len(sizes), len(hashes)
-        numbers = sizes.astype("<u4"), hashes.astype("<u4"), of_words.astype("<u2")
-    header = _HEADER.pack(*_identity(kind_of(run), geometry, spec), *counts)
-    return header + b"".join(part.tobytes() for part in numbers)
+class RunForm(NamedTuple):
+    """How runs of one memory are stored: of a selector, or landmark keys of the KV geometry."""
 
+    geometry: Geometry
+    spec: IndexSpec | None
 
-def decode_run(
-    kind: Kind, first_block: int, value: bytes, geometry: Geometry, spec: IndexSpec | None
-) -> Run:
-    """The inverse of encode_run; the numbers lie in the value. Raises ValueError for a value that
-    is no such run.
-    """
-    if len(value) < _HEADER.size:
-        raise ValueError(f"it is truncated to {len(value)} bytes")
-    *identity, blocks, count = _HEADER.unpack_from(value)
-    if tuple(identity) != _identity(kind, geometry, spec):
-        raise ValueError("they are of another kind, model or selector")
-    heads, _, dim = geometry.shape
-    width = 0 if spec is None else spec.width
-    size = (
-        _HEADER.size
-        + {
-            "landmark": blocks * heads * dim * geometry.itemsize,
-            "token": 2 * blocks + count * width,
-            "words": 4 * blocks + 6 * count,
-        }[kind]
-    )
-    if not blocks or len(value) != size:
-        raise ValueError(f"{blocks} blocks in {len(value)} bytes instead of {size}")
-    at = _HEADER.size
-    if kind == "landmark":
-        keys = np.frombuffer(value, f"<i{geometry.itemsize}", offset=at)
-        return KeyRun(first_block, keys.reshape(blocks, heads, dim))
-    if kind == "token":
-        lengths = np.frombuffer(value, "<u2", blocks, at).astype(np.int64)
-        if not lengths.all() or int(lengths.sum()) != count:
-            raise ValueError("its token landmarks are not those of its blocks")
-        flat = np.frombuffer(value, np.int8, offset=at + 2 * blocks)
-        return TokenRun(first_block, flat.reshape(count, width), lengths)
-    sizes = np.frombuffer(value, "<u4", blocks, at)
-    hashes = np.frombuffer(value, "<u4", count, at + 4 * blocks)
-    counts = np.frombuffer(value, "<u2", offset=at + 4 * blocks + 4 * count)
-    words = BlockWords(sizes, hashes, counts)
-    if int(sizes.sum(dtype=np.int64)) != count or not words.in_order or not counts.all():
-        raise ValueError("its words are not in order, of other blocks, or have a count of 0")
-    return WordRun(first_block, words)
+    def encode(self, run: Run) -> bytes:
+        """The value of a run."""
+        counts = len(run.sizes), len(run.columns[0])
+        numbers = [run.sizes.astype("<u4"), *run.columns]
+        return _HEADER.pack(*self._identity(run.kind), *counts) + b"".join(
+            part.tobytes() for part in numbers
+        )
 
+    def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
+        """The inverse of `encode`; the numbers lie in the value. Raises ValueError for a value that
+        is no such run.
+        """
+        if len(value) < _HEADER.size:
+            raise ValueError(f"it is truncated to {len(value)} bytes")
+        *identity, blocks, rows = _HEADER.unpack_from(value)
+        if tuple(identity) != self._identity(kind):
+            raise ValueError("they are of another kind, model or selector")
+        size = int(self.value_bytes(kind, blocks, rows))
+        if not blocks or len(value) != size:
+            raise ValueError(f"{blocks} blocks in {len(value)} bytes instead of {size}")
+        sizes = np.frombuffer(value, "<u4", blocks, _HEADER.size).astype(np.int64)
+        at, columns = _HEADER.size + 4 * blocks, list[np.ndarray]()
+        for row in self._row(kind):
+            columns.append(np.frombuffer(value, row, rows, at))
+            at += columns[-1].nbytes
+        run = Run(kind, first_block, sizes, tuple(columns))
+        wrong = {
+            "landmark": (sizes != 1).any(),
+            "token": not sizes.all(),
+            "words": kind == "words" and not (run.words.in_order and run.columns[1].all()),
+        }
+        if int(sizes.sum()) != rows or wrong[kind]:
+            raise ValueError("its numbers are not those of its blocks")
+        return run
 
-def token_run_bytes(spec: IndexSpec, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Bytes of the values of token runs of so many blocks and tokens [n], int64 [n]."""
-    return _HEADER.size + 2 * blocks + tokens * spec.width
+    def value_bytes(
+        self, kind: Kind, blocks: int | np.ndarray, rows: int | np.ndarray
+    ) -> int | np.ndarray:
+        """Bytes of the values of runs of so many blocks and rows, numbers or int64 [n]."""
+        return _HEADER.size + 4 * blocks + rows * sum(row.itemsize for row in self._row(kind))
 
+    def _row(self, kind: Kind) -> list[np.dtype[Any]]:
+        """The columns of a row."""
+        heads, _, dim = self.geometry.shape
+        if kind == "landmark":
+            return [np.dtype((f"<i{self.geometry.itemsize}", (heads, dim)))]
+        if kind == "token":
+            return [np.dtype((np.int8, (0 if self.spec is None else self.spec.width,)))]
+        return [np.dtype("<u4"), np.dtype("<u2")]
 
-def _identity(kind: Kind, geometry: Geometry, spec: IndexSpec | None) -> tuple[int, bytes]:
-    """The number of a kind, and a digest of all that its numbers depend on."""
-    if kind == "landmark":
+    def _identity(self, kind: Kind) -> tuple[int, bytes]:
+        """The number of a kind, and a digest of all that its numbers depend on."""
+        geometry, spec = self
         of = f"{geometry.dtype} {geometry.num_kv_heads} {geometry.head_dim}"
-    else:
-        assert spec is not None
-        of = f"{spec.width} {spec.digest}"
-    return _KINDS.index(kind), hashlib.blake2b(of.encode(), digest_size=16).digest()
+        if kind != "landmark" and spec is not None:
+            of = f"{spec.width} {spec.digest}"
+        return _KINDS.index(kind), hashlib.blake2b(of.encode(), digest_size=16).digest()
 
 
 class Coverage:
@@ -200,35 +164,31 @@ class Coverage:
         """parts: of each the kind of its runs, and the first block that has to be there; lengths:
         tokens of each block of the document.
         """
-        self._parts, self._lengths, self._blocks = parts, lengths, len(lengths)
-        self._ends = dict.fromkeys(parts, 0)
+        self._parts, self._lengths = parts, lengths
+        self._ends: dict[int, int] = {}
 
     def add(self, part: int, run: Run) -> None:
         """The next run of a part."""
-        kind, least = self._parts.get(part, (None, 0))
-        at, first = self._ends.get(part, 0), run.first_block
-        if kind != kind_of(run):
-            raise ValueError(f"it has {kind_of(run)} landmarks of a part {part}")
-        if first != at and (at or first > least or first != run_of(kind, first)):
+        kind, least = self._parts[part]
+        first, end = run.first_block, min(run.first_block + RUN_BLOCKS[kind], len(self._lengths))
+        if part in self._ends:
+            follows = first == self._ends[part]
+        else:
+            follows = first <= least and first == run_of(kind, first)
+        same = kind != "token" or np.array_equal(run.sizes, self._lengths[first:end])
+        if not follows or not same or run.end_block != end or first >= end:
             raise ValueError(
-                f"its {kind} landmarks of part {part}, blocks {at}..{first}, are missing, or extra"
-            )
-        end = min(first + RUN_BLOCKS[kind], self._blocks)
-        right = run.end_block == end
-        if isinstance(run, TokenRun):
-            right = right and np.array_equal(run.lengths, self._lengths[first:end])
-        if not right or first >= end:
-            raise ValueError(
-                f"its {kind} landmarks of part {part} from block {first} on are not one run"
+                f"its {kind} landmarks of part {part} from block {first} on are not one run, or "
+                "some before are missing"
             )
         self._ends[part] = end
 
     def end(self) -> None:
         """Nothing follows."""
-        for part, end in self._ends.items():
-            nothing = not end and self._parts[part][1] >= self._blocks  # has to be there
-            if end != self._blocks and not nothing:
+        blocks = len(self._lengths)
+        for part, (kind, least) in self._parts.items():
+            end = self._ends.get(part, blocks if least >= blocks else 0)
+            if end != blocks:
                 raise ValueError(
-                    f"its {self._parts[part][0]} landmarks of part {part} end at block {end} of "
-                    f"{self._blocks}"
+                    f"its {kind} landmarks of part {part} end at block {end} of {blocks}"
                 )

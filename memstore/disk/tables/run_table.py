@@ -11,17 +11,7 @@ from memstore.block import Geometry
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
-from memstore.disk.format.runs import (
-    RUN_BLOCKS,
-    Kind,
-    Run,
-    TokenRun,
-    WordRun,
-    decode_run,
-    encode_run,
-    kinds_of,
-    token_run_bytes,
-)
+from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, RunForm, joined, kinds_of
 from memstore.disk.lmdb.transaction import Transaction, ValuePart
 from memstore.errors import CorruptMemory
 
@@ -29,11 +19,12 @@ _TABLE = "landmarks"
 _KINDS: tuple[Kind, ...] = ("token", "words")
 
 
-class RunTable(NamedTuple):
+class RunTable:
     """The runs of one memory, of one selector or of landmark keys."""
 
-    geometry: Geometry
-    spec: IndexSpec | None = None  # None: landmark keys of layers
+    def __init__(self, geometry: Geometry, spec: IndexSpec | None = None) -> None:
+        """spec: None: landmark keys of layers."""
+        self.form, self.spec = RunForm(geometry, spec), spec
 
     def parts(self, layers: Iterable[int]) -> dict[int, Kind]:
         """Of a document that has these layers, the parts of its runs, in order."""
@@ -49,19 +40,15 @@ class RunTable(NamedTuple):
         """The kind of a part's runs."""
         return "landmark" if self.spec is None else _KINDS[part]
 
-    def encode(self, run: Run) -> bytes:
-        """The value of a run."""
-        return encode_run(run, self.geometry, self.spec)
-
     def decode(self, part: int, first_block: int, value: bytes) -> Run:
         """The run of a value. Raises ValueError."""
-        return decode_run(self.kind(part), first_block, value, self.geometry, self.spec)
+        return self.form.decode(self.kind(part), first_block, value)
 
     # Runs of a document
 
     def put(self, txn: Transaction, document: int, part: int, run: Run) -> None:
         """Write a run, in place of the one that begins with the same block."""
-        self.put_value(txn, document, part, run.first_block, self.encode(run))
+        self.put_value(txn, document, part, run.first_block, self.form.encode(run))
 
     def put_value(
         self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
@@ -84,7 +71,7 @@ class RunTable(NamedTuple):
         else:
             ranges = [run_range(document, part) for part in self.parts(())]
         for keys in ranges:
-            for key, value in txn.scan_checked(_TABLE, *keys, ahead=True):
+            for key, value in txn.scan_checked(_TABLE, *keys):
                 _, part, first = read_run_key(key)
                 yield part, first, value
 
@@ -97,22 +84,11 @@ class RunTable(NamedTuple):
         for part, first, value in self.values(txn, document):
             yield part, self._decode(document, part, first, value)
 
-    def tokens(self, txn: Transaction, document: int) -> TokenRun:
+    def tokens(self, txn: Transaction, document: int) -> Run:
         """A document's token landmarks. Raises CorruptMemory where some are missing."""
         assert self.spec is not None
-        none = np.zeros((0, self.spec.width), np.int8)
-        runs = list(self.token_runs(txn, document))
-        return TokenRun(
-            0,
-            np.concatenate([none, *(run.landmarks for run in runs)]),
-            np.concatenate([np.zeros(0, np.int64), *(run.lengths for run in runs)]),
-        )
-
-    def token_runs(self, txn: Transaction, document: int) -> Iterator[TokenRun]:
-        """The same, run by run."""
-        for run in self._of_kind(txn, document, "token"):
-            if isinstance(run, TokenRun):
-                yield run
+        none = Run.of_tokens(0, np.zeros((0, self.spec.width), np.int8), np.zeros(0, np.int64))
+        return joined(0, [none, *self._of_kind(txn, document, "token")])
 
     def token_landmarks(self, txn: Transaction, places: "TokenPlaces") -> np.ndarray | None:
         """Token landmarks int8 [tokens, width] of single blocks, read from where they lie. None
@@ -120,7 +96,7 @@ class RunTable(NamedTuple):
         """
         assert self.spec is not None
         part, each, size = self.part("token"), RUN_BLOCKS["token"], self.spec.width
-        wholes = token_run_bytes(self.spec, places.run_blocks, places.run_tokens)
+        wholes = np.asarray(self.form.value_bytes("token", places.run_blocks, places.run_tokens))
         columns = (
             places.documents, places.blocks // each * each, wholes,
             wholes - places.behind * size, places.lengths * size, places.digests,
@@ -137,8 +113,8 @@ class RunTable(NamedTuple):
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
         """A document's words. Raises CorruptMemory where some are missing."""
-        found = self._of_kind(txn, document, "words")
-        return BlockWords.joined([run.words for run in found if isinstance(run, WordRun)])
+        none = Run.of_words(0, BlockWords.of([]))
+        return joined(0, [none, *self._of_kind(txn, document, "words")]).words
 
     def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
         """Delete the run of a part that begins with a block, if there is one."""

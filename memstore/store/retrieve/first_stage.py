@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import TokenRun
+from memstore.disk.format.runs import Run
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
@@ -181,7 +181,7 @@ def _make(
                 lengths = np.bincount(block, found.counts, minlength=row.blocks)
                 keys = keys_of(found.hashes, block + first)
                 words.append((keys, found.counts.astype(np.uint16), lengths.astype(np.float32)))
-            yield run.landmarks, run.lengths
+            yield run.landmarks, run.sizes
             done, first = done + row.tokens, first + row.blocks
             progress(done, tokens)
 
@@ -197,19 +197,19 @@ def _make(
 
 def _read(
     catalog: Catalog, table: RunTable, documents: list[Document], with_words: bool
-) -> Iterator[tuple[Document, TokenRun, BlockWords | None]]:
+) -> Iterator[tuple[Document, Run, BlockWords | None]]:
     """Token landmarks of unchanged documents, and their words if the selector stores any."""
     assert table.spec is not None
     for rows in by_tokens(documents, _AT_ONCE):
-        found: list[tuple[Document, TokenRun, BlockWords | None]] = []
+        found: list[tuple[Document, Run, BlockWords | None]] = []
         with catalog.database.read() as txn:
             catalog.bring(txn, [row.id for row in rows], "landmarks")
             for row in rows:
                 if state_of(catalog.row(txn, row.id)) == state_of(row):
                     run = table.tokens(txn, row.id)
                     words = table.words(txn, row.id) if with_words and table.spec.words else None
-                    sizes = run.lengths if words is None else words.sizes
-                    if not len(run.lengths) == len(sizes) == row.blocks:
+                    sizes = run.sizes if words is None else words.sizes
+                    if not len(run.sizes) == len(sizes) == row.blocks:
                         raise CorruptMemory(
                             f"token landmarks or words of {row.name!r} are missing; run verify"
                         )

@@ -7,7 +7,7 @@ from operator import itemgetter
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, run_of
+from memstore.disk.format.runs import RUN_BLOCKS, run_of
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory
@@ -51,8 +51,8 @@ def _load(index: PackedIndex, catalog: Catalog, txn: Transaction, document: Docu
         if layer in ends:
             keys = []
             for _, run in runs:
-                if isinstance(run, KeyRun) and run.first_block == ends[layer]:
-                    keys.append(run.keys)
+                if run.first_block == ends[layer]:
+                    keys.append(run.landmarks)
                     ends[layer] = run.end_block
             if keys:
                 # one piece: the index grows once
@@ -77,7 +77,7 @@ def load_recent(
     for layer in document.other_layers(catalog.signature) if first < end else ():
         grid = range(run_of("landmark", first), end, RUN_BLOCKS["landmark"])
         runs = [catalog.runs.run(txn, document.id, layer, start) for start in grid]
-        keys = np.concatenate([run.cut(first, end).keys for run in runs if isinstance(run, KeyRun)])
+        keys = np.concatenate([run.cut(first, end).landmarks for run in runs if run is not None])
         if len(keys) != end - first:
             raise CorruptMemory(
                 f"landmarks of document {document.name!r} before block {end}, layer {layer}, are "

@@ -14,7 +14,7 @@ from torch import Tensor
 from memstore.disk.format.block_words import BlockWords, Words
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.runs import Kind, Run, TokenRun, WordRun, kinds_of
+from memstore.disk.format.runs import Kind, Run, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
@@ -66,9 +66,9 @@ class IndexEntries(NamedTuple):
         """What is kept of the blocks, which begin with first_block, by kind."""
         found: dict[Kind, Run] = {}
         if self.landmarks is not None:
-            found["token"] = TokenRun(first_block, self.landmarks, self.lengths)
+            found["token"] = Run.of_tokens(first_block, self.landmarks, self.lengths)
         if self.words is not None:
-            found["words"] = WordRun(first_block, self.words)
+            found["words"] = Run.of_words(first_block, self.words)
         return found
 
 
@@ -215,7 +215,7 @@ class SelectorIndex:
         index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
         index.remove(row.id)
         if kind == "token":
-            _, landmarks, lengths = self.table.tokens(txn, row.id)
+            _, _, lengths, (landmarks,) = self.table.tokens(txn, row.id)
             self._tokens.add(row.id, 0, torch.from_numpy(landmarks), lengths)
         else:
             self._words.add(row.id, 0, self.table.words(txn, row.id))

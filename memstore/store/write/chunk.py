@@ -11,7 +11,7 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import KeyRun, Run
+from memstore.disk.format.runs import Run
 from memstore.disk.format.text_parts import Passage, encode_part, encode_tokens
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
@@ -110,7 +110,7 @@ def check_chunk(
         whole=n == chunk_blocks and last == size,
         blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
         runs={
-            layer: KeyRun(first_block, raw_view(keys.clone()))
+            layer: Run.of_keys(first_block, raw_view(keys.clone()))
             for layer, (_, _, keys) in layers.items()
         },
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import Run, TokenRun, run_of
+from memstore.disk.format.runs import Run, run_of
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -62,5 +62,5 @@ def _landmarks(
     if (document, first) not in runs:
         runs[document, first] = catalog.runs.run(txn, document, part, first)
     run = runs[document, first]
-    found = run.cut(block, block + 1) if isinstance(run, TokenRun) else None
-    return found.landmarks.copy() if found is not None and len(found.lengths) else None
+    found = None if run is None else run.cut(block, block + 1)
+    return found.landmarks.copy() if found is not None and len(found.sizes) else None

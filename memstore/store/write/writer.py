@@ -17,7 +17,6 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
@@ -164,8 +163,7 @@ class DocumentWriter:
             chunk.units = self._pin(chunk)
         index, document = self._retrieval.index, self.document.id
         for layer, run in sorted(chunk.runs.items()):
-            assert isinstance(run, KeyRun)
-            keys = from_raw(run.keys, self._catalog.signature.kv_dtype)
+            keys = from_raw(run.landmarks, self._catalog.signature.kv_dtype)
             index.add(document, layer, chunk.first_block, keys)
             if layer in self._other_layers:
                 index.trim(document, self._commits.keep_from(chunk.end_block), layer)
