@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from memstore.decode import T, unpack
 from memstore.errors import InvalidInput, NewerFormat, OlderFormat
 
-FORMAT = 11  # of publications and exported documents
+FORMAT = 12  # of publications and exported documents
 PACKED_BYTES = 256 << 20  # packed or unpacked
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 

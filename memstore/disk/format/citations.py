@@ -1,23 +1,22 @@
-"""Where the parts of a document stand: its pages and headings, as its row keeps them.
-
-They are one text in the row's metadata, a line a place, which versions that know nothing of places
-carry along as it is:
-
-    <characters since the place before> <level> <name>
+"""Where the parts of a document stand: its pages and headings, as its row keeps them: one text in
+JSON, which is read only when somebody asks.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from memstore.decode import Count, from_json
 
 PAGE = 0  # the level of pages; headings have 1 (the highest), 2, ...
 LEVELS = 10  # a heading of a deeper level counts as one of the last
 NAME = 120  # characters of a name that are kept
 MOST = 20_000  # places of a document that are kept
-_MOST_TEXT = MOST * (NAME + 19)  # characters of them all
 _KEY = "places"
-_FORM = re.compile(r"(?:[0-9]{1,15} [0-9] [^\x00-\x1f]{0,120}\n)*")
 _BLANKS = re.compile(r"[\s\x00-\x1f]+")
 
 
@@ -27,9 +26,9 @@ class Place(NamedTuple):
     An empty name ends what was there before: the page, or the headings from that level down.
     """
 
-    start: int
-    level: int
-    name: str
+    start: Count
+    level: Annotated[int, Meta(ge=0, lt=LEVELS)]
+    name: Annotated[str, Meta(max_length=NAME, pattern=r"\A[^\x00-\x1f]*\Z")]
 
 
 class Places:
@@ -96,23 +95,14 @@ def pack_places(places: Iterable[Place]) -> dict[str, Any]:
     if len(kept) > MOST:
         end = kept[MOST - 2].start
         kept = [*kept[: MOST - 2], Place(end, PAGE, ""), Place(end, 1, "")]
-    at, lines = 0, []
-    for place in kept:
-        lines.append(f"{place.start - at} {place.level} {place.name}\n")
-        at = place.start
-    return {_KEY: "".join(lines)} if lines else {}
+    return {_KEY: msgspec.json.encode(kept).decode()} if kept else {}
 
 
 def unpack_places(metadata: dict[str, Any]) -> list[Place]:
-    """The places that a row's metadata keeps; none where they are of a form that is not known here,
-    as a later version may write it.
-    """
-    text = metadata.get(_KEY, "")
-    if not isinstance(text, str) or len(text) > _MOST_TEXT or not _FORM.fullmatch(text):
+    """The places that a row's metadata keeps; none where they are damaged."""
+    text = metadata.get(_KEY, "[]")
+    try:
+        places = from_json(text if isinstance(text, str) else "", list[Place])
+    except ValueError:
         return []
-    at, places = 0, []
-    for line in text.split("\n")[:-1]:
-        since, level, name = line.split(" ", 2)
-        at += int(since)
-        places.append(Place(at, int(level), name))
-    return places
+    return sorted(places[:MOST], key=lambda place: place.start)

@@ -2,8 +2,9 @@
 
 Raw bits travel unchanged, or compressed by byte plane. A quantised head is, in little-endian order,
 
-    steps, then zeros of K [ceil(length / 32), head_dim], then those of V [length, ceil(head_dim /
-    32)], in the KV dtype; then codes [length, head_dim], signed: those of K, then of V
+    steps, then zeros of K [ceil(length / 32), head_dim], then those of V [ceil(head_dim / 32),
+    length], in the KV dtype; then codes, signed: those of K [length, head_dim], then of V
+    [head_dim, length]
 
 and a value is zero + code * step, computed in float32 (float64 for float64) and rounded to the KV
 dtype. K has a step a channel over a group of 32 tokens and V a step a token over a group of 32
@@ -12,12 +13,14 @@ A last group may be smaller.
 """
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zstandard
 
 from memstore.errors import InvalidConfig
+
+Payload = bytes | memoryview
 
 
 class Raw:
@@ -38,7 +41,7 @@ class Raw:
         return rows_of(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
 
     def decode(
-        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+        self, payload: Payload, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
         """Decode one head's payload of `length` rows into k and v, contiguous [block_size,
         head_dim] of raw bits; the rows after them become zero. Raises ValueError for a payload that
@@ -75,7 +78,7 @@ class Zstd:
         return [compressor.compress(payload) for payload in rows_of(planes.reshape(count, -1))]
 
     def decode(
-        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+        self, payload: Payload, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
         k, v = content_of(k, v, length)
         data = self._decompress(payload, 2 * k.nbytes)
@@ -87,7 +90,7 @@ class Zstd:
             for place, plane in enumerate(planes[:, half]):
                 values[:, place] = plane
 
-    def _decompress(self, payload: bytes | memoryview, most: int) -> bytes:
+    def _decompress(self, payload: Payload, most: int) -> bytes:
         """Raises ValueError for anything but a frame of at most so many bytes."""
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
@@ -116,14 +119,13 @@ def content_of(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, n
     return k[:length], v[:length]
 
 
-def check_size(payload: bytes | memoryview, size: int) -> None:
+def check_size(payload: Payload, size: int) -> None:
     """Raises ValueError for a payload of another size."""
     if len(payload) != size:
         raise ValueError(f"{len(payload)} bytes instead of {size}")
 
 
 GROUP = 32  # values that share a step
-_TOKENS, _CHANNELS = -2, -1  # axes
 _BELOW, _ABOVE = 128, 127  # codes on either side of 0
 # The largest number of each dtype.
 _MOST = {name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}
@@ -146,52 +148,44 @@ class Int8:
         whole = Raw().encode(units, dtype)
         x = _floats(units, dtype)
         with np.errstate(all="ignore"):  # of heads that are stored as raw bits
-            keys = _quantise(x[:, 0], _TOKENS, dtype)
-            values = _quantise(x[:, 1], _CHANNELS, dtype)
-        parts = [keys.steps, keys.zeros, values.steps, values.zeros, keys.codes, values.codes]
+            keys = _quantise(x[:, 0], dtype)
+            values = _quantise(x[:, 1].swapaxes(1, 2), dtype)
+        parts = [*keys[:2], *values[:2], keys[2], values[2]]
         coded = rows_of(
-            np.concatenate([part.view(np.uint8).reshape(len(units), -1) for part in parts], 1)
+            np.concatenate([part.reshape(len(units), -1).view(np.uint8) for part in parts], 1)
         )
-        # false where it is NaN
-        small = np.maximum(keys.largest, values.largest) <= _MOST[dtype] / 2
+        small = np.abs(x).max((1, 2, 3)) <= _MOST[dtype] / 2  # false where it is NaN
         # of a group of a token or so, raw bits may take no more bytes than codes
         small &= len(coded[0]) < len(whole[0])
         return [coded[unit] if small[unit] else whole[unit] for unit in range(len(units))]
 
     def decode(
-        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+        self, payload: Payload, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
         k, v = content_of(k, v, length)
         if len(payload) == 2 * k.nbytes:
             return Raw().decode(payload, k, v, dtype, length)
-        rows, dim = k.shape
-        end, last = _steps(rows, dim)
-        check_size(payload, last * k.itemsize + 2 * rows * dim)
-        steps = _floats(np.frombuffer(payload, k.dtype, last), dtype)
-        codes = np.frombuffer(payload, np.int8, -1, last * k.itemsize)
-        decoded = codes.astype(steps.dtype).reshape(2, rows, dim)
-        keys, values = decoded
-        _scale(keys, *steps[:end].reshape(2, -1, dim))
-        _scale(values.T, *steps[end:].reshape(2, rows, -1).transpose(0, 2, 1))
-        bits = _bits(decoded, dtype)
-        k[...] = bits[0]
-        v[...] = bits[1]
+        halves = (k, v.T)
+        counts = [2 * -(-len(half) // GROUP) * half.shape[1] for half in halves]
+        check_size(payload, sum(counts) * k.itemsize + 2 * k.size)
+        steps = _floats(np.frombuffer(payload, k.dtype, sum(counts)), dtype)
+        codes = np.frombuffer(payload, np.int8, -1, sum(counts) * k.itemsize)
+        decoded = codes.astype(steps.dtype).reshape(2, -1)
+        of_halves = steps[: counts[0]], steps[counts[0] :]
+        for half, coded, numbers in zip(halves, decoded, of_halves):
+            values = coded.reshape(half.shape)
+            _scale(values, *numbers.reshape(2, -1, half.shape[1]))
+            half[...] = _bits(values, dtype)
 
 
-class _Groups(NamedTuple):
-    """K or V of some heads, quantised."""
-
-    codes: np.ndarray  # int8 [num_kv_heads, length, head_dim]
-    steps: np.ndarray  # raw bits [num_kv_heads, groups, head_dim] or [num_kv_heads, length, groups]
-    zeros: np.ndarray  # likewise
-    largest: np.ndarray  # [num_kv_heads], of all magnitudes
-
-
-def _quantise(x: np.ndarray, axis: int, dtype: str) -> _Groups:
-    """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
-    starts = range(0, x.shape[axis], GROUP)
-    low = np.minimum.reduceat(x, starts, axis)
-    high = np.maximum.reduceat(x, starts, axis)
+def _quantise(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Quantise heads [n, size, m] in groups along the second axis: steps and zeros, raw bits
+    [n, groups, m], and codes int8 [n, size, m].
+    """
+    n, size, m = x.shape
+    filled = np.pad(x, ((0, 0), (0, -size % GROUP), (0, 0)), "edge")
+    grouped = filled.reshape(n, -1, GROUP, m)
+    low, high = grouped.min(2), grouped.max(2)
     # of equal values, that value
     zeros = _bits(low + (high - low) * (_BELOW / (_BELOW + _ABOVE)), dtype)
     zero = _floats(zeros, dtype)
@@ -202,11 +196,24 @@ def _quantise(x: np.ndarray, axis: int, dtype: str) -> _Groups:
     short = (step * _ABOVE < above) | (step * _BELOW < below)
     steps += short  # the next bit pattern is the next larger number
     step = _floats(steps, dtype)
-    size = x.shape[axis]
-    codes = x - _spread(zero, axis, size)
-    codes /= _spread(np.where(step > 0, step, 1), axis, size)
+    codes = grouped - zero[:, :, None]
+    codes /= np.where(step > 0, step, 1)[:, :, None]
     codes = np.rint(codes, out=codes).astype(np.int8)
-    return _Groups(codes, steps, zeros, np.maximum(-low, high).max((1, 2)))
+    return steps, zeros, codes.reshape(n, -1, m)[:, :size]
+
+
+def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
+    """zero + code * step, in place, of codes [n, m] with a step and a zero [groups, m] for every
+    GROUP of n.
+    """
+    whole = len(codes) // GROUP
+    groups = codes[: whole * GROUP].reshape(whole, GROUP, codes.shape[1])  # a view
+    groups *= steps[:whole, None]
+    groups += zeros[:whole, None]
+    rest = codes[whole * GROUP :]
+    if len(rest):
+        rest *= steps[-1]
+        rest += zeros[-1]
 
 
 # Numbers behind raw bits
@@ -232,38 +239,6 @@ def _bits(x: np.ndarray, dtype: str) -> np.ndarray:
         return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16).view(np.int16)
     rounded = x.astype(dtype)
     return rounded.view(f"i{rounded.itemsize}")
-
-
-# Groups
-
-
-def _steps(rows: int, dim: int) -> tuple[int, int]:
-    """How many numbers the steps and zeros of K are, and of K and V."""
-    keys = 2 * -(-rows // GROUP) * dim
-    return keys, keys + 2 * rows * -(-dim // GROUP)
-
-
-def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
-    """zero + code * step, in place, of codes [n, m] with a step and a zero [groups, m] for every
-    GROUP of n.
-    """
-    whole = len(codes) // GROUP
-    groups = codes[: whole * GROUP].reshape(whole, GROUP, codes.shape[1])  # a view
-    groups *= steps[:whole, None]
-    groups += zeros[:whole, None]
-    rest = codes[whole * GROUP :]
-    if len(rest):
-        rest *= steps[-1]
-        rest += zeros[-1]
-
-
-def _spread(x: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """A number a group along `axis` as one that broadcasts to `size` values."""
-    if x.shape[axis] == 1:
-        return x
-    sizes = np.full(x.shape[axis], GROUP)
-    sizes[-1] = size - GROUP * (len(sizes) - 1)
-    return np.repeat(x, sizes, axis)
 
 
 Codec = Raw | Zstd | Int8

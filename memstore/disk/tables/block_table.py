@@ -2,22 +2,13 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
 from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.keys import read_record_key, record_key, record_range
-from memstore.disk.format.record import (
-    Header,
-    RecordForm,
-    WriteId,
-    check_heads,
-    damaged,
-    decode_head,
-    encode_records,
-)
+from memstore.disk.format.record import RecordForm, WriteId, damaged
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 
@@ -34,13 +25,6 @@ def is_finite(bits: np.ndarray, dtype: str) -> bool:
     """Are all of these raw bits finite numbers?"""
     exponent = _EXPONENTS[dtype]
     return not (bits & exponent == exponent).any()
-
-
-class StoredRecord(NamedTuple):
-    """One record as it lies in the file. `data` is dead once its transaction ends, or writes."""
-
-    key: RecordKey
-    data: memoryview
 
 
 class BlockTable:
@@ -69,7 +53,7 @@ class BlockTable:
         for length, alike in groupby(lengths):
             at = slice(len(records), len(records) + len(list(alike)))
             halves = k[at, :, :length], v[at, :, :length]
-            records += encode_records(keys[at], *halves, self.codec, self.form)
+            records += self.form.encode(keys[at], *halves, self.codec)
         return records
 
     def encode_passage(self, k: np.ndarray, v: np.ndarray, digest: bytes, codec: str) -> bytes:
@@ -77,13 +61,7 @@ class BlockTable:
         digest: its own, which is of this codec.
         """
         known_as = [(RecordKey(0, 0, 0), digest)]
-        return encode_records(known_as, k[None, None], v[None, None], codec, self.form)[0]
-
-    def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
-        """What a record says of itself. Raises CorruptBlock for another's, another write's or
-        another model's, and for what is not a record.
-        """
-        return self.form.read(record, key, write)
+        return self.form.encode(known_as, k[None, None], v[None, None], codec)[0]
 
     def decode(
         self, record: bytes | memoryview, key: RecordKey, write: WriteId
@@ -92,20 +70,17 @@ class BlockTable:
         Raises CorruptBlock for a record that is altered, truncated or not the one asked for.
         """
         record = memoryview(record)
-        header = self.header(record, key, write)
-        k, v = (np.empty(self.geometry.shape, f"<i{self.geometry.itemsize}") for _ in range(2))
+        header = self.form.header(record, key, write)
+        k, v = np.empty((2, *self.geometry.shape), f"<i{self.geometry.itemsize}")
         for head in range(self.geometry.num_kv_heads):
-            decode_head(record, key, header, head, (k[head], v[head]), self.geometry.dtype)
+            self.form.decode_head(record, key, header, head, (k[head], v[head]))
         return k, v, header.length
 
     def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> int:
         """Check every byte of a record without decoding it; return its valid content tokens. Raises
         CorruptBlock as decode does.
         """
-        record = memoryview(record)
-        header = self.header(record, key, write)
-        check_heads(record, key, header)
-        return header.length
+        return self.form.check(memoryview(record), key, write)
 
     def check_numbers(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> None:
         """Does a record decode to finite numbers? Raises CorruptBlock."""
@@ -119,12 +94,14 @@ class BlockTable:
         txn.put("blocks", record_key(key), record)
         return len(record)
 
-    def walk(self, txn: Transaction, document: int, first: int = 0) -> Iterator[StoredRecord]:
+    def walk(
+        self, txn: Transaction, document: int, first: int = 0
+    ) -> Iterator[tuple[RecordKey, memoryview]]:
         """A document's records from block `first` on, in order of block and layer, as they lie in
-        the file.
+        the file: dead once the transaction ends, or writes.
         """
-        for key, view in txn.scan("blocks", *record_range(document, first=first), ahead=True):
-            yield StoredRecord(read_record_key(key), view)
+        for key, view in txn.scan("blocks", *record_range(document, first=first)):
+            yield read_record_key(key), view
 
     def delete(self, txn: Transaction, document: int) -> None:
         """Delete all records of a document, or of a passage."""
