@@ -113,7 +113,7 @@ class StaleMemory(CorruptMemory):
 
 
 class StorageFull(MemstoreError):
-    """The disk, the map or the memory's quota has no room for what was to be written."""
+    """The disk, or the address space, has no room for what was to be written."""
 
 
 class StoreUnavailable(MemstoreError):

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.common.memories import workplace
@@ -46,7 +47,6 @@ from benchmarks.storage.records import (
 )
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
-from memstore.disk.read.batch import Slots
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.slots import Slots as TierSlots
@@ -86,7 +86,7 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     with memory.database.read() as txn:
         keys = [record_key(RecordKey(1, block, 0)) for block in range(memory.records)]
         places = txn.extents_of("blocks", keys)
-    bytes_of_slab = Slots(raw_view(slab)).bytes
+    bytes_of_slab = raw_view(slab).reshape(-1).view(np.uint8).data
     file = os.open(memory.file, os.O_RDONLY)
     header = memoryview(bytearray(memory.catalog.blocks.form.header_bytes))
     parts = [

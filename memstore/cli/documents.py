@@ -78,7 +78,6 @@ def _described(figures: dict[str, Any]) -> dict[str, str]:
         "model": figures["model"],
         "on disk": console.size(figures["file_bytes"]),
         "blocks": f"{console.size(stored)}{a_token}; stored with {figures['codec']}",
-        "quota": None if figures["quota"] is None else console.size(figures["quota"]),
         "manifest": None if figures["manifest"] is None else f"{figures['manifest']}",
     }
     passages = figures["passages"]

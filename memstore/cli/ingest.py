@@ -10,7 +10,7 @@ from memstore.cli.command import command
 from memstore.cli.ingest_files import FileIngest, checked, text_of
 from memstore.cli.ingest_ray import ingest_with_ray
 from memstore.cli.opening import opened
-from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, option, parse_size
+from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, option
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -58,10 +58,6 @@ def ingest(
     label: Annotated[
         list[str] | None, option("--label", "KEY=VALUE", "Label of these documents (repeatable).")
     ] = None,
-    quota: Annotated[
-        int | None,
-        option("--quota", "SIZE", "Largest size of the memory's file.", parser=parse_size),
-    ] = None,
     codec: Annotated[
         str | None,
         option(
@@ -99,7 +95,7 @@ def ingest(
     read is reported, and the others are read (exit status 1).
     """
     labels = _labels(label)
-    alone = {"sync": sync, "quota": quota is not None, "label": labels is not None}
+    alone = {"sync": sync, "label": labels is not None}
     for option_name, given in alone.items():
         if to is not None and given:
             raise typer.BadParameter(f"--{option_name} does not go with --to")
@@ -132,14 +128,13 @@ def ingest(
     # a file that cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if one_file else None
     options = tiers.options(INGEST_BUDGET)
-    with opened(
-        store, model_options, options, read_only=False, make=True, codec=codec, quota=quota
-    ) as (model, memory):
+    with opened(store, model_options, options, read_only=False, make=True, codec=codec) as (
+        model,
+        memory,
+    ):
         new = not memory.ready()
         if codec not in (None, memory.codec):
             console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
-        if quota is not None and quota != memory.quota:
-            memory.set_quota(quota)
         files = FileIngest(model, memory, mode, keep, labels=labels, quiet=as_json)
         files.read(found, first)
         if sync:

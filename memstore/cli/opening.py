@@ -43,12 +43,11 @@ def opened(
     read_only: bool = True,
     make: bool = False,
     codec: str | None = None,
-    quota: int | None = None,
     documents: Sequence[str] | None = None,
 ) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
     """Open a memory and load its model; close the memory on exit.
 
-    make: create the memory if it does not exist, with this codec and quota. documents: must exist;
+    make: create the memory if it does not exist, with this codec. documents: must exist;
     checked before the model is loaded. Raises the errors of MemoryStore.open and reader_of.
     """
     from memstore.hf.models_by_name import reader_of
@@ -64,12 +63,7 @@ def opened(
         model = new_model(store, model_options)
         options = on_device(options, model_options.device)
         with MemoryStore.create(
-            store,
-            model.signature,
-            codec=codec or model.codec,
-            quota=quota,
-            selector=model.keeps,
-            **options,
+            store, model.signature, codec=codec or model.codec, selector=model.keeps, **options
         ) as memory:
             yield model, memory
         return

@@ -4,7 +4,6 @@ what the system's errors mean.
 
 import errno
 import fcntl
-import mmap
 import os
 import re
 import secrets
@@ -112,15 +111,6 @@ def mode_of(path: Path) -> int | None:
     return None
 
 
-def check_regular(path: Path) -> None:
-    """Refuse what somebody else is going to open if it is there and is a link, or no file. Raises
-    InvalidInput.
-    """
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise _no_file(path)
-
-
 def check_outside_memories(path: Path, new: Path | None = None) -> None:
     """Refuse to write what a user named into a memory's directory, where nothing else belongs; new:
     one that is to be made. Raises InvalidInput.
@@ -141,18 +131,6 @@ def _no_file(path: Path) -> InvalidInput:
     )
 
 
-def _new_file(directory: Path, names: list[Path]) -> BinaryIO:
-    """A new file of a random name, locked. It is the last of `names` before there is a file."""
-    while True:
-        names.append(directory / f"memstore-{secrets.token_hex(8)}.partial")
-        out = open(names[-1], "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
-        with suppress(OSError):  # an export may lie where there are no locks
-            fcntl.flock(out, fcntl.LOCK_EX)
-        if names[-1].exists():  # not swept before it was locked
-            return out
-        out.close()
-
-
 @contextmanager
 def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
@@ -163,19 +141,24 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
     `mode`.
     """
     sweep(path.parent)
-    names: list[Path] = []
     try:
-        with _new_file(path.parent, names) as out:
-            with suppress(PermissionError):  # where files have no modes
-                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-            os.replace(names[-1], path)
+        while True:
+            name = path.parent / f"memstore-{secrets.token_hex(8)}.partial"
+            with open(name, "xb", opener=lambda at, flags: os.open(at, flags, 0o600)) as out:
+                with suppress(OSError):  # an export may lie where there are no locks
+                    fcntl.flock(out, fcntl.LOCK_EX)
+                if not name.exists():  # swept before it was locked
+                    continue
+                with suppress(PermissionError):  # where files have no modes
+                    os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+                os.replace(name, path)
+                return
     except BaseException as error:
-        for name in names:
-            with suppress(OSError):
-                name.unlink()
+        with suppress(OSError):
+            name.unlink()
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
@@ -224,19 +207,17 @@ def take_room(path: Path, size: int, mode: int) -> None:
         os.close(file)
 
 
-def try_alone(file: int) -> bool:
-    """Lock a data file that is shared against every other process, if no other has it open."""
+def lock_alone(file: int, path: Path) -> None:
+    """Lock a data file that is shared against every other process. Raises MemoryLocked, if another
+    has it open.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        not_alone(file)
-        return False
-    return True
-
-
-def not_alone(file: int) -> None:
-    """Share a data file again that was locked."""
-    fcntl.flock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        raise MemoryLocked(
+            f"{path} is open in another process; rewriting its file needs it alone"
+        ) from None
 
 
 def sync_directory(path: Path) -> None:
@@ -273,23 +254,15 @@ def named_os_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """The type of the file system that holds `path`, or None where the system does not say."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    real = os.path.realpath(path)
-    best, kind = -1, None
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        # a space is \040
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])
-        inside = point == "/" or real == point or real.startswith(point + "/")
-        if inside and len(point) >= best:
-            best, kind = len(point), right.split()[0]
-    return kind
-
-
-def whole_pages(size: int) -> int:
-    return size // mmap.PAGESIZE * mmap.PAGESIZE
+def check_local(path: Path) -> None:
+    """Refuse a directory on a network file system. Raises InvalidInput."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):  # where the system does not say
+        for line in Path("/proc/self/mountinfo").read_bytes().decode("latin-1").splitlines():
+            mount, _, source = line.partition(" - ")
+            kind = source.split()[0]
+            if mount.split()[2] == number and kind in NETWORK:
+                raise InvalidInput(
+                    f"{path} is on a network file system ({kind}); keep the memory on a local disk"
+                )

@@ -33,7 +33,7 @@ _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
         "the memory is being written by another process; try later",
     ),
     ReadOnlyMemory: (403, "read_only", "the memory cannot be written"),
-    StorageFull: (507, "storage_full", "there is no room; delete documents, or raise a quota"),
+    StorageFull: (507, "storage_full", "the disk is full; make room on it"),
     BudgetExceeded: (503, "budget_exceeded", None),
     StoreUnavailable: (
         503,

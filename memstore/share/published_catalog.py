@@ -7,8 +7,7 @@ from torch import Tensor
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.record import WriteId
-from memstore.disk.tables.catalog import Catalog, StoredAt
-from memstore.disk.tables.changes import Changes
+from memstore.disk.tables.catalog import Catalog, Changes, StoredAt
 from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_object_store import open_object_store

@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.record import RECORD_FORMAT
 from memstore.disk.lmdb.environment import Version
-from memstore.disk.read.batch import Batch, Slots, Wanted
+from memstore.disk.reading import Batch, Wanted
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import (
@@ -42,7 +42,6 @@ class SharedSource:
         self._catalog, self._database, self._passages = catalog, database, passages
         self._reads, self.counters = database.reads, database.reads.counters
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
-        self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
     def read_from(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
@@ -52,15 +51,11 @@ class SharedSource:
         """
         if not units:
             return [], []
-        latest = self._slots
-        if latest is None or latest[0] is not slab:
-            latest = self._slots = slab, Slots(raw_view(slab))
-        batch = Batch(units, latest[1], slots, self._catalog.blocks)
+        batch = Batch(units, raw_view(slab), slots, self._catalog.blocks)
         used = self._database.version
         with self._catalog.database.read() as txn:
-            wanted = batch.by_record(
-                {document: self._catalog.write_of(txn, document) for document in {*batch.documents}}
-            )
+            writes = {number: self._catalog.write_of(txn, number) for number in batch.documents}
+            wanted = batch.by_record(writes)
         tiers = [""] * len(units)
         self._fill(batch, wanted, used, tiers)
         return batch.lengths, tiers

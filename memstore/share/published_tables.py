@@ -12,8 +12,7 @@ import msgpack
 
 from memstore.disk.format.keys import read_run_key, run_key, tokens_key
 from memstore.disk.lmdb.transaction import ValuePart
-from memstore.disk.tables.catalog import FORMAT
-from memstore.disk.tables.changes import Changes
+from memstore.disk.tables.catalog import FORMAT, Changes
 from memstore.share.manifest import Manifest
 from memstore.share.object_store import Extent
 from memstore.share.piece_reader import Checked, PieceReader
@@ -94,11 +93,10 @@ class Snapshot:
         return self._table(table, key).get(key)
 
     def scan_checked(
-        self, table: str, start: bytes, end: bytes | None = None, *, ahead: bool = False
+        self, table: str, start: bytes, end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of the document of `start`, from key `start` to before `end`, in order.
-        ahead: without effect; all values of a document are read with the first. Raises
-        CorruptMemory, StoreUnavailable.
+        Raises CorruptMemory, StoreUnavailable.
         """
         values = self._table(table, start)
         for key in sorted(values):
@@ -177,7 +175,6 @@ def _description(manifest: Manifest) -> dict[bytes, bytes]:
         "signature": manifest.signature.to_dict(),
         "codec": manifest.codec,
         "created": manifest.created,
-        "quota": None,
         "selector": None if selector is None else selector.to_dict(),
     }
     return {b"memory": msgpack.packb(described)}

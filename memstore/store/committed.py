@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Version
 from memstore.disk.lmdb.transaction import Transaction
-from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.changes import Changes
+from memstore.disk.tables.catalog import Catalog, Changes
 from memstore.paused_collection import paused_collection
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class Committed:
 
         there = [row.id for row in self.rows.hidden() if left(row)]
         if there:
-            catalog.database.write(delete, beyond_limit=True)
+            catalog.database.write(delete)
 
     def follow(self, new: "Retrieval | None" = None) -> None:
         """Look at what is committed, whether or not something was; `new` has followed nothing yet.

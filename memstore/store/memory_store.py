@@ -88,22 +88,21 @@ class MemoryStore(Closing):
         signature: Signature,
         *,
         codec: str = "zstd",
-        quota: int | None = None,
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """Make a new memory in a directory that is absent or empty, for the model with this
         signature.
 
-        codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). quota: bytes that
-        the memory's file may reach. selector: what blocks are found by, if not by landmark keys of
-        the model's own layers. options: see OpenOptions.
+        codec: "zstd" or "raw" (lossless), or "int8" (see disk/format/codec.py). selector: what
+        blocks are found by, if not by landmark keys of the model's own layers. options: see
+        OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
         check_open_options(options, signature, expanded(path))  # a bad option leaves nothing behind
-        catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
+        catalog = Catalog.create(path, signature, codec=codec, selector=selector)
         return cls(catalog, signature, **options)
 
     @classmethod
@@ -207,15 +206,6 @@ class MemoryStore(Closing):
         """How blocks are stored from now on; None for a memory without a directory."""
         return None if self._catalog is None else self._catalog.codec
 
-    @property
-    def quota(self) -> int | None:
-        """Bytes that the memory's file may reach; None for no bound."""
-        return None if self._catalog is None else self._catalog.quota
-
-    def set_quota(self, quota: int | None) -> None:
-        """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
-        self._writable().catalog.set_quota(quota)
-
     def stats(self) -> dict[str, Any]:
         """What the memory holds and what was looked up since it was opened, as plain values.
 
@@ -246,7 +236,6 @@ class MemoryStore(Closing):
             "bytes": alone + held.bytes,
             "passages": passages,
             "file_bytes": 0 if catalog is None else catalog.database.file_bytes,
-            "quota": self.quota,
             "codec": self.codec,
             "manifest": self.manifest,
             **looked_up,
@@ -475,7 +464,7 @@ class MemoryStore(Closing):
                 path = catalog.database.path
                 catalog.database.rewrite(work, before_switch=lambda: remove_index(path))
             else:
-                catalog.database.write(work, beyond_limit=True)
+                catalog.database.write(work)
         self._refresh()
         return document
 

@@ -183,7 +183,7 @@ def import_document(
         return row
     finally:
         if not done:
-            database.write(lambda txn: catalog.delete_document(txn, number), beyond_limit=True)
+            database.write(lambda txn: catalog.delete_document(txn, number))
 
 
 def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:

@@ -54,7 +54,7 @@ COMMANDS = {
     "ingest {origin}/other --name again --store {memory}": "memory/data.mdb",
     "ingest {origin}/other --store {disk}/new": "new/data.mdb",
     "ingest {origin}/other --name story --replace --store {memory}": "memory/data.mdb",
-    "ingest {origin}/story --quota 1GB --store {memory}": "memory/data.mdb",
+    "ingest {origin}/other --name second --store {memory}": "memory/data.mdb",
     "rm story --store {memory}": "memory/data.mdb",
     "compact --store {memory}": "",
     "index --index faiss-ivf-sq8 --store {memory}": "",
@@ -66,7 +66,7 @@ COMMANDS = {
 }
 
 
-# The other way to have no room, of a write, one with a quota, and a file.
+# The other way to have no room, of two writes and a file.
 LIMITED = [*COMMANDS][0:9:4]
 
 

@@ -1,4 +1,4 @@
-"""The ingest command: results, codecs, replacing, refusals, quotas, interrupts."""
+"""The ingest command: results, codecs, replacing, refusals, interrupts."""
 
 import os
 import signal
@@ -104,21 +104,6 @@ def test_a_name_in_use_for_other_content_is_refused(
     story.write_text(OTHER)
     refused(run("ingest", story, "--store", store), "story", "replace")
     intact(store, "story")
-
-
-def test_an_ingest_beyond_the_quota_fails_and_can_be_resumed(store: Path, tmp_path: Path) -> None:
-    long = tmp_path / "long.txt"
-    long.write_text(OTHER * 16)
-    full = run("ingest", long, "--store", store, "--quota", "2MB")
-    assert full.status == 1 and "Traceback" not in full.err
-    assert "has used up its quota of 2.0 MB" in full.err.splitlines()[-1]
-    assert (store / "data.mdb").stat().st_size <= 2_000_000
-    states = {
-        d["name"]: d["state"] for d in run("ls", "--store", store, "--json").json["documents"]
-    }
-    assert states["story"] == "ready" and whole(store)
-    assert run("ingest", long, "--store", store, "--quota", "1GB").status == 0
-    intact(store, "story", "long.txt")
 
 
 def test_the_same_command_resumes_an_ingest_after_ctrl_c(tmp_path: Path, story: Path) -> None:

@@ -5,30 +5,18 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import lmdb
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.block import RecordKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import encode_tokens
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables import catalog as catalog_module
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import (
-    InvalidConfig,
-    InvalidInput,
-    MemoryExists,
-    MemoryNotFound,
-    NewerFormat,
-    OlderFormat,
-)
-from memstore.tiers.raw_bits import raw_view
+from memstore.errors import InvalidConfig, MemoryExists, MemoryNotFound, NewerFormat, OlderFormat
 
 SIGNATURE = Signature(
     weights="a1" * 32,
@@ -43,40 +31,11 @@ SIGNATURE = Signature(
 )
 
 
-WRITE = bytes(range(16))
-
-
-def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 2, 6, generator=torch.Generator().manual_seed(seed)).to(
-        torch.bfloat16
-    )
-
-
-def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
-    """A ready document with records, landmark runs of 4 blocks and token parts of 16 tokens."""
+def make_document(catalog: Catalog, name: str) -> Document:
+    """The row of a new document."""
 
     def work(txn: Transaction) -> Document:
-        number = catalog.new_document_id(txn)
-        k = raw_view(torch.full((blocks, 2, 4, 6), float(number), dtype=torch.bfloat16))
-        records = [
-            (RecordKey(number, block, layer), record)
-            for layer in range(3)
-            for block, record in enumerate(
-                catalog.blocks.encode(RecordKey(number, 0, layer), k, k, [4] * blocks, WRITE)
-            )
-        ]
-        size = sum(catalog.blocks.put(txn, key, record) for key, record in sorted(records))
-        for first in range(0, blocks, 4):
-            count = min(4, blocks - first)
-            ids = range(4 * first, 4 * (first + count))
-            catalog.texts.put_part(txn, number, 4 * first, encode_tokens(10 * first, ids))
-            for layer in (1, 2):
-                keys = raw_view(landmark_keys(count, seed=first + layer))
-                catalog.runs.put(txn, number, layer, KeyRun(first, keys))
-        document = Document(
-            number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5
-        )
-        document = replace(document, write=WRITE)
+        document = Document(catalog.new_document_id(txn), name, "ready")
         catalog.put_document(txn, document)
         return document
 
@@ -110,13 +69,10 @@ def catalog(path: Path) -> Iterator[Catalog]:
 # The memory itself
 
 
-def test_a_memory_remembers_its_model_codec_and_quota(path):
-    Catalog.create(path, SIGNATURE, codec="raw", quota=5_000_000).close()
-    for quota in (5_000_000, 1_000_000, None):
-        with closing(Catalog.open(path)) as catalog:
-            catalog.set_quota(quota)
-        with closing(Catalog.open(path, read_only=True)) as catalog:
-            assert (catalog.signature, catalog.codec, catalog.quota) == (SIGNATURE, "raw", quota)
+def test_a_memory_remembers_its_model_and_codec(path):
+    Catalog.create(path, SIGNATURE, codec="raw").close()
+    with closing(Catalog.open(path, read_only=True)) as catalog:
+        assert (catalog.signature, catalog.codec) == (SIGNATURE, "raw")
     with pytest.raises(MemoryExists):
         Catalog.create(path, SIGNATURE)
 
@@ -126,19 +82,6 @@ def test_an_unknown_codec_makes_no_memory(path):
         Catalog.create(path, SIGNATURE, codec="lz9")
     with pytest.raises(MemoryNotFound):
         Catalog.open(path)
-
-
-@pytest.mark.parametrize("quota", [1.5, -1, True, "a", 1 << 62, 1 << 64])
-def test_what_is_no_quota_is_refused_before_anything_is_written(path, catalog, quota):
-    with pytest.raises(InvalidInput, match="whole number of bytes"):
-        catalog.set_quota(quota)
-    with pytest.raises(InvalidInput, match="whole number of bytes"):
-        Catalog.create(path / "new", SIGNATURE, quota=quota)
-    assert not (path / "new").exists()
-    catalog.close()
-    with closing(Catalog.open(path)) as reopened:
-        assert reopened.quota is None
-        reopened.set_quota((1 << 62) - 1)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +95,6 @@ def test_another_format_is_refused_in_one_line(path, monkeypatch, by, error, wor
     with pytest.raises(error, match=words) as caught:
         Catalog.open(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_with_named_tables_is_of_an_older_version(path):
-    path.mkdir()
-    with lmdb.open(str(path), max_dbs=2) as environment:
-        for name in (b"blocks", b"meta"):
-            environment.open_db(name)
-    with pytest.raises(OlderFormat, match="older version; read the documents"):
-        Catalog.open(path)
 
 
 def test_a_signature_survives_and_says_what_differs():

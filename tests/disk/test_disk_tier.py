@@ -14,7 +14,6 @@ from memstore.block import KV_DTYPES, BlockKey, RecordKey
 from memstore.disk.format.codec import CODECS
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.pages import Extent
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
@@ -30,19 +29,9 @@ from support.disk_records import (
     WRITE,
     keys_and_values,
     make,
-    mapped,
     new_slab,
-    write,
 )
 from support.records import decode, encode
-
-
-@pytest.fixture(params=["placed", "mapped"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Records are read from their places, or from the mapped file."""
-    if request.param == "mapped":
-        mapped(monkeypatch)
-    return str(request.param)
 
 
 @pytest.fixture
@@ -54,7 +43,7 @@ def memory(tmp_path: Path) -> Iterator[tuple[Catalog, DiskTier]]:
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
-def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype, way):
+def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype):
     catalog, disk = make(tmp_path / "memory", codec, dtype)
     source: LowestTier = disk
     rng = random.Random(3)
@@ -85,21 +74,7 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
     catalog.close()
 
 
-def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
-    catalog, disk = memory
-    want_k, want_v = keys_and_values(2, 0, 300)
-    slab = new_slab(2)
-    k, v = slab.unbind(1)
-
-    def work(txn: Transaction) -> None:
-        write(catalog, txn, RecordKey(2, 300, 0), want_k, want_v)
-        disk.read_from([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], slab, [(0,), (1,)])
-
-    catalog.database.write(work)
-    assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(1, 0, 2)[1][1])
-
-
-def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
+def test_a_forgotten_or_unknown_document_is_not_found(memory):
     catalog, disk = memory
     slab = new_slab(2)
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
@@ -108,7 +83,7 @@ def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
             disk.read_from([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], slab, [(0,), (1,)])
 
 
-def test_a_missing_record_of_a_document_is_damage(memory, way):
+def test_a_missing_record_of_a_document_is_damage(memory):
     catalog, disk = memory
     catalog.database.write(lambda txn: txn.delete("blocks", record_key(RecordKey(1, 4, 1))))
     slab = new_slab(1)
@@ -116,7 +91,7 @@ def test_a_missing_record_of_a_document_is_damage(memory, way):
         disk.read_from([BlockKey(1, 1, 4, 0)], slab, [(0,)])
 
 
-def test_a_record_moved_to_another_key_is_refused(memory, way):
+def test_a_record_moved_to_another_key_is_refused(memory):
     catalog, disk = memory
 
     def swap(txn: Transaction) -> None:
@@ -126,13 +101,11 @@ def test_a_record_moved_to_another_key_is_refused(memory, way):
 
     catalog.database.write(swap)
     slab = new_slab(1)
-    with pytest.raises(
-        CorruptBlock, match=r"block 5, layer 1 is damaged .*the record of block 4, layer 1 of"
-    ):
+    with pytest.raises(CorruptBlock, match=r"block 5, layer 1 is damaged .*of block 4, layer 1"):
         disk.read_from([BlockKey(1, 1, 5, 0)], slab, [(0,)])
 
 
-def test_a_memory_may_hold_records_of_several_codecs(memory, way):
+def test_a_memory_may_hold_records_of_several_codecs(memory):
     catalog, disk = memory
     other = BlockTable(catalog.signature, "raw")
     want_k, want_v = keys_and_values(9, 9, 9)
@@ -145,7 +118,7 @@ def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
 
 
-def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way):
+def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory):
     catalog, disk = memory
     slab = new_slab(2)
     units = [BlockKey(1, 0, 3, 0), BlockKey(1, 0, 4, 0)]
@@ -156,15 +129,8 @@ def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way
 
     catalog.database.write(work)
     catalog._writes.clear()  # no document's write changes
-    with pytest.raises(CorruptBlock, match=r"document 1, block 3, layer 0 is damaged .* the write"):
+    with pytest.raises(
+        CorruptBlock, match=r"document 1, block 3, layer 0 is damaged .*another write"
+    ):
         disk.read_from(units, slab, [(0,), (1,)])
     disk.read_from([BlockKey(2, 0, 3, 0)], slab, [(0,)])
-
-
-@pytest.mark.parametrize("place", [Extent(1 << 62, 64), Extent(1 << 75, 64), Extent(16, 1 << 32)])
-def test_a_place_behind_the_end_of_the_file_is_damage(memory, monkeypatch, place: Extent):
-    """As a flipped bit of a page's number, or of a size, tells it."""
-    _, disk = memory
-    monkeypatch.setattr(Transaction, "extents_of", lambda txn, table, keys: [place])
-    with pytest.raises(CorruptBlock, match=r"block 4, layer 1 cannot be read .*ends before it"):
-        disk.read_from([BlockKey(1, 1, 4, 0)], new_slab(1), [(0,)])

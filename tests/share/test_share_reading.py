@@ -119,7 +119,6 @@ def test_a_publication_is_read_only_and_of_its_model(
         for write in (
             lambda: store.forget("river"),
             lambda: store.compact(),
-            lambda: store.set_quota(1),
             lambda: model.ingest(Text("more", "new"), store),
         ):
             with pytest.raises(ReadOnlyMemory, match="published"):

@@ -229,13 +229,12 @@ def test_children_of_a_killed_repair_end_and_release_locks(
     def until(locked: bool) -> None:
         for _ in range(6000):
             try:
-                lock.acquire(wait=False)
+                with lock.held():
+                    pass
+                if not locked:
+                    return
             except MemoryLocked:
                 if locked:
-                    return
-            else:
-                lock.release()
-                if not locked:
                     return
             time.sleep(0.01)
         raise AssertionError(f"not {'locked' if locked else 'free'} within a minute")

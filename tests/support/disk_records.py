@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from memstore.block import RecordKey
@@ -18,11 +17,6 @@ HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
 WRITE = b"first write, 16b"
 
 
-def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record is read as one of which it cannot be told where it lies in the file."""
-    monkeypatch.setattr(Transaction, "extents_of", lambda txn, table, keys: [None] * len(keys))
-
-
 def keys_and_values(
     document: int, layer: int, block: int, dtype: str = "float16"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,15 +27,11 @@ def keys_and_values(
 
 
 def make(
-    path: Path,
-    codec: str = "zstd",
-    dtype: str = "float16",
-    documents: int = 2,
-    quota: int | None = None,
+    path: Path, codec: str = "zstd", dtype: str = "float16", documents: int = 2
 ) -> tuple[Catalog, DiskTier]:
     """A memory of `documents` ready documents; the last block of each is closed at one token."""
     signature = Signature("aa", "bb", {}, dtype, LAYERS, (1,), HEADS, DIM, ROWS)
-    catalog = Catalog.create(path, signature, codec=codec, quota=quota)
+    catalog = Catalog.create(path, signature, codec=codec)
     disk = DiskTier(catalog)
 
     def work(txn: Transaction) -> None:

@@ -1,8 +1,6 @@
 """Keys of the tables: big-endian, so that their order is the order of ingest and of locality."""
 
 import struct
-from collections.abc import Iterable
-from itertools import starmap
 from typing import Any
 
 from memstore.block import RecordKey
@@ -50,11 +48,6 @@ def run_range(document: int, part: int) -> Range:
 def record_key(key: RecordKey) -> bytes:
     """Key of a record."""
     return _BLOCK.pack(*key)
-
-
-def record_keys(keys: Iterable[RecordKey]) -> list[bytes]:
-    """Keys of records."""
-    return list(starmap(_BLOCK.pack, keys))
 
 
 def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:

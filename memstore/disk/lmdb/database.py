@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from memstore.closing import Closing
-from memstore.disk.files import DATA, OWN_NAMES, named_os_errors
+from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, occupy_standard_streams
 from memstore.disk.lmdb.environment import Environment, Version
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.errors import (
@@ -37,13 +37,9 @@ class Database(Closing):
         self._closed = False
 
     @classmethod
-    def create(
-        cls, path: Path | str, first: Callable[[Transaction], None], *, limit: int | None = None
-    ) -> Self:
+    def create(cls, path: Path | str, first: Callable[[Transaction], None]) -> Self:
         """Make the tables and what `first` writes, in one transaction, in a directory that is
         absent or empty.
-
-        limit: bytes the data file may reach.
 
         Raises MemoryExists, InvalidInput (other files there; a network file system),
         ReadOnlyMemory, StorageFull, MemoryLocked.
@@ -60,7 +56,7 @@ class Database(Closing):
             raise ReadOnlyMemory(
                 f"{path} cannot be written; choose another directory or change its permissions"
             )
-        return cls(_acquire(path, lambda new: new.create(first, limit)), read_only=False)
+        return cls(_acquire(path, first), read_only=False)
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> Self:
@@ -88,19 +84,6 @@ class Database(Closing):
         return self._asked_read_only or not self._environment.writable
 
     @property
-    def limit(self) -> int | None:
-        """Bytes that the data file may reach; None for no bound. Set once for every Database of
-        this directory.
-        """
-        return self._environment.limit
-
-    @limit.setter
-    def limit(self, limit: int | None) -> None:
-        self._check()
-        if limit != self._environment.limit:
-            self._environment.set_limit(limit)
-
-    @property
     def file_bytes(self) -> int:
         """Bytes of the data file; it never shrinks but by compact. Raises MemoryNotFound."""
         with suppress(FileNotFoundError):
@@ -125,20 +108,15 @@ class Database(Closing):
         with self._environment.read() as transaction:
             yield transaction
 
-    def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool = False) -> T:
+    def write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a write transaction, commit, and return what it returned: all of it is
-        stored, or nothing.
+        stored, or nothing. An exception from it undoes the batch and passes on.
 
-        `work` is run again from the start when the map had to grow, so it must not change anything
-        but the transaction (compute its counts inside, and return them). An exception from it
-        undoes the batch and passes on.
-
-        The writer lock is taken for the call if `writer` does not hold it. beyond_limit: allow a
-        little more than `limit`, for deletions, which need room too. Raises MemoryClosed,
+        The writer lock is taken for the call if `writer` does not hold it. Raises MemoryClosed,
         ReadOnlyMemory, MemoryLocked, StorageFull (the memory is as it was), CorruptMemory.
         """
         with self.writer():
-            return self._environment.write(work, beyond_limit=beyond_limit)
+            return self._environment.write(work)
 
     @contextmanager
     def writer(self, *, wait: bool = False) -> Iterator[None]:
@@ -155,34 +133,26 @@ class Database(Closing):
             )
         if not (self.path / DATA).exists():
             raise self._environment.gone()
-        self._environment.acquire_writer(wait=wait)
-        try:
+        with self._environment.writer(wait=wait):
             yield
-        finally:
-            if self._environment.pid == os.getpid():
-                self._environment.lock.release()
 
     @property
     def names_written(self) -> frozenset[str]:
         """Names of the documents that this process is writing."""
-        with self._environment.names_lock:
-            return frozenset(self._environment.names_written)
+        return frozenset(self._environment.names_written)
 
     @contextmanager
     def name_written(self, name: str) -> Iterator[None]:
         """Let nothing else of this process write under a document's name. Raises MemoryLocked."""
-        names, lock = self._environment.names_written, self._environment.names_lock
-        with lock:
-            if name in names:
-                raise MemoryLocked(
-                    f"document {name!r} is being written by this process; finish that first"
-                )
-            names.add(name)
+        names, own = self._environment.names_written, object()
+        if names.setdefault(name, own) is not own:
+            raise MemoryLocked(
+                f"document {name!r} is being written by this process; finish that first"
+            )
         try:
             yield
         finally:
-            with lock:
-                names.discard(name)
+            del names[name]
 
     def rewrite(
         self,
@@ -224,21 +194,19 @@ class Database(Closing):
 
 _lock = threading.Lock()
 _open: dict[tuple[int, int], Environment] = {}  # by device and inode of the directory
-# Of a forked child's parent: kept, and not opened again, since closing them would end the parent's
-# reading.
-_inherited: dict[tuple[int, int], Environment] = {}
 
 
-def _acquire(path: Path, create: Callable[[Environment], None] | None = None) -> Environment:
-    """The process's environment for a directory; if it has none yet, a new one that is opened, or
-    created by `create`.
+def _acquire(path: Path, first: Callable[[Transaction], None] | None = None) -> Environment:
+    """The process's environment for a directory; if it has none yet, one that is opened, or made
+    with its `first` content.
     """
     with _lock:
+        occupy_standard_streams()
         with named_os_errors(path):
             status = os.stat(path)
         key = (status.st_dev, status.st_ino)
         environment = _open.get(key)
-        if key in _inherited:
+        if environment is not None and environment.pid != os.getpid():
             raise MemoryClosed(
                 f"{path} was open when this process was forked; open it in one that is spawned "
                 "instead"
@@ -247,9 +215,9 @@ def _acquire(path: Path, create: Callable[[Environment], None] | None = None) ->
             environment = None  # of a directory that was removed: its inode was given out again
         if environment is None:
             environment = Environment(path)
-            environment.open() if create is None else create(environment)
+            environment.open(first)
             _open[key] = environment
-        elif create is not None:
+        elif first is not None:
             raise MemoryExists(f"{path} already holds a memory; open it, or name another directory")
         environment.users += 1
         return environment
@@ -266,17 +234,15 @@ def _release(environment: Environment) -> None:
 
 def _forget_parent() -> None:
     """In a forked child: close the parent's locks, which the child would otherwise keep alive after
-    it.
+    it. Its environments are not closed, which would end the parent's reading.
     """
     global _lock
     _lock = threading.Lock()
-    _inherited.update(_open)
     for environment in _open.values():
         for file in (environment.data_file, environment.lock.file):
             if file is not None:
                 os.close(file)
         environment.data_file = environment.lock.file = None
-    _open.clear()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

@@ -1,5 +1,5 @@
 """The LMDB environment of a memory's directory in this process: opening and its checks,
-transactions, growing the map, and rewriting the file.
+transactions, and rewriting the file.
 
 One environment is shared by all Database objects of a process that name the same directory, and it
 is unusable in a forked child, which cannot open that directory either (a spawned process can, and
@@ -7,11 +7,11 @@ one forked before the directory was opened). Every commit reaches the disk befor
 """
 
 import errno
-import mmap
 import os
+import resource
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,33 +21,27 @@ from memstore.disk.files import (
     DATA,
     INDEX,
     LOCK,
-    NETWORK,
     NO_PERMISSION,
     NO_SPACE,
+    check_local,
     check_one_name,
-    check_regular,
-    file_system_of,
     lies_at,
+    lock_alone,
     mode_of,
     named_os_errors,
-    not_alone,
-    occupy_standard_streams,
     replacement,
     share,
     storage_full,
     sweep,
     sync_directory,
     take_room,
-    try_alone,
-    whole_pages,
 )
 from memstore.disk.lmdb.locks import Gate, WriterLock
-from memstore.disk.lmdb.meta_pages import check_commits, check_length
-from memstore.disk.lmdb.new_file import fill
-from memstore.disk.lmdb.transaction import COMMIT, DataFile, Transaction, commit_record
+from memstore.disk.lmdb.meta_pages import check_file
+from memstore.disk.lmdb.pages import Tree, read_meta
+from memstore.disk.lmdb.transaction import COMMIT, Transaction, commit_record
 from memstore.errors import (
     CorruptMemory,
-    InvalidInput,
     MemoryExists,
     MemoryLocked,
     MemoryNotFound,
@@ -58,9 +52,10 @@ from memstore.errors import (
 
 T = TypeVar("T")
 
-INITIAL_MAP = 1 << 28  # bytes of address space; the file grows only with what is written
+MAP_BYTES = 1 << 42  # of address space, not of memory; the file grows with what is written
 MAX_READERS = 512
 _LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
+_FILLED = 16 << 20  # bytes of a transaction that fills a new file
 
 
 @contextmanager
@@ -74,14 +69,14 @@ def named_lmdb_errors(path: Path) -> Iterator[None]:
 
 def _named(path: Path, error: lmdb.Error) -> MemstoreError:
     text = str(error)
-    if isinstance(error, lmdb.DiskError) or any(
+    if isinstance(error, lmdb.DiskError | lmdb.MapFullError) or any(
         os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
     ):
         # LMDB reports a short write, which is how a disk fills up, as an input/output error.
         return storage_full(path, text)
     if isinstance(error, lmdb.MemoryError):
         return StorageFull(
-            f"{path} could not be used ({text}): this process may not have more memory; "
+            f"{path} could not be mapped ({text}): this process may not have more address space; "
             "raise the limit (ulimit -v)"
         )
     if isinstance(error, lmdb.ReadonlyError) or any(
@@ -93,6 +88,12 @@ def _named(path: Path, error: lmdb.Error) -> MemstoreError:
             f"{path} has {MAX_READERS} readers already; try again when some are done"
         )
     return CorruptMemory(f"{path} cannot be read ({text}); run verify, or restore it from a copy")
+
+
+def _map_bytes() -> int:
+    """As many as this process may have (ulimit -v); LMDB takes the file's size if that is more."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return MAP_BYTES if most == resource.RLIM_INFINITY else min(MAP_BYTES, most >> 14 << 12)
 
 
 class Version(NamedTuple):
@@ -111,73 +112,51 @@ class Environment:
         self.path = path
         self.pid = os.getpid()
         self.users = 0
-        self.limit: int | None = None
         self.lock = WriterLock(path)
-        self.lock.on_release = self._sync
         self._gate = Gate()
         self._write_mutex = threading.Lock()
         self._thread = threading.local()
         self.data_file: int | None = None
-        self.page_size = mmap.PAGESIZE
+        self._page_size = 0
         self._inner: Any = None
         self.writable = False  # whether the directory allows it
         self.rewritten = 0
-        self.names_written: set[str] = set()  # documents that this process is writing
-        self.names_lock = threading.Lock()
-        kind = file_system_of(path)
-        if kind in NETWORK:
-            raise InvalidInput(
-                f"{path} is on a network file system ({kind}); keep the memory on a local disk"
-            )
+        self.names_written: dict[str, object] = {}  # documents that this process is writing
+        check_local(path)
 
-    def create(self, first: Callable[[Transaction], None], limit: int | None) -> None:
-        """Make the memory with its first content. Raises what Database.create raises."""
-        map_size = INITIAL_MAP
-        if limit is not None:  # LMDB takes a map of no page as one of its own default size
-            map_size = min(map_size, max(whole_pages(limit), mmap.PAGESIZE))
-        self.lock.acquire(wait=False)
+    def open(self, first: Callable[[Transaction], None] | None = None) -> None:
+        """Open what is there, or make the memory with its `first` content. Raises what
+        Database.open or Database.create raises.
+        """
         try:
-            self._open(map_size)
-            if self._inner.stat()["entries"]:
-                raise MemoryExists(
-                    f"{self.path} already holds a memory; open it, or name another directory"
-                )
-            self.limit = limit
-            self.write(first, beyond_limit=False)
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            self.lock.release()
-
-    def open(self) -> None:
-        """Open what is there. Raises what Database.open raises."""
-        try:
-            self._open()
-            if not self._inner.stat()["entries"]:
-                raise MemoryNotFound(
-                    f"{self.path} holds no whole memory (making it was interrupted); create it "
-                    "again"
-                )
+            with nullcontext() if first is None else self.lock.held():
+                self._open(create=first is not None)
+                there = self._inner.stat()["entries"]
+                if first is not None and there:
+                    raise MemoryExists(
+                        f"{self.path} already holds a memory; open it, or name another directory"
+                    )
+                if first is None and not there:
+                    raise MemoryNotFound(
+                        f"{self.path} holds no whole memory (making it was interrupted); create "
+                        "it again"
+                    )
+                if first is not None:
+                    self.write(first)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, new_map_size: int | None = None) -> None:
-        occupy_standard_streams()
+    def _open(self, *, create: bool = False) -> None:
         data, lock = self.path / DATA, self.path / LOCK
-        new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
+        new = create and (not data.exists() or not data.lstat().st_size)
         self.writable = all(
             os.access(name, os.W_OK) for name in (self.path, data, lock) if name.exists()
         )
         with named_os_errors(self.path):
-            check_regular(lock)
             self.data_file = share(data, create=new)
-            if new_map_size is not None and new:
-                map_size = new_map_size
-            else:
-                map_size = check_length(data, self.data_file)
-                check_commits(data, self.data_file)
+            if not new:
+                check_file(data, self.data_file)
             # Without permission to write the lock file (LMDB's readers register in it) a reader
             # goes without: the pages it reads may be reused under it by a writer, which the
             # checksums then refuse.
@@ -187,47 +166,36 @@ class Environment:
         with named_lmdb_errors(self.path):
             self._inner = lmdb.open(
                 os.fsencode(self.path),
-                map_size=map_size,
+                map_size=_map_bytes(),
                 max_readers=MAX_READERS,
                 create=new,
                 readonly=not self.writable,
                 mode=mode_of(data) or 0o600,
                 lock=locked,
-                readahead=False,
-                sync=True,
-                metasync=False,
             )
-            self.page_size = self._inner.stat()["psize"]
+            self._page_size = self._inner.stat()["psize"]
             self._inner.reader_check()
 
-    def in_transaction(self) -> bool:
-        return getattr(self._thread, "transaction", None) is not None
-
-    def acquire_writer(self, *, wait: bool) -> None:
-        """Take the writer lock of the directory that was opened."""
-        if self.in_transaction():
+    @contextmanager
+    def writer(self, *, wait: bool) -> Iterator[None]:
+        """Hold the writer lock of the directory that was opened."""
+        if getattr(self._thread, "transaction", None) is not None:
             raise RuntimeError(
                 "writing inside a transaction of the same thread: end that one first"
             )
-        first = self.lock.acquire(wait=wait)
-        try:
+        with self.lock.held(wait=wait) as first:
             if not self.lies_at(self.path):
                 raise self.gone()
             if first:
                 if self.data_file is not None:
                     check_one_name(self.path / DATA, self.data_file)
                 self._sweep()
-        except BaseException:
-            self.lock.release()
-            raise
+            yield
 
     def lies_at(self, path: Path) -> bool:
         """Is the open data file the one of the directory `path`? True where none is open."""
-        self._gate.enter()  # not while another takes its place
-        try:
+        with self._gate.passed():  # not while another takes its place
             return self.data_file is None or lies_at(path / DATA, self.data_file)
-        finally:
-            self._gate.leave()
 
     def gone(self) -> MemoryNotFound:
         """The error for a directory that is not the one that was opened."""
@@ -250,19 +218,6 @@ class Environment:
             file, self.data_file = self.data_file, None
             os.close(file)
 
-    def _reopen(self) -> None:
-        """After a failure that leaves LMDB's environment unusable, though not the file. Called
-        alone.
-        """
-        self.close()
-        self._open()
-
-    def _sync(self) -> None:
-        # Commits leave the last meta page to the next one's sync; the last writer of all does not.
-        if self._inner is not None and self.writable:
-            with named_lmdb_errors(self.path):
-                self._inner.sync(True)
-
     # Transactions
 
     @contextmanager
@@ -274,56 +229,46 @@ class Environment:
         with named_lmdb_errors(self.path):
             inner = self._begin(write=False)
             try:
-                self._thread.transaction = self._transaction(inner, writable=False)
+                while (tree := self._tree(inner.id())) is None:  # two commits came in between
+                    inner.abort()
+                    inner = self._inner.begin(buffers=True)
+                self._thread.transaction = Transaction(inner, self.path, tree)
                 yield self._thread.transaction
             finally:
                 self._thread.transaction = None
                 self._end(inner)
 
-    def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
+    def _tree(self, transaction: int) -> Tree | None:
+        """The tables as a transaction sees them; None once two others have ended since. Raises
+        CorruptMemory.
+        """
         assert self.data_file is not None
-        data = DataFile(self.path, self.data_file, self.page_size)
-        return Transaction(inner, data, writable=writable)
+        try:
+            meta = read_meta(self.data_file, transaction % 2 * self._page_size)
+        except OSError as error:
+            raise CorruptMemory(
+                f"{self.path} cannot be read ({error}); check the disk, then run verify"
+            ) from error
+        if meta is None or meta.transaction != transaction:
+            return None
+        return Tree(self.data_file, self._page_size, meta.root)
 
-    def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
+    def write(self, work: Callable[[Transaction], T]) -> T:
         with self._write_mutex, named_lmdb_errors(self.path):
-            result = self._write(work, beyond_limit=beyond_limit)
-            if beyond_limit:
-                # What a batch frees can be used from the second batch after it on: make this one
-                # the first.
-                self._write(lambda transaction: None, beyond_limit=True)
-        if beyond_limit:
-            self.set_limit(self.limit)
-        return result
-
-    def _write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
-        while True:
-            transaction = self._transaction(self._begin(write=True), writable=True)
-            self._thread.transaction = transaction
+            inner = self._begin(write=True)
+            self._thread.transaction = Transaction(inner, self.path, None)
             try:
-                result = work(transaction)
-                transaction.inner.put(COMMIT, commit_record(transaction.inner.id()))
-                transaction.inner.commit()
+                result = work(self._thread.transaction)
+                inner.put(COMMIT, commit_record(inner.id()))
+                inner.commit()
                 return result
-            except lmdb.MapFullError:
-                pass  # grown below: that has to wait until this thread has passed the gate
             finally:
                 self._thread.transaction = None
-                self._end(transaction.inner)
-            self._grow(transaction.bytes_put, beyond_limit=beyond_limit)
+                self._end(inner)
 
     def version(self) -> Version:
-        self._gate.enter()
-        try:
+        with self._gate.passed():
             return Version(self.rewritten, self._inner.info()["last_txnid"])
-        finally:
-            self._gate.leave()
-
-    def _end(self, inner: Any) -> None:
-        # a forked child that leaves the block would end its parent's transaction
-        if self.pid == os.getpid():
-            inner.abort()  # of a committed one: nothing
-            self._gate.leave()
 
     def _begin(self, *, write: bool) -> Any:
         """Pass the gate and begin; on any error the gate is left."""
@@ -332,12 +277,8 @@ class Environment:
             self._gate.enter()
             try:
                 return self._inner.begin(write=write, buffers=True)
-            except lmdb.MapResizedError:
-                self._gate.leave()
-                with self._gate.alone():
-                    self._inner.set_mapsize(0)  # another process grew the map: take its size
-            # unusable after a failed write, or reopening it had failed
-            except (lmdb.PanicError, AttributeError):
+            # unusable after a failed write, reopening it had failed, or the file outgrew the map
+            except (lmdb.PanicError, lmdb.MapResizedError, AttributeError):
                 self._gate.leave()
                 if reopened:
                     raise
@@ -352,6 +293,19 @@ class Environment:
                 self._gate.leave()
                 raise
 
+    def _end(self, inner: Any) -> None:
+        # a forked child that leaves the block would end its parent's transaction
+        if self.pid == os.getpid():
+            inner.abort()  # of a committed one: nothing
+            self._gate.leave()
+
+    def _reopen(self) -> None:
+        """After a failure that leaves LMDB's environment unusable, though not the file, and for a
+        file that has taken its place. Called alone.
+        """
+        self.close()
+        self._open()
+
     # Rewriting the file
 
     def rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
@@ -361,78 +315,44 @@ class Environment:
         with self._write_mutex, named_lmdb_errors(self.path), named_os_errors(self.path):
             with self.read():
                 pass  # reopened if need be
-            while True:
-                try:
-                    with self._gate.alone():
-                        result = self._rewrite(change, before_switch)
-                    break
-                except lmdb.MapFullError:  # of the old file: a change takes room there too
-                    self._grow(0, beyond_limit=True)
-        self.set_limit(self.limit)
-        return result
+            with self._gate.alone():
+                return self._rewrite(change, before_switch)
 
     def _rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
         assert self.data_file is not None
-        if not try_alone(self.data_file):
-            raise MemoryLocked(
-                f"{self.path} is open in another process; rewriting its file needs it alone"
-            )
+        lock_alone(self.data_file, self.path)
         inner = self._inner.begin(write=True, buffers=True)
-        switched = False
         try:
-            transaction = self._transaction(inner, writable=True)
+            transaction = Transaction(inner, self.path, None)
             result = change(transaction)
-            entries = (entry for entry in transaction.entries() if entry[0] != COMMIT)
-            size = max(INITIAL_MAP, 2 * os.fstat(self.data_file).st_size)
             with replacement(self.path / DATA) as file:
-                fill(Path(file.name), entries, size)
+                _fill(Path(file.name), transaction.entries())
                 self._sweep()
                 before_switch()
-            switched = True
             self.rewritten += 1
             sync_directory(self.path)
             return result
         finally:
             inner.abort()
-            if switched:
-                self._reopen()
-            else:
-                not_alone(self.data_file)
+            self._reopen()  # also shares the file again
 
-    # The map
 
-    def _grow(self, needed: int, *, beyond_limit: bool) -> None:
-        with self._gate.alone():
-            size = self._inner.info()["map_size"]
-            wanted = max(2 * size, size + 2 * needed)
-            if self.limit is not None:
-                if beyond_limit:
-                    wanted = size + max(1 << 20, size // 8)
-                else:
-                    wanted = min(wanted, whole_pages(self.limit))
-                if wanted <= size:
-                    raise StorageFull(
-                        f"{self.path} has used up its quota of {self.limit / 1e6:,.1f} MB; "
-                        "raise the quota, or forget documents"
-                    )
-            self._set_map(whole_pages(wanted))
-
-    def _set_map(self, size: int) -> None:
-        try:
-            self._inner.set_mapsize(size)
-        except (lmdb.Error, OverflowError) as error:
-            self._reopen()
-            raise StorageFull(
-                f"{self.path} could not be mapped to {size / 1e6:,.1f} MB ({error}); raise the "
-                "limit (ulimit -v)"
-            ) from error
-
-    def set_limit(self, limit: int | None) -> None:
-        self.limit = limit
-        if limit is not None and self.writable:
-            with self._gate.alone():
-                info = self._inner.info()
-                used = (info["last_pgno"] + 1) * self._inner.stat()["psize"]
-                allowed = max(whole_pages(limit), used)
-                if info["map_size"] > allowed:
-                    self._set_map(allowed)
+def _fill(file: Path, entries: Iterable[tuple[bytes, memoryview]]) -> None:
+    """Put entries, in the order of their keys, into an empty file, which the caller syncs. LMDB's
+    own compacting copies whole pages, with the deleted bytes in them. Raises lmdb.Error.
+    """
+    size = 0
+    with lmdb.open(
+        os.fsencode(file), subdir=False, lock=False, map_size=_map_bytes(), sync=False
+    ) as environment:
+        txn = environment.begin(write=True)
+        for key, value in entries:
+            if key != COMMIT:
+                txn.put(key, value, append=True)
+            size += len(value)
+            if size >= _FILLED:
+                txn.put(COMMIT, commit_record(txn.id()))
+                txn.commit()
+                txn, size = environment.begin(write=True), 0
+        txn.put(COMMIT, commit_record(txn.id()))
+        txn.commit()

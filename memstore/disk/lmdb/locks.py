@@ -3,45 +3,44 @@
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from memstore.disk.files import (
-    DATA,
-    WRITER,
-    mode_of,
-    named_os_errors,
-    occupy_standard_streams,
-    open_regular,
-)
+from memstore.disk.files import DATA, WRITER, mode_of, named_os_errors, open_regular
 from memstore.errors import MemoryLocked
 
 
 class Gate:
-    """Transactions pass together; a change of the map passes alone."""
+    """Transactions pass together; a change of the open file passes alone."""
 
     def __init__(self) -> None:
         # of C: an interrupt between taking it and what it guards cannot keep it
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(threading.RLock())
         self._inside = 0
         self._shut = False
 
     def enter(self) -> None:
-        with self._lock:
+        with self._changed:
             self._changed.wait_for(lambda: not self._shut)
             self._inside += 1
 
     def leave(self) -> None:
-        with self._lock:
+        with self._changed:
             self._inside -= 1
-            if not self._inside:
-                self._changed.notify_all()
+            self._changed.notify_all()
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        with self._lock:
+        with self._changed:
             self._changed.wait_for(lambda: not self._shut)
             self._shut = True
             try:
@@ -56,53 +55,54 @@ class WriterLock:
     """The lock that one process at a time holds to write; counted, so that it nests."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path / WRITER
+        self._path, self._pid = path / WRITER, os.getpid()
         self._mutex = threading.Lock()
         self._count = 0
         self.file: int | None = None
-        self.on_release: Callable[[], None] = lambda: None
 
-    def acquire(self, *, wait: bool) -> bool:
-        """Take the lock once more; return whether it was not held. Raises MemoryLocked."""
+    @contextmanager
+    def held(self, *, wait: bool = False) -> Iterator[bool]:
+        """Hold the lock once more; yields whether it was not held. Raises MemoryLocked."""
         with self._mutex:
             first = not self._count
             if first:
-                occupy_standard_streams()
-                # Who may only read the memory could hold the lock for ever, if able to open it.
-                data = mode_of(self._path.with_name(DATA)) or 0o600
-                mode = data & (data & 0o222 | (data & 0o222) << 1)
-                with named_os_errors(self._path.parent):
-                    file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                    # For the message that others get; the lock itself ends with its holder,
-                    # whatever stands here.
-                    os.ftruncate(file, 0)
-                    with suppress(OSError):
-                        os.pwrite(file, b"%d\n" % os.getpid(), 0)
-                except BlockingIOError:
-                    holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                    os.close(file)
-                    raise MemoryLocked(
-                        f"{self._path.parent} is being written by process {holder}; try again when "
-                        "it is done, or wait"
-                    ) from None
-                except BaseException:
-                    os.close(file)
-                    raise
-                self.file = file
+                self.file = self._lock(wait=wait)
             self._count += 1
-            return first
+        try:
+            yield first
+        finally:
+            if self._pid == os.getpid():  # not in a forked child that leaves the block
+                self._release()
 
-    def release(self) -> None:
+    def _lock(self, *, wait: bool) -> int:
+        # Who may only read the memory could hold the lock for ever, if able to open it.
+        data = mode_of(self._path.with_name(DATA)) or 0o600
+        mode = data & (data & 0o222 | (data & 0o222) << 1)
+        with named_os_errors(self._path.parent):
+            file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # For the message that others get; the lock itself ends with its holder.
+            os.ftruncate(file, 0)
+            with suppress(OSError):
+                os.pwrite(file, b"%d\n" % os.getpid(), 0)
+            return file
+        except BaseException as error:
+            holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(file)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise MemoryLocked(
+                f"{self._path.parent} is being written by process {holder}; try again when it is "
+                "done, or wait"
+            ) from None
+
+    def _release(self) -> None:
         with self._mutex:
             self._count -= 1
             if not self._count and self.file is not None:
-                try:
-                    self.on_release()
-                finally:
-                    os.ftruncate(self.file, 0)
-                    # Unlock before closing: a forked child may still share the file.
-                    fcntl.flock(self.file, fcntl.LOCK_UN)
-                    file, self.file = self.file, None  # no interrupt has it closed again
-                    os.close(file)
+                file, self.file = self.file, None  # no interrupt has it closed again
+                os.ftruncate(file, 0)
+                # Unlock before closing: a forked child may still share the file.
+                fcntl.flock(file, fcntl.LOCK_UN)
+                os.close(file)

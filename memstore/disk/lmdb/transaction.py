@@ -4,23 +4,19 @@ All tables lie in LMDB's one unnamed database: a key there is the table's byte, 
 table. Records come last, so that an ingest appends.
 """
 
-import struct
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.pages import Extent, ask, places_of, root_of
+from memstore.disk.lmdb.pages import Extent, Tree
 from memstore.errors import CorruptMemory
 
 _NAMES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
 TABLES = {name: bytes([number]) for number, name in enumerate(_NAMES)}  # the byte of each
 COMMIT = TABLES["meta"] + b"commit"  # the key of the record of a commit
-_COMMIT = struct.Struct("<Q8x")  # number of the transaction
 _CHECKSUM = 8  # bytes before a value that has one
-_AHEAD_BYTES, _MOST_AHEAD = 8 << 20, 256  # bytes and values that a walk asks for in advance
 
 
 class ValuePart(NamedTuple):
@@ -33,14 +29,6 @@ class ValuePart(NamedTuple):
     digest: int  # XXH3-64 of the part
 
 
-class DataFile(NamedTuple):
-    """The open data file of an environment."""
-
-    path: Path  # the environment's directory
-    descriptor: int
-    page_size: int  # bytes
-
-
 class Transaction:
     """A consistent view of all tables and, inside Database.write, one batch of changes to them.
 
@@ -49,14 +37,18 @@ class Transaction:
     another record's bytes.
     """
 
-    def __init__(self, inner: Any, data: DataFile, *, writable: bool) -> None:
-        """Use Database.read or Database.write."""
-        self.inner, self._path = inner, data.path
-        self._page_size = data.page_size
-        self.file = data.descriptor  # to read an Extent from while the transaction lasts
+    def __init__(self, inner: Any, path: Path, tree: Tree | None) -> None:
+        """Use Database.read or Database.write. path: the memory's directory; tree: its tables in
+        the file; None in a writing transaction, whose pages are not in the file yet.
+        """
+        self.inner, self._path, self._tree = inner, path, tree
         self._last: bytes | None = None  # the greatest key, at least
-        self.writable = writable
-        self.bytes_put = 0
+
+    @property
+    def file(self) -> int:
+        """The data file, to read an Extent from while the transaction lasts."""
+        assert self._tree is not None
+        return self._tree.file
 
     def view(self, table: str, key: bytes) -> memoryview | None:
         """A value where it lies, or None. Its pages are read from disk if need be, without the
@@ -64,12 +56,6 @@ class Transaction:
         """
         value: memoryview | None = self.inner.get(TABLES[table] + key)
         return value
-
-    def views(self, table: str, keys: Sequence[bytes]) -> list[memoryview]:
-        """The values of those keys that there are, where they lie, in the order of the keys."""
-        # A cursor's getmulti copies them, which for records takes longer than a search for each.
-        get, begin = self.inner.get, TABLES[table]
-        return [value for key in keys if (value := get(begin + key)) is not None]
 
     def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
         """Views of parts of values, without a copy and checked; None if one is missing or
@@ -87,14 +73,16 @@ class Transaction:
         return found
 
     def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
-        """Where the values of keys of one length lie in the data file, told without reading them;
-        None where there is none, where it is so small that it lies among the keys, and in a writing
-        transaction, whose pages are not in the file yet. Raises OSError.
+        """Where values lie in the data file, told without reading them; None where there is none.
+        Not in a writing transaction. Raises CorruptMemory.
         """
-        root = None if self.writable else root_of(self.file, self._page_size, self.inner.id())
-        if root is None:
-            return [None] * len(keys)
-        return places_of(self.file, self._page_size, root, [TABLES[table] + key for key in keys])
+        assert self._tree is not None
+        try:
+            return self._tree.find([TABLES[table] + key for key in keys])
+        except OSError as error:
+            raise CorruptMemory(
+                f"keys of {self._path} cannot be read ({error}); check the disk, then run verify"
+            ) from error
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value, or None."""
@@ -111,7 +99,6 @@ class Transaction:
         self.inner.put(key, value, append=append)
         if append:
             self._last = key
-        self.bytes_put += len(key) + len(value)
 
     def delete(self, table: str, key: bytes) -> int:
         """Delete a value; return its bytes, 0 where there was none."""
@@ -132,23 +119,15 @@ class Transaction:
                 there = bool(cursor.key())
 
     def scan(
-        self, table: str, start: bytes = b"", end: bytes | None = None, *, ahead: bool = False
+        self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, memoryview]]:
         """Keys and views of values from key `start` to before `end`, in order. Change nothing while
         it runs.
-
-        ahead: the values are large, so ask the disk for the next ones: a walk over a cold file
-        waits for each page that it touches.
         """
         start, end = _within(table, start, end)
-        asked = 0
         for key, value in self.entries(start):
             if key >= end:
                 return
-            if ahead and not asked:
-                asked = min(_MOST_AHEAD, 1 + _AHEAD_BYTES // max(1, len(value)))
-                self._ask_for(table, key, 2 * asked)
-            asked -= 1
             yield key[1:], value
 
     def entries(self, start: bytes = b"") -> Iterator[tuple[bytes, memoryview]]:
@@ -162,14 +141,6 @@ class Transaction:
                     raise CorruptMemory(f"{self._path}: its keys are out of order; run verify")
                 yield key, value
                 start = key + b"\0"
-
-    def _ask_for(self, table: str, start: bytes, count: int) -> None:
-        """Have the system begin to read so many values of a table, from an entry on."""
-        with self.inner.cursor() as cursor:
-            cursor.set_range(start)
-            keys = [bytes(key) for key in islice(cursor.iternext(values=False), count)]
-        places = self.extents_of(table, [key[1:] for key in keys if key[:1] == start[:1]])
-        ask(self.file, [place for place in places if place is not None])
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
         """The greatest key that is not after `key`, or None."""
@@ -194,12 +165,12 @@ class Transaction:
         return None if view is None else self._checked(table, key, view)
 
     def scan_checked(
-        self, table: str, start: bytes = b"", end: bytes | None = None, *, ahead: bool = False
+        self, table: str, start: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and copies of values that put_checked wrote, as scan gives them. Raises
         CorruptMemory.
         """
-        for key, view in self.scan(table, start, end, ahead=ahead):
+        for key, view in self.scan(table, start, end):
             yield key, self._checked(table, key, view)
 
     def _checked(self, table: str, key: bytes, view: memoryview) -> bytes:
@@ -227,14 +198,12 @@ def commit_record(transaction: int) -> bytes:
     """The value that the commit of a transaction of this number stores, so that a lost commit is
     noticed; with a checksum.
     """
-    value = _COMMIT.pack(transaction)
+    value = transaction.to_bytes(8, "little")
     return digest("meta", COMMIT, value) + value
 
 
-def read_commit_record(record: bytes | memoryview) -> int | None:
+def read_commit_record(record: bytes) -> int | None:
     """The number in a record of a commit; None for a damaged record."""
-    value = bytes(record[_CHECKSUM:])
-    if len(value) != _COMMIT.size or digest("meta", COMMIT, value) != record[:_CHECKSUM]:
-        return None
-    number: int = _COMMIT.unpack(value)[0]
-    return number
+    value = record[_CHECKSUM:]
+    right = digest("meta", COMMIT, value) == record[:_CHECKSUM]
+    return int.from_bytes(value, "little") if right else None

@@ -4,6 +4,7 @@ landmark keys.
 Every method takes the transaction it works in, so that what belongs together is committed together.
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,6 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Passage
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.changes import Changes, note_change, read_changes
 from memstore.disk.tables.passage_table import (
     Digest,
     PassageCounts,
@@ -44,8 +44,10 @@ from memstore.errors import (
     OlderFormat,
 )
 
-FORMAT = 10
+FORMAT = 11
 _MOST_WRITES = 4096  # that are remembered
+_CHANGES = b"changes"  # in the table `meta`
+_KEPT = 200  # changes that are told; more would not lie in the page itself
 
 
 class Description(msgspec.Struct):
@@ -55,21 +57,27 @@ class Description(msgspec.Struct):
     signature: dict[str, Any]
     codec: str
     created: Amount
-    quota: Count | None
     selector: IndexSpec | None  # what its selector keeps, if it has one
 
 
-def check_quota(size: int | None) -> None:
-    """Raises InvalidInput for what is no number of bytes: it would be committed, and refused by
-    whoever opens the memory.
+class Changes(NamedTuple):
+    """Which documents' rows changed last: kept with the rows, in the same transactions, so that who
+    has seen the rows before reads only those that are others now. Where it is damaged, or missing,
+    all rows are read.
     """
-    try:
-        typed(0 if size is None else size, Count)
-    except ValueError:
-        raise InvalidInput(
-            f"a quota is a whole number of bytes below 2**62, or None for no bound; it is not "
-            f"{size!r}"
-        ) from None
+
+    series: bytes  # 8 random bytes; other ones where counting had to begin anew
+    last: Count  # number of the last change, 0 before the first
+    documents: tuple[Count, ...] = ()  # whose rows were changed, the latest changes' last
+
+    def since(self, seen: "Changes | None") -> set[int] | None:
+        """The documents whose rows changed since; None where that is no longer, or not, known."""
+        if seen is None or not seen.last or seen.series != self.series:
+            return None
+        missed = self.last - seen.last
+        if not 0 <= missed <= len(self.documents):
+            return None
+        return set(self.documents[len(self.documents) - missed :])
 
 
 class StoredAt(NamedTuple):
@@ -114,7 +122,6 @@ class Catalog:
         self.runs = RunTable(self.signature.geometry, known.selector)
         self.texts = TextTable(self.signature.block_size)
         self._writes: dict[int, WriteId] = {}  # of documents, by number: they never change
-        database.limit = known.quota
 
     @classmethod
     def create(
@@ -123,20 +130,18 @@ class Catalog:
         signature: Signature,
         *,
         codec: str = "zstd",
-        quota: int | None = None,
         selector: IndexSpec | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        quota: bytes that the data file may reach; None for no bound. selector: what blocks
-        are found by; None for landmark keys of the model's own layers. All or nothing: killed at
-        any point, the directory holds a whole memory or none, and creating can be tried again.
+        selector: what blocks are found by; None for landmark keys of the model's own layers. All or
+        nothing: killed at any point, the directory holds a whole memory or none, and creating can
+        be tried again.
 
-        Raises MemoryExists, InvalidInput (not an empty directory; a network file system; no quota),
+        Raises MemoryExists, InvalidInput (not an empty directory; a network file system),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        check_quota(quota)
         if selector is not None and (signature.memory_layers, signature.num_kv_heads) != ((0,), 1):
             raise InvalidInput(
                 "a memory of passages stores one record a passage: its signature has one memory "
@@ -147,7 +152,6 @@ class Catalog:
             "signature": signature.to_dict(),
             "codec": get_codec(codec).name,
             "created": time.time(),
-            "quota": quota,
             "selector": None if selector is None else selector.to_dict(),
         }
 
@@ -155,7 +159,7 @@ class Catalog:
             txn.put_checked("meta", b"memory", msgpack.packb(row))
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
 
-        return cls(Database.create(path, first, limit=quota))
+        return cls(Database.create(path, first))
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> "Catalog":
@@ -192,25 +196,6 @@ class Catalog:
         """What its selector keeps; None for a memory without one."""
         return self.runs.spec
 
-    @property
-    def quota(self) -> int | None:
-        """Bytes that the data file may reach; None for no bound."""
-        return self.database.limit
-
-    def set_quota(self, quota: int | None) -> None:
-        """Change the quota, for good. A file already larger stays as it is and does not grow.
-
-        Raises InvalidInput.
-        """
-        check_quota(quota)
-
-        def change(txn: Transaction) -> None:
-            row = self._description(txn)
-            txn.put_checked("meta", b"memory", msgpack.packb({**row, "quota": quota}))
-
-        self.database.write(change, beyond_limit=True)
-        self.database.limit = quota
-
     # Documents
 
     def new_document_id(self, txn: Transaction) -> int:
@@ -240,7 +225,16 @@ class Catalog:
 
     def changes(self, txn: Transaction) -> Changes:
         """Whose rows changed last."""
-        return read_changes(txn)
+        try:
+            return unpack(txn.get_checked("meta", _CHANGES) or b"", Changes)
+        except (CorruptMemory, ValueError):
+            return Changes(os.urandom(8), 0)
+
+    def _note_change(self, txn: Transaction, document: int) -> None:
+        """A document's row is written or deleted in this transaction."""
+        series, last, before = self.changes(txn)
+        value = (series, last + 1, (*before, document)[-_KEPT:])
+        txn.put_checked("meta", _CHANGES, msgpack.packb(value))
 
     def document(self, txn: Transaction, number: int) -> Document:
         """One document by id. Raises DocumentNotFound."""
@@ -258,7 +252,7 @@ class Catalog:
         """Write a document's row, new or changed."""
         row = asdict(document)
         txn.put_checked("documents", number_key(row.pop("id")), msgpack.packb(row))
-        note_change(txn, document.id)
+        self._note_change(txn, document.id)
 
     def write_of(self, txn: Transaction, number: int) -> WriteId:
         """By what the records of a document, or of a passage, are known. Raises DocumentNotFound,
@@ -281,9 +275,6 @@ class Catalog:
     def delete_document(self, txn: Transaction, document: int) -> None:
         """Delete a document's blocks, landmark keys, tokens and row, and its references to
         passages.
-
-        Run it by `database.write(work, beyond_limit=True)`: on a full memory even deleting needs a
-        little room.
         """
         with suppress(CorruptMemory):  # references that cannot be told are counted by a repair
             row = self.row(txn, document)
@@ -293,7 +284,7 @@ class Catalog:
         self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
-        note_change(txn, document)
+        self._note_change(txn, document)
 
     # Passages
 
@@ -327,7 +318,7 @@ class Catalog:
         """
         if document.of_passages:
             return sum(passage.bytes for _, passage in self.passages_of(txn, document))
-        return sum(len(record.data) for record in self.blocks.walk(txn, document.id))
+        return sum(len(data) for _, data in self.blocks.walk(txn, document.id))
 
     def digests_of(
         self, txn: Transaction, document: Document, first: int = 0, end: int | None = None

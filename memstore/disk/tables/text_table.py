@@ -1,6 +1,7 @@
 """The text of a memory's documents: parts of tokens, or of passages."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from memstore.disk.format.keys import document_range, read_tokens_key, tokens_key
 from memstore.disk.format.text_parts import PassagePart, TokenPart, decode_part, decode_tokens
@@ -46,29 +47,25 @@ class TextTable:
         The iterator lives in the transaction.
         """
         for number, value in self.parts(txn, document, first, end):
-            try:
+            with _named(document):
                 part = decode_tokens(number, value)
-            except ValueError as error:
-                raise CorruptMemory(
-                    f"tokens of document {document}: {error}; run verify"
-                ) from error
             if number + len(part.ids) > first:
                 yield part
 
     def passage_parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
     ) -> Iterator[PassagePart]:
-        """The parts of a document of passages that hold blocks `first` to `end` (exclusive; None
-        for all), in order, each whole. Raises CorruptMemory.
-
-        The iterator lives in the transaction.
-        """
+        """The same of passages; first, end: blocks."""
         for number, value in self.parts(txn, document, first, end):
-            try:
+            with _named(document):
                 part = decode_part(number, value, self._block_size)
-            except ValueError as error:
-                raise CorruptMemory(
-                    f"passages of document {document}: {error}; run verify"
-                ) from error
             if part.end_block > first:
                 yield part
+
+
+@contextmanager
+def _named(document: int) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise CorruptMemory(f"tokens of document {document}: {error}; run verify") from error

@@ -220,7 +220,7 @@ class PassageWalk:
     def _read(self, txn: Transaction, row: StoredPassage, length: int) -> None:
         """Raises CorruptMemory with the first thing that is wrong."""
         key, blocks = RecordKey(row.number, 0, 0), self._catalog.blocks
-        keys = [record.key for record in blocks.walk(txn, row.number)]
+        keys = [key for key, _ in blocks.walk(txn, row.number)]
         if keys != ([key] if row.bytes else []):
             raise CorruptMemory(f"records {keys} instead of {int(row.bytes > 0)}")
         if row.bytes:
@@ -244,9 +244,9 @@ def drop(path: Path, numbers: set[int]) -> None:
                 raise CorruptMemory("pages of keys are damaged")
             for number in sorted(numbers):
                 delete = partial(_drop_one, catalog=catalog, number=number)
-                catalog.database.write(delete, beyond_limit=True)
+                catalog.database.write(delete)
             correct = partial(count_references, catalog=catalog, correct=True)
-            catalog.database.write(correct, beyond_limit=True)
+            catalog.database.write(correct)
     finally:
         catalog.close()
 

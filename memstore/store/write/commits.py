@@ -92,7 +92,7 @@ class Commits:
             catalog.put_document(txn, row)
             return row
 
-        self.row = self._catalog.database.write(work, beyond_limit=replaces is not None)
+        self.row = self._catalog.database.write(work)
         self._keep = keep
 
     def delete_empty(self) -> None:
@@ -107,7 +107,7 @@ class Commits:
                 self._catalog.delete_document(txn, row.id)
 
         with suppress(StorageFull):
-            self._catalog.database.write(work, beyond_limit=True)
+            self._catalog.database.write(work)
 
     # Records
 
