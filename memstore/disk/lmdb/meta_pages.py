@@ -8,6 +8,7 @@ would undo a commit; the record that every commit of ours leaves, with a checksu
 import os
 import struct
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 from memstore.disk.files import DATA, share
@@ -99,13 +100,16 @@ def _what_is_wrong(file: int, metas: list[Meta]) -> str | None:
 
 def _recorded(file: int, meta: Meta) -> int | None:
     """The number of the transaction that recorded itself in the state that a meta page leads to; 0
-    before the first; None where it cannot be read. No reader follows the older page, whose tables
-    may have been written over.
+    before the first; None where the pages that lead there are damaged, which LMDB has to be kept
+    from. No reader follows the older page, whose tables may have been written over.
     """
     if not meta.transaction:
         return 0
-    (place,) = _tables(file, meta).find([COMMIT])
-    return None if place is None else read_commit_record(os.pread(file, place.size, place.offset))
+    with suppress(ValueError):
+        for key, place, _ in _tables(file, meta).walk():
+            if key == COMMIT:
+                return read_commit_record(os.pread(file, place.size, place.offset))
+    return None
 
 
 def is_sound(path: Path) -> bool:

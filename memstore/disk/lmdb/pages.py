@@ -78,7 +78,8 @@ class _Page:
     def __init__(self, data: bytes, number: int) -> None:
         self._data, self.number = data, number
         own, self.kind, lower, self._upper = _PAGE.unpack_from(data)
-        if own != number or self.kind not in (_BRANCH, _LEAF) or not _HEADER < lower <= len(data):
+        least = {_BRANCH: 2, _LEAF: 1}.get(self.kind, len(data))  # nodes
+        if own != number or not _HEADER + 2 * least <= lower <= self._upper <= len(data):
             raise ValueError(f"page {number} is damaged")
         self.offsets = struct.unpack_from(f"<{(lower - _HEADER) // 2}H", data, _HEADER)
 
@@ -172,7 +173,8 @@ class Tree(NamedTuple):
             if not in_order or keys[0] < low or (high is not None and keys[-1] >= high):
                 raise ValueError(f"page {number} has keys out of order")
             if page.kind == _BRANCH:
-                below = [entry.below for entry in found]
+                # read at once: LMDB may be led there before this walk is
+                below = [self._page(entry.below).number for entry in found]
                 todo += reversed(list(zip(below, keys, [*keys[1:], high])))
                 continue
             for entry in found:
