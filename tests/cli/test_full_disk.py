@@ -34,7 +34,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             write = store.document("other").write
         shutil.copytree(memory, damaged)
         data = bytearray((damaged / "data.mdb").read_bytes())
-        for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
+        for record in re.finditer(b"mR\x04.{21}" + re.escape(write), bytes(data), re.DOTALL):
             data[record.end() + 60] ^= 255
         (damaged / "data.mdb").write_bytes(data)
         yield here

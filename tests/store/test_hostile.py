@@ -126,7 +126,7 @@ def with_footer(file: Path, change: Callable[[Any], Any], out: Path) -> Path:
 
 def resigned(record: bytes) -> bytes:
     """A record with right checksums of its heads and of its header."""
-    sizes_at = 20 + 16 + 16 + 6
+    sizes_at = 8 + 16 + 16 + 6
     digests_at = sizes_at + 4 * HEADS
     end = digests_at + 8 * HEADS
     digests, at = b"", end + 8
