@@ -6,7 +6,7 @@ arrived at once, so the hit rate with them is an upper bound. A capacity is a sh
 blocks that were looked up. Blocks of a session's own are pinned, and left out.
 
     python -m benchmarks.tiers                              lookups of 40 questions about six books
-    python -m benchmarks.tiers --trace FILE                 lookups that `memstore ask --trace` made
+    python -m benchmarks.tiers --trace FILE                 lookups recorded before
     python -m benchmarks.tiers --text books-test.jsonl.zst --trace FILE     asks first, and records
 """
 
@@ -23,7 +23,7 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.text import Books
-from benchmarks.replay import Recorded, belady, replay
+from benchmarks.replay import Recorded, belady, recorded, replay
 from memstore import LandmarkModel, MemoryStore, load_model
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.tier_options import DEFAULT_POLICY
@@ -36,14 +36,14 @@ _TEMPERATURE = 0.8  # a small model that decodes greedily soon repeats itself an
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}")  # a capital that begins no sentence
 
 
-def hit_rates(recorded: Recorded, share: float) -> dict[str, float]:
+def hit_rates(lookups: Recorded, share: float) -> dict[str, float]:
     """The hit rate of each policy, of Belady's optimum, and of the default policy with the
     predictions, for a capacity of this share of the recorded blocks.
     """
-    capacity = max(1, round(share * recorded.units))
-    rates = {name: replay(recorded.requests, capacity, name).hit_rate for name in POLICIES}
-    rates[BELADY] = belady(recorded.requests, capacity).hit_rate
-    ahead = replay(recorded.requests, capacity, DEFAULT_POLICY, recorded.predicted)
+    capacity = max(1, round(share * lookups.units))
+    rates = {name: replay(lookups.requests, capacity, name).hit_rate for name in POLICIES}
+    rates[BELADY] = belady(lookups.requests, capacity).hit_rate
+    ahead = replay(lookups.requests, capacity, DEFAULT_POLICY, lookups.predicted)
     return rates | {AHEAD: ahead.hit_rate}
 
 
@@ -65,9 +65,10 @@ def record(
         for number, book in enumerate(books.books, 1):
             text = model.tokenizer.decode(book[: options.book_tokens].tolist())
             model.ingest(text, memory, name=f"book {number}")
-    with MemoryStore.open(
-        place, model.signature, read_only=True, trace=options.trace, prefetch="speculative"
-    ) as memory:
+    with (
+        MemoryStore.open(place, model.signature, read_only=True, prefetch="speculative") as memory,
+        recorded(memory.tiers, options.trace),
+    ):
         for number, asked in enumerate(questions(model, books, options.questions, options.seed)):
             with model.chat(memory) as conversation:
                 for text, most in zip(asked, (_CONTINUED, _ANSWERED), strict=True):
@@ -106,11 +107,11 @@ def main() -> None:
         with workplace(options) as directory:
             books = Books.read(options.text, model.tokenizer, directory / "tokens")
             record(model, Books(books.books[: options.books], books.words), directory, options)
-    recorded = Recorded.load(options.trace)
-    rows = {capacity: hit_rates(recorded, capacity) for capacity in options.capacities}
-    print(f"{len(recorded.requests):,} lookups of {recorded.units:,} distinct blocks\n")
+    lookups = Recorded.load(options.trace)
+    rows = {capacity: hit_rates(lookups, capacity) for capacity in options.capacities}
+    print(f"{len(lookups.requests):,} lookups of {lookups.units:,} distinct blocks\n")
     print(rates_table(rows))
-    write(options, {"units": recorded.units, "lookups": len(recorded.requests), "rates": rows})
+    write(options, {"units": lookups.units, "lookups": len(lookups.requests), "rates": rows})
 
 
 def rates_table(rows: dict[float, dict[str, float]]) -> str:

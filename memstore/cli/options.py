@@ -208,10 +208,6 @@ class Tiers:
     prefetch: Annotated[
         str | None, option("--prefetch", "P", "Prefetching of blocks: off or speculative.")
     ] = None
-    trace: Annotated[
-        Path | None,
-        option("--trace", "FILE", "Record lookups in this file; benchmarks/tiers.py replays them."),
-    ] = None
     index: IndexKind = None
 
     def options(self, host_budget: int = ASK_BUDGET) -> "OpenOptions":

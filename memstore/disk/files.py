@@ -111,14 +111,13 @@ def mode_of(path: Path) -> int | None:
     return None
 
 
-def check_outside_memories(path: Path, new: Path | None = None) -> None:
-    """Refuse to write what a user named into a memory's directory, where nothing else belongs; new:
-    one that is to be made. Raises InvalidInput.
+def check_outside_memories(path: Path) -> None:
+    """Refuse to write what a user named into a memory's directory, where nothing else belongs.
+    Raises InvalidInput.
     """
-    made = None if new is None else Path(os.path.realpath(new))
     there = Path(os.path.realpath(path.parent))
     for folder in (there, there.parent):  # it has folders of its own, one level deep
-        if folder == made or os.path.lexists(folder / DATA):
+        if os.path.lexists(folder / DATA):
             raise InvalidInput(
                 f"{path} lies in the directory of a memory, {folder}; name a file outside of it"
             )

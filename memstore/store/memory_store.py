@@ -101,7 +101,7 @@ class MemoryStore(Closing):
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
-        check_open_options(options, signature, expanded(path))  # a bad option leaves nothing behind
+        check_open_options(options, signature)  # a bad option leaves nothing behind
         catalog = Catalog.create(path, signature, codec=codec, selector=selector)
         return cls(catalog, signature, **options)
 

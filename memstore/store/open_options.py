@@ -4,11 +4,9 @@ anything is opened or made, and without torch where they do not concern it.
 
 from pathlib import Path
 
-from memstore.disk.files import check_outside_memories
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, InvalidConfig
-from memstore.paths import expanded
 from memstore.paused_collection import paused_collection
 from memstore.share.publication_options import ShareOptions, is_url, take_share_options
 from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
@@ -36,11 +34,8 @@ def open_catalog(path: Path | str, options: OpenOptions, *, read_only: bool) -> 
     return Catalog.open(path, read_only=read_only)
 
 
-def check_open_options(options: OpenOptions, signature: Signature, new: Path | None = None) -> None:
-    """new: the directory of a memory that is to be made. Raises InvalidConfig, InvalidInput,
-    BudgetExceeded, and OSError for a trace that cannot be written; what lies at its path stays as
-    it is.
-    """
+def check_open_options(options: OpenOptions, signature: Signature) -> None:
+    """Raises InvalidConfig, InvalidInput, BudgetExceeded."""
     if unknown := sorted(options.keys() - OpenOptions.__annotations__.keys()):
         raise InvalidConfig(
             f"unknown option {unknown[0]!r}; choose one of {', '.join(OpenOptions.__annotations__)}"
@@ -57,12 +52,6 @@ def check_open_options(options: OpenOptions, signature: Signature, new: Path | N
         from memstore.index import make_index
 
         make_index(options["index"], signature.num_kv_heads, signature.head_dim)
-    trace = options.get("trace")
-    if trace is not None:
-        from memstore.tiers.lookup_trace import check_trace
-
-        check_outside_memories(expanded(trace), new)
-        check_trace(trace)
 
 
 def _check_budget(tier: str, budget: int, signature: Signature) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.devices import usable_device
-from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.slots import Lease, LowestTier, UnitShape
@@ -30,8 +29,8 @@ from memstore.tiers.tier_options import (
 
 
 class Cascade:
-    """A disk tier (or none) with a host tier and perhaps a device tier above it, a prefetcher, and
-    a trace.
+    """A disk tier (or none) with a host tier and perhaps a device tier above it, and a
+    prefetcher.
     """
 
     def __init__(
@@ -42,10 +41,8 @@ class Cascade:
         computes: bool = False,
         **options: Unpack[TierOptions],
     ) -> None:
-        """computes: do sessions compute units that no tier has?
-
-        Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot be
-        written.
+        """computes: do sessions compute units that no tier has? Raises BudgetExceeded,
+        InvalidConfig.
         """
         check_options(options)
         policy = options.get("policy", DEFAULT_POLICY)
@@ -61,8 +58,6 @@ class Cascade:
         self.predictor: Predictor = options.get("prefetch", "off")
         self.prefetcher = Prefetcher(self.top)
         self._computes, self._computed = computes, TierCounter()
-        trace = options.get("trace")
-        self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.slot_bytes)
 
     def settle(self) -> None:
         """Wait for the prefetches under way, and forget the others."""
@@ -70,33 +65,21 @@ class Cascade:
         self.prefetcher.drain()
 
     def close(self) -> None:
-        """End all threads and the trace; idempotent. Raises the OSError that ended the trace early,
-        when everything is closed.
-        """
+        """End all threads; idempotent."""
         self.prefetcher.close()
         if self.disk is not None:
             self.disk.close()
-        if self.trace is not None:
-            self.trace.close()
 
     # Reading
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
         """Slots of the top tier that hold these units: see SlabTier.lease."""
-        lease = self.top.lease(units)
-        if self.trace is not None:
-            self.trace.lookup(
-                units,
-                [place for place, held in enumerate(lease.of_units) if held[0] in lease.fetched],
-            )
-        return lease
+        return self.top.lease(units)
 
     def expect(self, units: Sequence[BlockKey]) -> int:
         """Prefetch units that will probably be looked up soon; return at once how many are not
         held.
         """
-        if self.trace is not None:
-            self.trace.prediction(units)
         absent = [unit for unit in units if not self.top.holds(unit)]
         if absent:
             self.prefetcher.request(absent)
@@ -106,8 +89,6 @@ class Cascade:
 
     def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
         """Hold units that a session computed in the host tier: see SlabTier.admit."""
-        if self.trace is not None:
-            self.trace.lookup(units, list(range(len(units))))
         self.host.admit(units, k, v, length)
 
     def count_computed(self, units: int, size: int, seconds: float) -> None:

@@ -1,6 +1,5 @@
 """Options of a memory's tiers, checked before the tiers are made."""
 
-from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
 from memstore.errors import InvalidConfig
@@ -20,7 +19,6 @@ class TierOptions(TypedDict, total=False):
     prefetch: Predictor  # which units are read ahead: see memory_attention.py
     device: str | None  # a torch device with a tier of its own, or None
     device_budget: int  # bytes of the device's memory for blocks (default 1 GiB)
-    trace: Path | str | None  # a file: every lookup is written there (memstore.tiers.lookup_trace)
 
 
 def check_options(options: TierOptions) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay import Recorded
 from memstore.cli import console
 from memstore.model.passages.selector import Gate
 from memstore.store.memory_store import MemoryStore
@@ -195,22 +194,6 @@ def test_tier_options_never_change_an_answer(store: Path) -> None:
         host = answer["tiers"]["host"]
         assert host.keys() == counts and host["evictions"] > 0
     assert plain["tiers"]["host"]["evictions"] == plain["tiers"]["host"]["prefetched"] == 0
-
-
-def test_every_command_that_reads_blocks_records_a_trace(
-    store: Path, story: Path, tmp_path: Path
-) -> None:
-    trace, here = tmp_path / "lookups.zst", ("--store", store)
-    always = ("--cmt-cutoff", "0")
-    for arguments, stdin in [
-        (("ask", "The code of the red fox is", *here, *always, "--prefetch", "speculative"), ""),
-        (("chat", *here, *always), "Who lives there?\n"),
-        (("search", "the old mill", *here), ""),
-        (("ingest", story, "--store", tmp_path / "new"), ""),
-    ]:
-        assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
-        assert Recorded.load(trace).requests
-        trace.unlink()
 
 
 # Terminals

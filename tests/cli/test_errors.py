@@ -86,8 +86,6 @@ def test_settings_out_of_range_are_refused(store: Path, story: Path, tmp_path: P
         (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
         (("ask", "Who?", "--store", store, "--policy", "fifo"), "lru"),
         (("chat", "--store", store, "--prefetch", "all"), "speculative"),
-        (("search", "mill", "--store", store, "--trace", tmp_path / "no" / "trace"), "trace"),
-        (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
         (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int8"),
         (("ingest", story, "--store", store, "--codec", "jpeg"), "int8"),

@@ -62,7 +62,6 @@ COMMANDS = {
     "import {origin}/story.memory --name again --store {memory}": "memory/data.mdb",
     "import {origin}/story.memory --store {disk}/new": "",
     "verify --repair --store {damaged}": "damaged/data.mdb",
-    "ask Who? --trace {disk}/trace --store {memory}": "",
 }
 
 
@@ -82,8 +81,6 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     if command.startswith("index"):
         pytest.importorskip("faiss")
         monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
-    if "--trace" in command and type(disk) is Limited:
-        pytest.skip("a trace may be smaller than a message")
     memory, damaged = disk.path / "memory", disk.path / "damaged"
     words = [
         word.format(origin=origin, disk=disk.path, memory=memory, damaged=damaged)
@@ -91,12 +88,11 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     ]
     grows = disk.path / (COMMANDS[command] or "nothing")
     for room in (0, 8192):
-        (disk.path / "trace").unlink(missing_ok=True)  # only a new file is written
         full = disk.run_full(room, grows, *words)
         if full.status == 0 and room:
             break  # that was enough
         last = full.err.splitlines()[-1]
-        assert full.status == 1 and (not full.out or "--trace" in command), full
+        assert full.status == 1 and not full.out, full
         assert last.startswith("error: ") and "make room" in last and str(disk.path) in last
         assert "Traceback" not in full.err
         assert whole(memory)
@@ -107,7 +103,6 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
         left = {entry.name for at in (memory, damaged) for entry in at.rglob("*")}
         assert left <= {"data.mdb", "lock.mdb", "writer.lock", "index"}
     else:
-        (disk.path / "trace").unlink(missing_ok=True)
         assert run(*words).status == 0
     for made in disk.path.glob("*/data.mdb"):
         if made.parent != damaged or "repair" in command:

@@ -47,7 +47,7 @@ def test_paths_of_any_bytes_work_and_are_printed_escaped(
     (document,) = run("ls", "--store", memory, "--json").json["documents"]
     for words in (
         ["ls", "--store", memory],
-        ["ask", "The code is", "--store", memory, "--trace", place / "trace"],
+        ["ask", "The code is", "--store", memory],
         ["search", "fox", "--store", memory],
         ["export", document["name"], file, "--store", memory],
         ["import", file, "--store", place / "other"],

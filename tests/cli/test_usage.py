@@ -116,13 +116,12 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
     assert run("ingest", "~/notes/st*y", "~/notes/story").status == 0
     assert run("export", "story", "~/story.memstore").status == 0
     assert run("import", "--store=~/other", "~/story.memstore").status == 0
-    assert run("ask", "Who?", "--trace", "~/trace").status == 0
     assert run("share", "push", "file://~/published").status == 0
     cached = ["--store", "file://~/published", "--local-cache", "~/cache"]
     (here / "home" / "model").symlink_to(os.environ["MEMSTORE_MODEL"])
     assert run("ask", "Who?", *cached, "--model", "~/model").status == 0
     assert run("verify", "--store", "~/memory").status == 0
-    made = ["cache", "memory", "model", "notes", "other", "published", "story.memstore", "trace"]
+    made = ["cache", "memory", "model", "notes", "other", "published", "story.memstore"]
     assert sorted(path.name for path in (here / "home").iterdir()) == made
     assert [path.name for path in here.iterdir()] == ["home"]
 

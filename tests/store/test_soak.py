@@ -105,14 +105,10 @@ def test_budgets_hold_and_memory_stays_flat_over_random_lookups(
     sizes: list[int] = []
     first, rounds = 0, max(8, LOOKUPS // 10_000)
     change_every = max(150, LOOKUPS // 1000)
-    for number in range(rounds):
+    for _ in range(rounds):
         least = 4 * 3 * HEADS * 3  # what a writer pins: the latest chunk and what it continues from
         budget = chance.randint(least, 6 * least) * UNIT_BYTES + chance.randrange(UNIT_BYTES)
-        options = {
-            "host_budget": budget,
-            "policy": chance.choice(sorted(POLICIES)),
-            "trace": tmp_path / f"trace-{number}" if chance.random() < 0.3 else None,
-        }
+        options = {"host_budget": budget, "policy": chance.choice(sorted(POLICIES))}
         if chance.random() < 0.5:
             options |= {
                 "device": "cpu",

@@ -52,7 +52,7 @@ class Retrieval:
         options: OpenOptions,
     ) -> None:
         """catalog: None for a memory without a directory; selector: of a memory whose layers have
-        no landmark keys. Raises BudgetExceeded, InvalidConfig, InvalidInput, OSError.
+        no landmark keys. Raises BudgetExceeded, InvalidConfig, InvalidInput.
         """
         options = options.copy()
         kind = options.pop("index", "auto")
@@ -96,7 +96,7 @@ class Retrieval:
         self._session_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
-        """End the tiers' threads and the trace; idempotent."""
+        """End the tiers' threads; idempotent."""
         self.tiers.close()
 
     # What sessions look up
