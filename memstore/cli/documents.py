@@ -129,7 +129,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check everything that a memory holds; exit status 1 if something is damaged."""
-    from memstore.store.verify.verify_memory import verify_memory
+    from memstore.store.verify import verify_memory
 
     report = verify_memory(store, repair=repair)
     if as_json:

@@ -35,11 +35,6 @@ class Rows:
         with self._lock:
             return sorted((row for row in self._all.values() if row.is_listed), key=_BY_ID)
 
-    def hidden(self) -> list[Document]:
-        """The others."""
-        with self._lock:
-            return [row for row in self._all.values() if not row.is_listed]
-
     def named(self, name: str) -> list[Document]:
         """All of a name, of whatever state, oldest first."""
         with self._lock:
@@ -102,7 +97,7 @@ class Committed:
     @contextmanager
     def writing(self, name: str, *, wait: bool) -> Iterator[None]:
         """Hold what writing under a name needs: other processes write nothing meanwhile, and other
-        threads no document of this name. What interrupted imports left is deleted first.
+        threads no document of this name.
 
         wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
         also, at once, where this process writes that document already; ReadOnlyMemory.
@@ -110,29 +105,7 @@ class Committed:
         database = self.catalog.database
         with database.name_written(name), database.writer(wait=wait):
             self.refresh()
-            self.remove_leftovers(name)
             yield
-
-    def remove_leftovers(self, name: str | None = None) -> None:
-        """Delete what interrupted imports left, but nothing that this process is importing now;
-        name: of the document that the caller is going to write. The caller holds the writer lock.
-        """
-        catalog = self.catalog
-
-        def left(row: Document | None) -> bool:
-            now = catalog.database.names_written - {name}
-            return row is not None and row.state == "importing" and row.name not in now
-
-        def delete(txn: Transaction) -> None:
-            # An import that ends meanwhile commits before or after this transaction, so its row is
-            # either ready or of a name that is still written.
-            for number in there:
-                if left(catalog.row(txn, number)):
-                    catalog.delete_document(txn, number)
-
-        there = [row.id for row in self.rows.hidden() if left(row)]
-        if there:
-            catalog.database.write(delete)
 
     def follow(self, new: "Retrieval | None" = None) -> None:
         """Look at what is committed, whether or not something was; `new` has followed nothing yet.

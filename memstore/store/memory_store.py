@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # imported where it is used: most commands need none of it, o
     from memstore.share.upload import PublishOptions, Sent
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.transfer import PublishedDocument
-    from memstore.store.verify.report import Report
+    from memstore.store.verify import Report
     from memstore.store.write.writer import DocumentWriter
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.slots import Lease
@@ -514,9 +514,9 @@ class MemoryStore(Closing):
         committed = self._writable()
         with committed.writing(name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
-            if found is None:
+            if found is None or found.state != "ready":
                 check_importable(committed.catalog, source.head, place)
-                found = import_document(committed.catalog, original, source.parts(), name)
+                found = import_document(committed.catalog, original, source.parts(), name, found)
         self._refresh()
         return found
 
@@ -591,17 +591,16 @@ class MemoryStore(Closing):
             committed.refresh()
             if (database.path / INDEX).exists() and self.retrieval.tells_of_gone():
                 remove_index(database.path)
-            committed.remove_leftovers()
             database.rewrite()
             sizes = before, database.file_bytes
         committed.refresh()
         return sizes
 
     def verify(self, *, repair: bool = False) -> "Report":
-        """Check everything that is stored, in a child process; with `repair`, drop damaged
-        documents whole. See verify_memory, which also takes a memory that cannot be opened.
+        """Check everything that is stored; with `repair`, drop damaged documents whole. See
+        verify_memory, which also takes a memory that cannot be opened.
         """
-        from memstore.store.verify.verify_memory import verify_memory
+        from memstore.store.verify import verify_memory
 
         committed = self._on_disk()
         if is_url(self.place):

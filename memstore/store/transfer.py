@@ -137,29 +137,29 @@ def check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
 
 
 def import_document(
-    catalog: Catalog, original: Document, parts: Iterable[Part], name: str
+    catalog: Catalog,
+    original: Document,
+    parts: Iterable[Part],
+    name: str,
+    instead_of: Document | None = None,
 ) -> Document:
-    """Store the parts of a document under `name`, which must be free; the caller holds the writer
-    lock.
+    """Store the parts of a document under `name`, which must be free but for what a killed import
+    left (instead_of); the caller holds the writer lock.
 
     Raises StorageFull, and what reading the parts raises; the memory is as it was.
     """
     database = catalog.database
     imported = replace(original.portable(), name=name)
 
-    def begin(txn: Transaction) -> Document:
-        row = replace(
-            imported,
-            id=catalog.new_document_id(txn),
-            state="importing",
-            tokens=0,
-            blocks=0,
-            bytes=0,
-        )
+    def begin(txn: Transaction) -> int:
+        if instead_of is not None:
+            catalog.delete_document(txn, instead_of.id)
+        number = catalog.new_document_id(txn)
+        row = replace(imported, id=number, state="ingesting", tokens=0, blocks=0, bytes=0)
         catalog.put_document(txn, row)
-        return row
+        return number
 
-    number = database.write(begin).id
+    number = database.write(begin)
     imported = replace(imported, id=number)
     done = False
     try:

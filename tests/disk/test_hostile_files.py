@@ -16,7 +16,7 @@ from memstore.child import python_command
 from memstore.disk.files import replacement
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify import verify_memory
 from support.synthetic_documents import CHUNK, SIGNATURE, ingest
 
 BUDGET = 1 << 20

@@ -19,7 +19,7 @@ from memstore.share.object_store import OBJECT_BYTES, ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify import verify_memory
 from support.services import (
     AZURE_ENVIRONMENT,
     S3_ENVIRONMENT,

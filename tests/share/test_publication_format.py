@@ -29,7 +29,7 @@ from memstore.share.pieces import (
 )
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify_published import verify_published
 from support import passage_documents, synthetic_documents
 from support.crafted import WRONG, changed, places
 from support.damaged_bytes import damaged

@@ -12,7 +12,7 @@ from memstore.share.garbage_collection import prune
 from memstore.share.manifest import newest_number
 from memstore.share.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify_published import verify_published
 from support.places import Killed, WatchedPlace
 from support.publishing import names, same_as, send, spoil
 from support.selected_documents import create as create_selected

@@ -21,7 +21,7 @@ from memstore.share.manifest import manifest_number, read_manifest, read_newest
 from memstore.share.pieces import RecordIndex
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify_published import verify_published
 from support.passage_documents import SETTINGS, content, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace

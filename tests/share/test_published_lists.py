@@ -17,7 +17,7 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.retrieve import first_stage, published_lists
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify import verify_memory
 from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
 

@@ -17,7 +17,7 @@ from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify import verify_memory
 from support.published import Wild, WildServer, open_at
 from support.tiny_decoder import decoder, learned_selector, random_adapter, tokenizer, word_reader
 

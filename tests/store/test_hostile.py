@@ -29,7 +29,7 @@ from memstore.share.document_file import DocumentFile, _trailer, write_document
 from memstore.share.document_parts import Head, Part, PartOrder, Record, Tokens
 from memstore.share.packed_objects import FORMAT, decompressed, pack
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify import verify_memory
 from support import passage_documents, selected_documents
 from support.crafted import NAN, WRONG, changed, fuzzed, places
 from support.damaged_bytes import damaged

@@ -4,26 +4,21 @@ and a repair changes nothing of it.
 
 import os
 import shutil
-import signal
 import struct
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import pytest
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import read_number_key
 from memstore.disk.lmdb.database import Database
-from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import is_sound
-from memstore.errors import RESTORE, CorruptMemory, MemoryLocked, MemstoreError
+from memstore.errors import RESTORE, CorruptMemory, MemstoreError
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import _child, verify_memory
+from memstore.store.verify import verify_memory
 from support import passage_documents, synthetic_documents
-from support.fork_server import ForkServer
 from support.selected_documents import create as create_selected
 from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
 
@@ -198,11 +193,6 @@ def test_unreadable_commit_is_reported_and_not_undone(memory: Path) -> None:
     check_not_repaired(memory)
 
 
-def test_a_walk_past_more_documents_than_an_argument_can_name_ends(memory: Path) -> None:
-    events = [event["event"] for event in _child("walk", memory, list(range(1000, 101_000)))]
-    assert "whole" in events and events[-1] == "end"
-
-
 def test_truncated_file_is_reported_and_not_repaired(memory: Path) -> None:
     size = (memory / "data.mdb").stat().st_size
     os.truncate(memory / "data.mdb", size - size // 3 // PAGE * PAGE)
@@ -219,36 +209,3 @@ def test_damaged_meta_rows_are_reported_and_not_repaired(memory: Path, entry: by
         data[at] ^= 1
     (memory / "data.mdb").write_bytes(data)
     check_not_repaired(memory)
-
-
-def test_children_of_a_killed_repair_end_and_release_locks(
-    memory: Path, children: ForkServer
-) -> None:
-    lock = WriterLock(memory)
-
-    def until(locked: bool) -> None:
-        for _ in range(6000):
-            try:
-                with lock.held():
-                    pass
-                if not locked:
-                    return
-            except MemoryLocked:
-                if locked:
-                    return
-            time.sleep(0.01)
-        raise AssertionError(f"not {'locked' if locked else 'free'} within a minute")
-
-    with Database.open(memory) as database:
-        with database.read() as txn:
-            *_, (last, _) = txn.scan("blocks")
-        database.write(lambda txn: txn.delete("blocks", last))
-    with lmdb.open(str(memory)) as environment:
-        with environment.begin(write=True):  # the child that drops has the lock, and waits here
-            pid = children.start("repair_job", memory)
-            until(locked=True)
-            os.kill(pid, signal.SIGKILL)
-            until(locked=False)
-        assert children.end() == -signal.SIGKILL
-    report = verify_memory(memory, repair=True)
-    assert report.problems and report.dropped == ([] if is_of_passages(memory) else ["four"])

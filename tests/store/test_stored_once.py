@@ -18,7 +18,7 @@ from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify import verify_memory
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer, read_passages_job, shared_job
 from support.passage_documents import (

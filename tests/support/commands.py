@@ -19,10 +19,9 @@ from memstore.cli.main import main
 from memstore.model.landmark.landmark_model import SHIPPED, save_checkpoint
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.tokenizer import Tokenizer
-from memstore.store.verify.walk import walk
+from memstore.store.verify import verify_memory
 from support.forked import forked
 from support.paths import ROOT
-from support.synthetic_documents import PROBLEMS
 
 STORY = (
     "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n"
@@ -142,7 +141,7 @@ def intact(store: Path, *names: str) -> None:
 
 def whole(store: Path) -> bool:
     """Is everything in the memory as it was written?"""
-    return all(event["event"] not in PROBLEMS for event in walk(store, set()))
+    return verify_memory(store).clean
 
 
 def write_model(directory: Path, seed: int = 0, **shape: Any) -> Path:

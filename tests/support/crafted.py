@@ -18,7 +18,7 @@ for _ in range(200):
     DEEP = [DEEP]
 WRONG = [
     None, True, False, -1, 0, 1, 2, 3, 255, 256, 70_000, 2**31, 2**40, 2**62, 2**64 - 1, -(2**63),
-    0.5, NAN, float("inf"), -0.0, 1e300, "", "x", "ready", "importing", "\0", "\x1b[2J", "x" * 9000,
+    0.5, NAN, float("inf"), -0.0, 1e300, "", "x", "ready", "replacing", "\0", "\x1b[2J", "x" * 9000,
     b"", b"x", b"\xff" * 16, b"\0" * 64, [], [0], [[]], [1, 1], [NAN], {}, {"a": NAN}, {"a": [[1]]},
     {1: 2}, DEEP,
 ]  # fmt: skip

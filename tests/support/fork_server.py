@@ -33,8 +33,7 @@ from memstore.errors import MemstoreError
 from memstore.model.landmark.landmark_model import load_model
 from memstore.store import transfer  # noqa: F401
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_memory import verify_memory
-from memstore.store.verify.walk import walk
+from memstore.store.verify import verify_memory
 from support import killed_calls, passage_documents, selected_documents, synthetic_documents
 from support.paths import ROOT, TESTS
 from support.synthetic_documents import CHUNK, check_content, ingest
@@ -211,7 +210,7 @@ def index_job(path: str) -> int:
 
 
 def repair_job(path: str) -> int:
-    """Repair, in children of this child."""
+    """Repair."""
     report = verify_memory(path, repair=True)
     return RIGHT if report.dropped else NAMED_ERROR
 
@@ -222,17 +221,15 @@ def read_all_job(path: str) -> int:
 
 
 def verify_job(path: str) -> int:
-    """Walk as the child of `verify` does."""
+    """Verify."""
     try:
-        events = list(walk(Path(path), set()))
+        return RIGHT if verify_memory(path).clean else NAMED_ERROR
     except MemstoreError:
         return NAMED_ERROR
-    right = all(event["event"] not in synthetic_documents.PROBLEMS for event in events)
-    return RIGHT if right else NAMED_ERROR
 
 
 def check_job(path: str, read: str) -> int:
-    """Walk, and read by another job."""
+    """Verify, and read by another job."""
     return verify_job(path) or JOBS[read](path)
 
 

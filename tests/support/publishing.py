@@ -11,7 +11,7 @@ from memstore.share.publish import Report, publish
 from memstore.share.segments import SEGMENT_BYTES
 from memstore.share.upload import PublishOptions
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify.verify_published import verify_published
+from memstore.store.verify_published import verify_published
 from support.places import WatchedPlace, in_memory
 
 

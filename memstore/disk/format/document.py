@@ -12,9 +12,8 @@ from memstore.disk.format.codec import CODECS
 from memstore.disk.format.record import WRITE_BYTES, WriteId
 from memstore.disk.format.signature import Signature
 
-# "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
-# take the place of the ready document of its name
-State = Literal["ingesting", "ready", "importing", "replacing"]
+# "replacing": read in part, to take the place of the ready document of its name
+State = Literal["ingesting", "ready", "replacing"]
 LABELS = "labels"  # under which a row's metadata holds what its user said of it
 SOURCE = "source"
 """Where in a document's metadata stands which file of a folder it was read from."""
@@ -38,8 +37,7 @@ class IngestSettings:
 class Document:
     """One document's row. `tokens`, `blocks` and `bytes` count what is committed.
 
-    A document that is "importing" or "replacing" has the name that it will be found by once it is
-    ready.
+    A document that is "replacing" has the name that it will be found by once it is ready.
     """
 
     id: Annotated[int, Meta(ge=0, lt=1 << 62)]  # 1, 2, ...; never reused

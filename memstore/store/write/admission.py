@@ -3,7 +3,7 @@ the place of another, an import.
 
     (nothing) --new--> ingesting --finish--> ready
     ready --replace--> ready, and a row "replacing" of the same name --finish--> ready, the old gone
-    (nothing) --import--> importing --> ready
+    (nothing) --import--> ingesting, without tokens --> ready
 """
 
 import os
@@ -131,8 +131,8 @@ def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission 
         if hidden is not None and _continues(hidden, wanted):
             return Admission(replace(hidden, metadata=wanted.metadata), replaces=found)
         return Admission(replace(wanted, state="replacing"), replaces=found, instead_of=hidden)
-    if found.state == "ingesting" and not found.tokens:
-        return Admission(wanted, instead_of=found)  # it never got further than its row
+    if _is_empty(found):
+        return Admission(wanted, instead_of=found)
     raise _refusal(found, wanted)
 
 
@@ -154,12 +154,14 @@ def begin(catalog: Catalog, admission: Admission) -> Document:
 
 
 def admit_import(named: Iterable[Document], original: Document) -> Document | None:
-    """The listed one of the documents of a name if it has the content to be imported; None if the
-    name is free. Raises DocumentExists.
+    """The listed one of the documents of a name if it has the content to be imported, or if nothing
+    can be read of it; None if the name is free. Raises DocumentExists.
     """
     for row in named:
         if row.is_listed:
-            if row.state == "ready" and row.source_hash == original.source_hash:
+            if _is_empty(row) or (
+                row.state == "ready" and row.source_hash == original.source_hash
+            ):
                 return row
             raise DocumentExists(
                 f"a document {row.name!r} of other content is there; import it under another name"
@@ -180,10 +182,15 @@ def no_document(
     )
 
 
+def _is_empty(found: Document) -> bool:
+    """Was nothing of an ingest committed but its row, or was an import killed?"""
+    return found.state == "ingesting" and not found.tokens
+
+
 def _continues(found: Document, wanted: Document) -> bool:
     """Is this the same ingest, interrupted?"""
     same = found.state != "ready" and found.source_hash == wanted.source_hash
-    return same and found.settings == wanted.settings
+    return same and found.settings == wanted.settings and not _is_empty(found)
 
 
 def _refusal(found: Document, wanted: Document) -> DocumentExists | InvalidInput:

@@ -16,7 +16,7 @@ from memstore.share.open_object_store import open_object_store
 from memstore.share.pieces import Entry
 from memstore.share.segments import FOLDER
 from memstore.store.transfer import PublishedDocument
-from memstore.store.verify.report import Problem, Report
+from memstore.store.verify import Problem, Report
 
 
 def verify_published(url: str, *, repair: bool = False) -> Report:

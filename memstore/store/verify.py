@@ -1,0 +1,347 @@
+"""Checks that a memory stores what was written to it, and repairs it by dropping what is damaged.
+
+All bytes of the file are read first, and its pages of keys checked, without LMDB: a disk error
+would end the process where LMDB maps the file, and so may a damaged page.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from memstore.block import RecordKey
+from memstore.disk.files import DATA, named_os_errors
+from memstore.disk.format.document import Document
+from memstore.disk.format.keys import (
+    document_range,
+    number_key,
+    read_number_key,
+    record_key,
+    tokens_key,
+)
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.meta_pages import is_sound
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.passage_table import Digest, StoredPassage
+from memstore.errors import RESTORE, CorruptMemory, DocumentNotFound, MemoryNotFound
+from memstore.paths import expanded
+from memstore.share.document_parts import Head, IndexRun, PartOrder, Record, Tokens
+from memstore.share.publication_options import is_url
+
+_DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
+_READ_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as it was written."""
+
+    document: int | None  # id; None = the memory itself
+    name: str  # of the document, as far as it can be read
+    what: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a verification; `documents`, `records` and `bytes` count what is whole."""
+
+    documents: int = 0
+    records: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
+
+    @property
+    def clean(self) -> bool:
+        """Is everything as it was written?"""
+        return not self.problems
+
+
+def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
+    """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
+    and the keys and values of damaged passages (questions compute them again), and check again.
+
+    A repair reports what was wrong before it and what it dropped; other processes may read
+    meanwhile. It refuses a memory whose pages of keys, meta pages or own rows are damaged.
+
+    path: a memory's directory, or the URL of a published memory, which is read whole and cannot be
+    repaired.
+
+    Raises MemoryNotFound, MemoryLocked, StorageFull; CorruptMemory (the memory cannot be repaired);
+    of a URL also StoreUnavailable, InvalidInput (repair).
+    """
+    if is_url(path):
+        from memstore.store.verify_published import verify_published
+
+        return verify_published(str(path), repair=repair)
+    path = expanded(path)
+    if not (path / DATA).is_file():
+        raise MemoryNotFound.of(path)
+    try:
+        found = _Walk(path)
+        before = found.report()
+        if before.clean or not repair:
+            return before
+        _drop(path, [*found.documents, *found.passages])
+        after = _Walk(path).report()
+    except CorruptMemory as error:
+        if not repair:
+            return Report(problems=[Problem(None, "", str(error))])
+        raise _not_repaired(path, str(error)) from error
+    if not after.clean:
+        raise _not_repaired(path, after.problems[0].what)
+    dropped = [found.documents[number].name for number in sorted(found.documents)]
+    return Report(after.documents, after.records, after.bytes, before.problems, dropped)
+
+
+def _not_repaired(path: Path, what: str) -> CorruptMemory:
+    return CorruptMemory(f"{path} cannot be repaired ({what.partition(';')[0]}): {RESTORE}")
+
+
+def _check_pages(path: Path) -> None:
+    """Raises CorruptMemory where pages of keys are damaged, or bytes cannot be read."""
+    try:
+        with named_os_errors(path):
+            with (path / DATA).open("rb", buffering=0) as file:
+                while file.read(_READ_BYTES):
+                    pass
+            if not is_sound(path):
+                raise CorruptMemory("pages of keys are damaged")
+    except OSError as error:
+        raise CorruptMemory(f"the file cannot be read ({error})") from error
+
+
+class _Walk:
+    """What is found in a memory, of which every document is read.
+
+    documents: damaged ones by id; passages: those whose records are damaged, by number; counts: of
+    wrong counts of references to passages.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CorruptMemory for damage of the memory itself, and what opening raises."""
+        self.documents: dict[int, Problem] = {}
+        self.passages: dict[int, Problem] = {}
+        self.counts: list[Problem] = []
+        self._whole = self._records = self._bytes = 0
+        self._passage_bytes: dict[Digest, int] = {}  # of records that are whole
+        _check_pages(path)
+        with closing(Catalog.open(path, read_only=True)) as self._catalog:
+            self._walk()
+
+    def report(self) -> Report:
+        """The result: problems of documents first, then of passages and of references."""
+        problems = [*self.documents.values(), *self.passages.values(), *self.counts]
+        return Report(self._whole, self._records, self._bytes, problems)
+
+    def _walk(self) -> None:
+        catalog = self._catalog
+        with catalog.database.read() as txn:
+            catalog.next_number(txn)
+            rows = {read_number_key(key) for key, _ in txn.scan("documents")}
+            documents = rows | _owners(txn, "tokens") | _owners(txn, "landmarks")
+            passages = {read_number_key(key) for key, _ in txn.scan("passages")}
+            unowned = _owners(txn, "blocks") - documents - passages
+        for number in sorted(unowned):
+            what = f"records of number {number}, which is no document or passage"
+            self.passages[number] = Problem(None, "", what)
+        for number in sorted(documents):
+            self._read_document(number, known=number in rows)
+        with catalog.database.read() as txn:
+            try:
+                wrong = _count_references(txn, catalog)
+            except CorruptMemory as error:
+                wrong = [str(error)]
+        self.counts = [Problem(None, "", what) for what in wrong]
+
+    def _read_document(self, number: int, *, known: bool) -> None:
+        name, size = f"document {number}", (0, 0)
+        try:
+            document = self._row(number, known=known)
+            if document is None:
+                return  # another process deleted or began it
+            name = document.name
+            if document.tokens or document.state == "ready":  # or an import has not ended
+                with self._catalog.database.read() as txn:
+                    size = self._read_all(txn, document)
+        except DocumentNotFound:
+            return
+        except CorruptMemory as error:
+            self.documents[number] = Problem(number, name, str(error))
+        except ValueError as error:
+            self.documents[number] = Problem(number, name, f"document {name!r}: {error}")
+        else:
+            self._whole += 1
+            self._records, self._bytes = self._records + size[0], self._bytes + size[1]
+
+    def _row(self, number: int, *, known: bool) -> Document | None:
+        """The row of a document; None if nothing of the document is stored. Raises
+        CorruptMemory.
+        """
+        with self._catalog.database.read() as txn:
+            if txn.view("documents", number_key(number)) is not None:
+                return self._catalog.row(txn, number) if known else None
+            if all(
+                next(txn.scan(table, *document_range(number)), None) is None
+                for table in _DOCUMENT_TABLES
+            ):
+                return None
+        raise CorruptMemory(f"document {number}: landmark keys or tokens without a row")
+
+    def _read_all(self, txn: Transaction, document: Document) -> tuple[int, int]:
+        """Read everything of a document; return its records and their bytes. Raises CorruptMemory
+        or ValueError with the first thing that is wrong.
+
+        What a scan yields is also looked up by its key, as readers do: that takes another path
+        through the file's tree.
+        """
+        catalog, number = self._catalog, document.id
+        runs, blocks = catalog.runs, catalog.blocks
+        order = PartOrder(Head(catalog.signature, document, catalog.index_spec), unfinished=True)
+        for first, value in catalog.texts.parts(txn, number):
+            _expect(txn.view("tokens", tokens_key(number, first)), f"tokens from {first} on")
+            order.add(Tokens(first, bytes(value)))
+        for part, first, value in runs.values(txn, number):
+            _expect(runs.has(txn, number, part, first), f"landmarks from block {first} on")
+            order.add(IndexRun(part, first, value))
+        runs.check_parts(txn, number)
+        if document.of_passages:
+            order.end()
+            return self._read_passages(txn, document, order.lengths())
+        records = size = 0
+        for key, data in blocks.walk(txn, number):
+            found = txn.view("blocks", record_key(key))
+            _expect(found, f"block {key.block}, layer {key.layer}")
+            order.add(Record(key.block, key.layer, bytes(found or b"")))
+            records, size = records + 1, size + len(data)
+        order.end()
+        if size != document.bytes:
+            raise ValueError(f"{size} bytes of records instead of {document.bytes}")
+        return records, size
+
+    def _read_passages(
+        self, txn: Transaction, document: Document, lengths: np.ndarray
+    ) -> tuple[int, int]:
+        """Read the records of a document's passages that no document before has; return how many
+        it has, and their bytes.
+        """
+        records = size = 0
+        for block, digest in self._catalog.digests_of(txn, document):
+            if digest not in self._passage_bytes:
+                name = f"passage {block} of document {document.name!r}"
+                row = self._passage_row(txn, digest)
+                whole = row is not None and self._is_whole(txn, row, name, int(lengths[block]))
+                self._passage_bytes[digest] = row.bytes if row is not None and whole else 0
+            held = self._passage_bytes[digest]
+            records, size = records + (held > 0), size + held
+        return records, size
+
+    def _passage_row(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
+        try:
+            return self._catalog.passages.find(txn, digest)
+        except CorruptMemory:  # counting references reports it
+            return None
+
+    def _is_whole(self, txn: Transaction, row: StoredPassage, name: str, length: int) -> bool:
+        """Is the record of a passage, of so many tokens, as it was written?"""
+        key, blocks = RecordKey(row.number, 0, 0), self._catalog.blocks
+        try:
+            keys = [key for key, _ in blocks.walk(txn, row.number)]
+            if keys != ([key] if row.bytes else []):
+                raise CorruptMemory(f"records {keys} instead of {int(row.bytes > 0)}")
+            if row.bytes:
+                found = txn.view("blocks", record_key(key)) or b""
+                tokens = blocks.check(found, key, row.digest)
+                if (tokens, len(found)) != (length, row.bytes):
+                    raise CorruptMemory(
+                        f"a record of {tokens} tokens, {len(found)} bytes instead of {length} "
+                        f"tokens, {row.bytes} bytes"
+                    )
+        except CorruptMemory as error:
+            what = str(error).partition(";")[0]
+            what = f"{name}: {what}; it is computed again when it is needed"
+            self.passages[row.number] = Problem(None, name, what)
+            return False
+        return True
+
+
+def _owners(txn: Transaction, table: str) -> set[int]:
+    """The number of every document or passage that a table has an entry of."""
+    owners = set()
+    start = b""
+    while (entry := next(txn.scan(table, start), None)) is not None:
+        number = read_number_key(entry[0][:8])
+        owners.add(number)
+        start = number_key(number + 1)
+    return owners
+
+
+def _expect(found: object, what: str) -> None:
+    if not found:
+        raise ValueError(f"{what}: not found")
+
+
+def _drop(path: Path, numbers: Iterable[int]) -> None:
+    """Delete documents, and the records of passages, and count the references to passages again.
+    Raises CorruptMemory where pages of keys are damaged: LMDB may spoil what is whole.
+    """
+    with closing(Catalog.open(path)) as catalog, catalog.database.writer():
+        if not is_sound(path):
+            raise CorruptMemory("pages of keys are damaged")
+        for number in sorted(numbers):
+            delete = partial(_drop_one, catalog=catalog, number=number)
+            catalog.database.write(delete)
+        correct = partial(_count_references, catalog=catalog, correct=True)
+        catalog.database.write(correct)
+
+
+def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
+    if not catalog.passages.drop_record(txn, number):
+        catalog.delete_document(txn, number)
+
+
+def _count_references(txn: Transaction, catalog: Catalog, *, correct: bool = False) -> list[str]:
+    """What is wrong with the rows of passages. correct: count references again, make missing rows,
+    and delete passages without a reference. Raises CorruptMemory.
+    """
+    wanted, passages = Counter[Digest](), catalog.passages
+    for document in catalog.documents(txn):
+        if document.of_passages:
+            wanted.update(digest for _, digest in catalog.digests_of(txn, document))
+    wrong: list[str] = []
+    kept: set[Digest] = set()
+    for key, _ in list(txn.scan("passages")):
+        number = read_number_key(key)
+        try:
+            row = passages.row(txn, number)
+        except CorruptMemory as error:
+            wrong.append(str(error))
+            row = None
+        right = 0 if row is None or row.digest in kept else wanted[row.digest]
+        if row is not None and row.references != right:
+            wrong.append(f"passage {number} counts {row.references} references instead of {right}")
+        if row is None or not right:
+            if correct:
+                catalog.blocks.delete(txn, number)
+                txn.delete("passages", number_key(number))
+            continue
+        kept.add(row.digest)
+        if correct:
+            passages.correct(txn, row, right)
+        elif passages.number(txn, row.digest) != number:
+            wrong.append(f"passage {number} is not found by its digest")
+    missing = wanted.keys() - kept
+    if missing:
+        wrong.append(f"{len(missing)} passages that documents refer to have no row")
+    if correct:
+        for key, _ in list(txn.scan("digests")):
+            if bytes(key) not in kept:
+                txn.delete("digests", bytes(key))
+        numbers = catalog.new_numbers(txn)
+        for digest in missing:
+            passages.correct(txn, StoredPassage(next(numbers), digest), wanted[digest])
+    return wrong
