@@ -145,7 +145,7 @@ class Steps:
         url, requests = f"file://{self._place}/{keep}", Requests()
         with requests.counted():
             seconds, report = timed(lambda: self._store.publish(url, keep=keep, replace=True))
-        catalog, before = self._store._on_disk().catalog, self._held
+        catalog, before = self._store._catalog, self._held
         with catalog.database.read() as txn:
             self._held = {row.digest: row.bytes for row in catalog.passages.all(txn)}
         self.rows[name] = {

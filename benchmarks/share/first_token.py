@@ -89,7 +89,7 @@ class Asking:
     def _ask(self, place: Distant, local: LocalCache | None, way: str) -> float:
         began = time.perf_counter()
         catalog = PublishedCatalog(PublishedDatabase(place, local))
-        with MemoryStore(catalog, catalog.signature, read_only=True) as store:
+        with MemoryStore(catalog) as store:
             with self.model.session(store, ["book"]) as session:
                 attached = time.perf_counter() - began
                 before = place.requests, place.read
@@ -130,7 +130,7 @@ def main() -> None:
         shutil.rmtree(there, ignore_errors=True)
         with MemoryStore.open(memory, model.signature) as store:
             place = open_object_store(f"file://{there}", make=True)
-            publish(store._on_disk().catalog, store.ready(), place)
+            publish(store._catalog, store.ready(), place)
         question = model.tokenizer.encode(
             " What is the name of the old man who lives in the house near the river? It is"
         )[-QUESTION:]

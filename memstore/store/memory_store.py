@@ -5,7 +5,10 @@ Its tables are open at once, its index and its tiers when something is first loo
 and torch is not imported before.
 """
 
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,14 +26,7 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import Keep, Passage
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import PassageCounts
-from memstore.errors import (
-    DocumentNotFound,
-    InvalidInput,
-    MemoryClosed,
-    MemoryLocked,
-    ReadOnlyMemory,
-)
+from memstore.errors import InvalidInput, MemoryClosed, MemoryLocked, ReadOnlyMemory
 from memstore.paths import expanded
 from memstore.share.publication_options import is_url
 from memstore.store.committed import Committed
@@ -60,24 +56,16 @@ class MemoryStore(Closing):
     """
 
     def __init__(
-        self,
-        catalog: Catalog | None,
-        signature: Signature,
-        *,
-        read_only: bool = False,
-        wait_for_writer: bool = False,
-        selector: IndexSpec | None = None,
-        **options: Unpack[OpenOptions],
+        self, catalog: Catalog, *, wait_for_writer: bool = False, **options: Unpack[OpenOptions]
     ) -> None:
         """Use MemoryStore.create, open or in_memory."""
-        self.signature = signature
-        self._committed = None if catalog is None else Committed(catalog)
-        self._read_only, self._wait_for_writer = read_only, wait_for_writer
-        self._options = options
-        self._selector = selector if catalog is None else catalog.index_spec
+        self.signature = catalog.signature
+        self._catalog, self._committed = catalog, Committed(catalog)
+        self._wait_for_writer, self._options = wait_for_writer, options
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
+        self._removed: Callable[[], object] = lambda: None  # a temporary directory
 
     # Opening and closing
 
@@ -103,7 +91,7 @@ class MemoryStore(Closing):
         """
         check_open_options(options, signature)  # a bad option leaves nothing behind
         catalog = Catalog.create(path, signature, codec=codec, selector=selector)
-        return cls(catalog, signature, **options)
+        return cls(catalog, **options)
 
     @classmethod
     def open(
@@ -135,13 +123,7 @@ class MemoryStore(Closing):
         except BaseException:
             catalog.close()
             raise
-        return cls(
-            catalog,
-            catalog.signature,
-            read_only=read_only,
-            wait_for_writer=wait_for_writer,
-            **options,
-        )
+        return cls(catalog, wait_for_writer=wait_for_writer, **options)
 
     @classmethod
     def in_memory(
@@ -151,18 +133,18 @@ class MemoryStore(Closing):
         selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
-        """A memory without a directory, that holds only its sessions' own blocks. Raises
-        BudgetExceeded.
-        """
-        check_open_options(options, signature)
-        return cls(None, signature, read_only=True, selector=selector, **options)
+        """A memory for the blocks of sessions, in a temporary directory. Raises as `create`."""
+        place = tempfile.mkdtemp(prefix="memstore-")
+        store = cls.create(place, signature, selector=selector, **options)
+        store._removed = weakref.finalize(store, shutil.rmtree, place, ignore_errors=True)
+        return store
 
     def close(self) -> None:
         """Close; writers still open commit their whole chunks first. Idempotent."""
         if self._closed:
             return
         try:
-            for writer in [] if self._committed is None else list(self._committed.writers.values()):
+            for writer in list(self._committed.writers.values()):
                 writer.close()
         finally:
             self._closed = True
@@ -170,41 +152,40 @@ class MemoryStore(Closing):
                 if self._retrieval is not None:
                     self._retrieval.close()
             finally:
-                if self._catalog is not None:
-                    self._catalog.close()
+                self._catalog.close()
+                self._removed()
 
     # What it is
 
     @property
     def path(self) -> Path | None:
-        """The memory's directory; None for one without."""
-        catalog = self._catalog
-        return None if catalog is None or catalog.source else catalog.database.path
+        """The memory's directory; None for a published memory."""
+        return None if self._catalog.source else self._catalog.database.path
 
     @property
-    def place(self) -> str | None:
-        """Its directory, or its URL; None for a memory without either."""
-        return None if self._catalog is None else str(self._catalog.database.path)
+    def place(self) -> str:
+        """Its directory, or its URL."""
+        return str(self._catalog.database.path)
 
     @property
     def manifest(self) -> int | None:
         """The number of the manifest that a published memory is read by; None for a directory."""
-        return None if self._catalog is None else self._catalog.manifest
+        return self._catalog.manifest
 
     @property
     def selector(self) -> IndexSpec | None:
         """What blocks are found by; None where it is landmark keys of the model's own layers."""
-        return self._selector
+        return self._catalog.index_spec
 
     @property
     def read_only(self) -> bool:
         """Whether writing is refused: asked for at opening, or the directory cannot be written."""
-        return self._catalog is None or self._catalog.database.read_only
+        return self._catalog.database.read_only
 
     @property
-    def codec(self) -> str | None:
-        """How blocks are stored from now on; None for a memory without a directory."""
-        return None if self._catalog is None else self._catalog.codec
+    def codec(self) -> str:
+        """How blocks are stored from now on."""
+        return self._catalog.codec
 
     def stats(self) -> dict[str, Any]:
         """What the memory holds and what was looked up since it was opened, as plain values.
@@ -214,14 +195,12 @@ class MemoryStore(Closing):
         those that a published memory could not be asked for ("away"). "landmarks": bytes of
         landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
         """
-        documents, catalog = self.documents(), self._catalog
-        held = PassageCounts() if catalog is None else catalog.counts()
+        documents, held = self.documents(), self._catalog.counts()
         passages = {"different": held.passages, "stored": held.stored, "bytes": held.bytes}
         looked_up: dict[str, Any] = {
             "landmarks": 0,
             "tiers": {},
             "computed": {"computed": 0, "damaged": 0, "away": 0},
-            "prefetch": {"predictor": self._options.get("prefetch", "off")},
             "index": {"searches": 0, "rows": 0},
         }
         if self._retrieval is not None:
@@ -235,7 +214,7 @@ class MemoryStore(Closing):
             "blocks": sum(document.blocks for document in documents),
             "bytes": alone + held.bytes,
             "passages": passages,
-            "file_bytes": 0 if catalog is None else catalog.database.file_bytes,
+            "file_bytes": self._catalog.database.file_bytes,
             "codec": self.codec,
             "manifest": self.manifest,
             **looked_up,
@@ -283,7 +262,7 @@ class MemoryStore(Closing):
         CorruptMemory, ReadOnlyMemory, StorageFull.
         """
         retrieval = self.retrieval
-        if self._catalog is not None and self._catalog.source is None:
+        if self._catalog.source is None:
             self._writable()
         return retrieval.build(top_k, progress)
 
@@ -298,14 +277,14 @@ class MemoryStore(Closing):
     def documents(self) -> list[Document]:
         """Every document, ready or still being read, oldest first."""
         self._refresh()
-        return [] if self._committed is None else self._committed.rows.listed()
+        return self._committed.rows.listed()
 
     def readable(self) -> dict[int, Document]:
         """Every document by id, and those that left the memory a while ago: sessions that have
         begun to read them go on.
         """
         listed = {document.id: document for document in self.documents()}
-        return listed if self._committed is None else {**self._committed.leaving, **listed}
+        return {**self._committed.leaving, **listed}
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
         """The named documents, or every one that is read to its end, oldest first.
@@ -357,7 +336,8 @@ class MemoryStore(Closing):
 
     def _read(self, document: str | int, read: Callable[[Catalog, Transaction, Document], T]) -> T:
         """What is read of a document in one transaction. Raises DocumentNotFound."""
-        catalog = self._on_disk().catalog
+        self._check_open()
+        catalog = self._catalog
         while True:  # a document that was replaced meanwhile has its name under another number
             number = self.document(document).id if isinstance(document, str) else document
             with catalog.database.read() as txn:
@@ -479,7 +459,6 @@ class MemoryStore(Closing):
         from memstore.share.document_file import check_target
         from memstore.store.transfer import PublishedDocument, export_document
 
-        catalog = self._on_disk().catalog
         file = expanded(file)
         check_target(file)
         (document,) = self.ready([name])
@@ -489,7 +468,7 @@ class MemoryStore(Closing):
 
             objects = open_object_store(str(self.place))
             return PublishedDocument.named(objects, read_newest(objects), name).export(file)
-        return export_document(catalog, document, file)
+        return export_document(self._catalog, document, file)
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the
@@ -547,13 +526,12 @@ class MemoryStore(Closing):
         from memstore.share.upload import PublishOptions
         from memstore.store.transfer import publish_from
 
-        catalog = self._on_disk().catalog
         if is_url(self.place):
             raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
         documents = self.ready(names, to="publish")
         seconds = GRACE if grace is None else grace
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
-        return publish_from(catalog, documents, url, options, progress)
+        return publish_from(self._catalog, documents, url, options, progress)
 
     def send(self, objects: "ObjectStore", options: "PublishOptions") -> "Sent":
         """Upload every ready document for a manifest that another process writes. Raises as
@@ -561,7 +539,7 @@ class MemoryStore(Closing):
         """
         from memstore.share.upload import Upload
 
-        return Upload(self._on_disk().catalog, self.ready(), objects, options).send()
+        return Upload(self._catalog, self.ready(), objects, options).send()
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, as `import_document` does a file. Raises also
@@ -602,36 +580,25 @@ class MemoryStore(Closing):
         """
         from memstore.store.verify import verify_memory
 
-        committed = self._on_disk()
-        if is_url(self.place):
-            return verify_memory(str(self.place), repair=repair)
-        path = committed.catalog.database.path
-        if not repair:
-            return verify_memory(path)
-        self._writable()
-        if committed.catalog.database.names_written:
+        self._check_open()
+        if repair and not is_url(self.place) and self._writable().catalog.database.names_written:
             raise MemoryLocked(
-                f"{path} is being written by this process; finish that document first"
+                f"{self.place} is being written by this process; finish that document first"
             )
-        report = verify_memory(path, repair=True)
-        committed.refresh()
+        report = verify_memory(self.place, repair=repair)
+        self._refresh()
         return report
 
     # What the rest begins with
 
-    @property
-    def _catalog(self) -> Catalog | None:
-        return None if self._committed is None else self._committed.catalog
-
     def _refresh(self) -> None:
         """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
         self._check_open()
-        if self._committed is not None:
-            self._committed.refresh()
+        self._committed.refresh()
 
     def _named(self, name: str) -> list[Document]:
         self._refresh()
-        return [] if self._committed is None else self._committed.rows.named(name)
+        return self._committed.rows.named(name)
 
     @property
     def _opened_retrieval(self) -> "Retrieval":
@@ -643,40 +610,30 @@ class MemoryStore(Closing):
         with self._building:
             self._check_open()
             if self._retrieval is None:
-                opened = Retrieval(self.signature, self._catalog, self._selector, self._options)
+                opened = Retrieval(self._catalog, self._options)
                 try:
-                    if self._committed is not None:
-                        self._committed.attach(opened)
+                    self._committed.attach(opened)
                 except BaseException:
                     opened.close()
                     raise
                 self._retrieval = opened
             return self._retrieval
 
-    def _on_disk(self) -> Committed:
-        self._check_open()
-        if self._committed is None:
-            raise DocumentNotFound(
-                "this memory has no directory and holds only its sessions' own blocks"
-            )
-        return self._committed
-
     def check_writable(self) -> None:
         """Raises ReadOnlyMemory where the memory can only be read."""
         self._writable()
 
     def _writable(self) -> Committed:
-        if self.read_only and not self._closed:
-            if self._catalog is not None and self._catalog.source is not None:
+        self._check_open()
+        if self.read_only:
+            if self._catalog.source is not None:
                 raise ReadOnlyMemory(
                     f"{self.place} is a published memory, which is only read; write into a "
                     "directory and publish that"
                 )
-            raise ReadOnlyMemory(
-                f"{self.place or 'this memory'} is open for reading only; open it for writing"
-            )
-        return self._on_disk()
+            raise ReadOnlyMemory(f"{self.place} is open for reading only; open it for writing")
+        return self._committed
 
     def _check_open(self) -> None:
         if self._closed:
-            raise MemoryClosed(f"{self.place or 'this memory'} is closed; open it again")
+            raise MemoryClosed(f"{self.place} is closed; open it again")

@@ -29,13 +29,11 @@ from memstore.tiers.tier_options import (
 
 
 class Cascade:
-    """A disk tier (or none) with a host tier and perhaps a device tier above it, and a
-    prefetcher.
-    """
+    """A disk tier with a host tier and perhaps a device tier above it, and a prefetcher."""
 
     def __init__(
         self,
-        disk: LowestTier | None,
+        disk: LowestTier,
         shape: UnitShape,
         *,
         computes: bool = False,
@@ -67,8 +65,7 @@ class Cascade:
     def close(self) -> None:
         """End all threads; idempotent."""
         self.prefetcher.close()
-        if self.disk is not None:
-            self.disk.close()
+        self.disk.close()
 
     # Reading
 
@@ -122,13 +119,12 @@ class Cascade:
             tier.name: {**tier.stats().to_dict(), "held": tier.bytes, "budget": tier.budget_bytes}
             for tier in self.caches
         }
-        if self.disk is not None:
-            for name, counter in self.disk.counters.items():
-                tiers[name] = dict(counter.snapshot().to_dict())
-                failures = counter.failures()
-                if failures:
-                    tiers[name]["failed"] = sum(failures.values())
-                    tiers[name] |= {f"failed_{reason}": n for reason, n in failures.items()}
+        for name, counter in self.disk.counters.items():
+            tiers[name] = dict(counter.snapshot().to_dict())
+            failures = counter.failures()
+            if failures:
+                tiers[name]["failed"] = sum(failures.values())
+                tiers[name] |= {f"failed_{reason}": n for reason, n in failures.items()}
         if self._computes:
             tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers

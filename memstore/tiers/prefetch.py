@@ -9,32 +9,16 @@ it (SlabTier.lease).
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from memstore.block import BlockKey
 from memstore.tiers.slab import SlabTier
 
 
-@dataclass
-class PrefetchStats:
-    """Units since the prefetcher was made; TierStats counts which of them were used."""
-
-    requested: int = 0  # predicted, repeats of what waits already left out
-    held: int = 0  # of those, there or on their way when their turn came, or without room
-    dropped: int = 0  # given up because too many waited, or cancelled
-    read: int = 0  # read from below
-    failed: int = 0  # lost to an error below
-
-    def to_dict(self) -> dict[str, int]:
-        """The counts by name."""
-        return asdict(self)
-
-
 class Prefetcher:
-    """Reads predicted units into a tier on worker threads. Its threads start with the first request
-    and end at `close`.
-
-    Safe for several threads.
+    """Reads predicted units into a tier on worker threads, until it is closed. Safe for several
+    threads.
     """
 
     def __init__(
@@ -45,92 +29,58 @@ class Prefetcher:
         """
         self.tier = tier
         self._workers, self._batch, self._most = workers, batch, most
-        self._closed = False
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="memstore-prefetch")
         self._pid = os.getpid()
         self._lock = threading.RLock()  # as in a slab tier, what an interrupt cannot leave taken
-        self._wake = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
         self._waiting: dict[BlockKey, None] = {}  # in the order of asking
-        self._threads: list[threading.Thread] = []
-        self._busy = 0  # workers that are reading
-        self.stats = PrefetchStats()
+        self._busy = 0  # workers
 
     def request(self, units: Iterable[BlockKey]) -> None:
         """Units that a lookup will probably want soon; returns at once, and raises nothing."""
         with self._lock:
-            if self._closed:
-                return
-            before = len(self._waiting)
             self._waiting.update(dict.fromkeys(units))
-            new = len(self._waiting) - before
-            self.stats.requested += new
             for _ in range(len(self._waiting) - self._most):
                 del self._waiting[next(iter(self._waiting))]
-                self.stats.dropped += 1
-            if not new:
-                return
-            if not self._threads:
-                self._start()
-            self._wake.notify_all()  # not only workers wait here
-
-    def _start(self) -> None:
-        for n in range(self._workers):
-            thread = threading.Thread(target=self._work, name=f"memstore-prefetch-{n}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the system gives no more threads: fewer read ahead, or none
-                break
-            self._threads.append(thread)
-        if not self._threads:
-            self.stats.dropped += len(self._waiting)
-            self._waiting.clear()
+            needed = -(-len(self._waiting) // self._batch)
+            # no more threads, or closed: fewer read ahead, or none
+            with suppress(RuntimeError):
+                for _ in range(min(needed, self._workers - self._busy)):
+                    self._threads.submit(self._work)
+                    self._busy += 1
+            if not self._busy:
+                self._waiting.clear()
 
     def cancel(self) -> None:
         """Forget what waits; reads under way come to their end."""
         with self._lock:
-            self.stats.dropped += len(self._waiting)
             self._waiting.clear()
-            self._wake.notify_all()
 
     def drain(self) -> None:
         """Wait until nothing waits and nothing is being read."""
         with self._lock:
-            while self._waiting or self._busy:
-                self._wake.wait()
+            while self._busy:
+                self._ended.wait()
 
     def close(self) -> None:
         """Cancel, and wait for the reads under way; idempotent."""
-        if self._pid != os.getpid():  # a forked child has none of these threads
-            return
-        with self._lock:
-            self._closed = True
-            self.stats.dropped += len(self._waiting)
-            self._waiting.clear()
-            self._wake.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        if self._pid == os.getpid():  # a forked child has none of these threads
+            self.cancel()
+            self._threads.shutdown()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                while not self._waiting and not self._closed:
-                    self._wake.wait()
-                if self._closed:
-                    return
-                units = [unit for unit, _ in zip(self._waiting, range(self._batch))]
-                for unit in units:
-                    del self._waiting[unit]
-                self._busy += 1
-            read = failed = 0
-            try:
-                read = self.tier.prefetch(units)
+        while units := self._next():
             # whatever it is, a lookup that needs one of them meets it again, and raises it
-            except Exception:
-                failed = len(units)
-            finally:
-                with self._lock:
-                    self._busy -= 1
-                    self.stats.read += read
-                    self.stats.failed += failed
-                    self.stats.held += len(units) - read - failed
-                    self._wake.notify_all()
+            with suppress(Exception):
+                self.tier.prefetch(units)
+
+    def _next(self) -> list[BlockKey]:
+        """The units that a worker reads next; none where it ends."""
+        with self._lock:
+            units = [unit for unit, _ in zip(self._waiting, range(self._batch))]
+            for unit in units:
+                del self._waiting[unit]
+            if not units:  # 0: of a thread that could not be started when it was asked for
+                self._busy = max(0, self._busy - 1)
+                self._ended.notify_all()
+            return units

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memstore.block import BlockKey
-from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
+from memstore.errors import BudgetExceeded, MemoryClosed
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.slots import Held, Lease, Slots, SlotTable, Source, UnitShape
 from memstore.tiers.stats import TierStats
@@ -44,15 +44,15 @@ class SlabTier:
     def __init__(
         self,
         name: str,
-        source: Source | None,
+        source: Source,
         budget_bytes: int,
         shape: UnitShape,
         *,
         policy: str = "lru",
         device: torch.device | str = "cpu",
     ) -> None:
-        """source: what misses are read from; None for a memory that stores nothing. policy: see
-        memstore.tiers.policy. device: where the slots are.
+        """source: what misses are read from. policy: see memstore.tiers.policy. device: where the
+        slots are.
 
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
@@ -407,11 +407,6 @@ class SlabTier:
         lengths: list[int] | None = None
         ahead = sum(map(len, missing.values()))
         try:
-            if self.source is None:
-                raise DocumentNotFound(
-                    f"document {next(iter(missing)).document} is not in this memory, which holds "
-                    "only its sessions' own blocks"
-                )
             lengths, tiers = self.source.read_from(list(missing), self.slab, list(missing.values()))
         finally:
             with self._lock:

@@ -75,7 +75,7 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
     for prefetch in ("off", "speculative"):
         with MemoryStore.open(tmp_path / "m", prefetch=prefetch) as store:
             answers.append(reader.ask("the river?", store, max_new_tokens=4).tokens)
-            assert store.stats()["prefetch"]["requested"] == 0
+            assert store.stats()["tiers"]["host"]["prefetched"] == 0
     assert answers[0] == answers[1]
 
 

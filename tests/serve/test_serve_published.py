@@ -122,10 +122,10 @@ def test_an_unreachable_document_is_an_error_until_it_is_back(
     apart = open_object_store(f"memory://{path}/apart")
     with MemoryStore.open(path / "mem", read_only=True) as near:
         for row in near.ready():  # no two documents share a segment
-            publish(near._on_disk().catalog, [row], apart)
+            publish(near._catalog, [row], apart)
     place = Away(apart, Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
-        letter = store._on_disk().catalog.database.state.published[store.document("letter").id]
+        letter = store._catalog.database.state.published[store.document("letter").id]
         place.gone = frozenset(piece.segment for piece in letter.pieces)
         with pytest.raises(openai.InternalServerError) as refused:
             server.chat(QUESTION)

@@ -70,7 +70,7 @@ def test_a_full_disk_keeps_nothing_and_is_counted(texts: ObjectStore, tmp_path: 
     try:
         with open_at(texts, local=local) as store:
             store.lease(units_of(store, "first")[:8]).release()
-            store._on_disk().catalog.database.reads.settle()
+            store._catalog.database.reads.settle()
             assert local.counter.failures().keys() == {"full"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -81,7 +81,7 @@ def test_a_file_that_is_too_large_is_removed_unread(texts: ObjectStore, tmp_path
     def read() -> dict[str, float]:
         with open_at(texts, local=LocalCache(tmp_path / "c", 1 << 24)) as store:
             store.lease(units_of(store, "first")[:8]).release()
-            store._on_disk().catalog.database.reads.settle()
+            store._catalog.database.reads.settle()
             return store.tier_stats()["local"]
 
     read()

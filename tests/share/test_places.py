@@ -161,7 +161,7 @@ def test_a_fork_of_a_process_that_called_a_store_is_refused_at_once(
         tasks: list[Callable[[], object]] = [
             reader.documents,
             lambda: reader.tokens("a"),
-            lambda: reader._on_disk().catalog.database.objects.get("manifests/x"),
+            lambda: reader._catalog.database.objects.get("manifests/x"),
             lambda: MemoryStore.open(url),
             lambda: open_object_store(url).put("x", b""),
             lambda: prune(open_object_store(url)),

@@ -91,7 +91,7 @@ def records_of(place: WatchedPlace) -> int:
 
 def bytes_of(store: MemoryStore, made_of: MadeOf) -> int:
     """Bytes of the records of passages, which the memory holds."""
-    catalog = store._on_disk().catalog
+    catalog = store._catalog
     with catalog.database.read() as txn:
         digests = catalog.digests(
             next(row for row in store.documents()), [passage(t, b) for t, b in {*made_of}]
@@ -245,7 +245,7 @@ def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
     with open_at(place, host_budget=1 << 20) as reader:
         places = [(reader.document("a").id, block) for block in range(9)]
         first = [at[0] for at in reader.retrieval.stored_at(places)]
-        assert len(reader._on_disk().catalog._numbers._known) == 4
+        assert len(reader._catalog._numbers._known) == 4
         with pytest.raises(DocumentNotFound):
             reader.lease([BlockKey(first[1], 0, 0, 0)])
         monkeypatch.undo()

@@ -111,7 +111,7 @@ def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_pa
 
 def test_a_question_is_few_requests_deep(url: str) -> None:
     with open_(url) as there:
-        reads = there._on_disk().catalog.database.reads
+        reads = there._catalog.database.reads
         whole = everything(there)
         steps: list[int] = []
         fetch = reads._fetch
@@ -138,7 +138,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
         add(memory, "new", 5, 20)
         memory.publish(url, replace=True)
         unpublish(objects_of(url), ["2"])
-        reader._on_disk().catalog.database.refresh()
+        reader._catalog.database.refresh()
         new = opened.enter_context(open_(url))
         for store in (reader, new):
             names = {document.name for document in store.documents()}
@@ -150,7 +150,7 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
             assert {("1", at) for at in range(EACH + 9)} <= {*found[0]}
         with open_(url) as again:
             assert again.build_index()["passages"] == 3 * EACH + 22
-        reader._on_disk().catalog.database.refresh()
+        reader._catalog.database.refresh()
         found = by_name(reader, 3)
         assert found is not None and len(found[0]) == PROPOSED
         expected = by_name(opened.enter_context(open_(url)), 3)

@@ -63,7 +63,7 @@ def test_no_fault_gives_a_wrong_block(texts: ObjectStore, tmp_path: Path, rate: 
             for _ in range(ROUND):
                 units = rng.sample(every, rng.randint(1, 16))
                 if local is not None and rng.random() < 0.1:  # someone deletes, or a disk forgets
-                    store._on_disk().catalog.database.reads.settle()
+                    store._catalog.database.reads.settle()
                     for file in list(local.path.glob("??/*"))[::2]:
                         file.write_bytes(wild.spoilt(file.read_bytes()))
                 try:

@@ -86,7 +86,7 @@ def test_a_landmark_model_answers_the_same(
     for _ in range(2):  # cold, then from the local cache alone
         with MemoryStore.open(f"file://{path}/there", model.signature, local_cache=cache) as store:
             same(told(model, store, asking), expected)
-            store._on_disk().catalog.database.reads.settle()
+            store._catalog.database.reads.settle()
             stats = store.tier_stats()
     assert stats["remote"]["hits"] == 0 and stats["local"]["hits"] > 0
 
@@ -101,7 +101,7 @@ def test_opening_reads_no_block_and_only_landmarks_of_attached_documents(
             pass
         landmarks = place.requests
         assert 0 < landmarks <= 2  # all layers of the document together
-        source = store._on_disk().catalog.source
+        source = store._catalog.source
         assert source.counters["remote"].snapshot().hits == 0
         with model.session(store, ["garden"]):
             pass

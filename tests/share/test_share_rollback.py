@@ -101,7 +101,7 @@ def test_an_open_reader_keeps_its_state_and_logs_it_once(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_at(WatchedPlace(open_object_store(url))) as store:
-        database = store._on_disk().catalog.database
+        database = store._catalog.database
         put_back(url)
         with caplog.at_level(logging.WARNING, logger="memstore"):
             for _ in range(2):

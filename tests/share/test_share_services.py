@@ -54,12 +54,12 @@ def every(store: MemoryStore) -> list[BlockKey]:
 
 
 def settled(store: MemoryStore) -> None:
-    store._on_disk().catalog.database.reads.settle()
+    store._catalog.database.reads.settle()
 
 
 def ask_again(store: MemoryStore) -> None:
     """The server is asked again at once."""
-    store._on_disk().catalog.database.reads.caches["valkey"].skips_until = 0.0
+    store._catalog.database.reads.caches["valkey"].skips_until = 0.0
 
 
 def test_readers_share_what_one_has_read(texts: ObjectStore, server: Server) -> None:
@@ -94,9 +94,7 @@ def test_a_server_that_is_killed_and_restarted_empty_is_used_again(
                     server.kill()
             server.start()
             ask_again(store)
-        assert store._on_disk().catalog.source.counters["valkey"].failures().keys() == {
-            "unavailable"
-        }
+        assert store._catalog.source.counters["valkey"].failures().keys() == {"unavailable"}
         hits = store.tier_stats()["valkey"]["hits"]
         for _ in range(2):
             check(store, units[:16])
@@ -112,7 +110,7 @@ def test_a_server_that_hangs_costs_its_timeout_once(texts: ObjectStore, tmp_path
     ):
         server.hang()
         check(store, units_of(store, "second")[:8])
-        cache = store._on_disk().catalog.database.reads.caches["valkey"]
+        cache = store._catalog.database.reads.caches["valkey"]
         cache.skips_until = time.monotonic() + 600
         check(store, units_of(store, "second")[8:24])
         stats = store.tier_stats()
@@ -147,7 +145,7 @@ def test_a_value_larger_than_a_record_is_refused_and_replaced(
         keys = server.tell("KEYS memstore:*").split("\r\n")[2::2]  # records; pieces stay in memory
         for key in keys[::7]:
             assert server.tell(f"SETRANGE {key} 8000000 x") == ":8000001\r\n"
-        cache = store._on_disk().catalog.database.reads.caches["valkey"]
+        cache = store._catalog.database.reads.caches["valkey"]
         (value,) = cache.get_many(keys[:1], 1000)
         assert value is not None and len(value) == 1001  # no more of it is received
         read()

@@ -93,7 +93,7 @@ def reader(library: Library, **options: Any) -> memstore.Memory:
 
 def look(memory: memstore.Memory) -> None:
     """Look for a newer manifest now."""
-    memory.store._on_disk().catalog.database.refresh()
+    memory.store._catalog.database.refresh()
 
 
 def texts(answer: Answer, name: str = "mare") -> str:
@@ -139,7 +139,7 @@ def test_an_idle_reader_looks_before_it_answers(library: Library) -> None:
         memory.ask(QUESTION, max_new_tokens=4)
         library.replace()
         assert OLD in texts(memory.ask(QUESTION, max_new_tokens=4))  # it has looked a moment ago
-        memory.store._on_disk().catalog.database._looked -= 3600
+        memory.store._catalog.database._looked -= 3600
         assert NEW in texts(memory.ask(QUESTION, max_new_tokens=4))
 
 

@@ -93,7 +93,7 @@ def computed(monkeypatch) -> list[int]:
 
 def spoil(store: MemoryStore, name: str, block: int) -> None:
     """Flip a bit in every record of a passage."""
-    catalog = store._on_disk().catalog
+    catalog = store._catalog
 
     def work(txn) -> None:
         (place,) = catalog.stored_at(txn, [(store.document(name).id, block)])
@@ -206,7 +206,7 @@ def test_other_models_and_words_are_refused(reader, store, tmp_path) -> None:
 def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store, caplog) -> None:
     rng, blocks = Random(3), store.document("kept").blocks
     expected = [states(reader, store, "kept", [block]) for block in range(blocks)]
-    catalog = store._on_disk().catalog
+    catalog = store._catalog
     path = store.path
     for flip in range(FLIPS):
         block = rng.randrange(blocks)
@@ -286,7 +286,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
                 told = away.stats()["passages"]
                 assert (told["computed"], told["damaged"]) == (computed, 0)
-                away._on_disk().catalog.database.reads.settle()
+                away._catalog.database.reads.settle()
     for name, value in server.held.items():  # it is no more believed than what was published
         server.held[name] = value[:-1] + bytes([value[-1] ^ 1])
     with open_at(place, shared=server, host_budget=1 << 24) as away:

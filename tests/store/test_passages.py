@@ -151,7 +151,7 @@ def test_settings_and_memories_without_passages_are_refused(store, tmp_path) -> 
 @pytest.mark.parametrize("gone", [0, 3, 4, 9, 12])
 def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
     document = ingest(store, "a", 10)  # parts at 0, 3, 4, 9
-    database = store._on_disk().catalog.database
+    database = store._catalog.database
     database.write(lambda txn: txn.delete("tokens", tokens_key(document.id, gone)))
     whole = gone == 12
     assert is_whole(store.path) == whole

@@ -46,7 +46,7 @@ def store(tmp_path: Path):
 
 
 def catalog_of(store: MemoryStore) -> Catalog:
-    return store._on_disk().catalog
+    return store._catalog
 
 
 def told(store: MemoryStore) -> dict[bytes, int]:

@@ -48,7 +48,7 @@ def open_at(
 ) -> MemoryStore:
     """The published memory of a place that is no URL's."""
     catalog = PublishedCatalog(PublishedDatabase(place, local, shared, refresh=refresh))
-    return MemoryStore(catalog, catalog.signature, read_only=True, **options)
+    return MemoryStore(catalog, **options)
 
 
 def units_of(store: MemoryStore, name: str) -> list[BlockKey]:

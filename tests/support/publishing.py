@@ -22,7 +22,7 @@ def send(
     segment_bytes: int = SEGMENT_BYTES,
     **settings,
 ) -> Report:
-    catalog = store._on_disk().catalog
+    catalog = store._catalog
     options = PublishOptions(**settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memstore.share.segments.SEGMENT_BYTES", segment_bytes)

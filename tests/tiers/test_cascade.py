@@ -156,10 +156,8 @@ def test_written_replaced_and_forgotten_documents_read_right_through_the_device(
 def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tiers = Cascade(
-        None, SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
-    )
-    tiers.host.source = CountingSource()
+    budgets = {"host_budget": 8 * UNIT_BYTES, "device_budget": 8 * UNIT_BYTES}
+    tiers = Cascade(CountingSource(), SHAPE, device="cpu", **budgets)
     for drop in ("drop", "drop_document"):
         inner = getattr(tiers.host, drop)
 

@@ -72,7 +72,6 @@ def test_full_queue_drops_the_oldest_requests(below: CountingSource) -> None:
     below.go()
     ahead.drain()
     assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
-    assert (ahead.stats.requested, ahead.stats.dropped, ahead.stats.read) == (41, 35, 6)
     ahead.close()
 
 
@@ -153,7 +152,7 @@ def states(
         tiers = store.stats()["tiers"]["host"]
         assert tiers["held"] <= budget
         if prefetch != "off" and not lookup:
-            assert store.stats()["prefetch"]["requested"] and tiers["prefetched"] + tiers["late"]
+            assert tiers["prefetched"] + tiers["late"]
         store.tiers.settle()
         return session.logits(torch.cat(parts))
 

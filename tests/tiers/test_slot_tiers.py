@@ -115,14 +115,13 @@ def test_replayed_lookups_hit_and_miss_as_a_tier_did(
     chance = random.Random(policy)
     for capacity in (5, 16, 40):
         tiers = Cascade(
-            None,
+            below,
             SHAPE,
             host_budget=capacity * UNIT_BYTES,
             device_budget=capacity * UNIT_BYTES,
             device=device,
             policy=policy,
         )
-        tiers.host.source = below
         lookups = []
         for step in range(250):
             some = {

@@ -19,7 +19,7 @@ _log = logging.getLogger("memstore")
 class Computed:
     """The computed passages of one open memory. Safe for several threads."""
 
-    def __init__(self, catalog: Catalog | None, tiers: Cascade) -> None:
+    def __init__(self, catalog: Catalog, tiers: Cascade) -> None:
         # how many were computed, and of these how many are damaged, or could not be read
         self.passages = self.damaged = self.away = 0
         self._catalog, self._tiers = catalog, tiers
@@ -33,7 +33,7 @@ class Computed:
             self.passages += passages
             self.damaged += damaged
             self.away += away
-        if damaged and self._catalog is not None:
+        if damaged:
             _log.warning(
                 "%s: %d damaged passages were computed again; run verify",
                 self._catalog.database.path,
@@ -46,8 +46,6 @@ class Computed:
         """
         catalog = self._catalog
         self._tiers.count_computed(1, 2 * k.nbytes, seconds)
-        if catalog is None:
-            return
         try:
             with catalog.database.read() as txn:
                 (at,) = catalog.stored_at(txn, [(document, block)])

@@ -15,11 +15,8 @@ from memstore.block import BlockKey
 from memstore.devices import usable_device
 from memstore.disk.files import INDEX
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import IndexSpec
-from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog, StoredAt
-from memstore.disk.tables.run_table import RunTable
 from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.block_rows import Scope
@@ -37,34 +34,25 @@ from memstore.store.retrieve.session_document import SessionDocument
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import torch_dtype
-from memstore.tiers.slots import LowestTier, UnitShape
+from memstore.tiers.slots import UnitShape
 from memstore.tiers.tier_options import TierOptions
 
 
 class Retrieval:
     """An index and tiers over a memory's ready documents, as far as `follow` has seen them."""
 
-    def __init__(
-        self,
-        signature: Signature,
-        catalog: Catalog | None,
-        selector: IndexSpec | None,
-        options: OpenOptions,
-    ) -> None:
-        """catalog: None for a memory without a directory; selector: of a memory whose layers have
-        no landmark keys. Raises BudgetExceeded, InvalidConfig, InvalidInput.
-        """
-        options = options.copy()
+    def __init__(self, catalog: Catalog, options: OpenOptions) -> None:
+        """Raises BudgetExceeded, InvalidConfig, InvalidInput."""
+        options, signature, selector = options.copy(), catalog.signature, catalog.index_spec
         kind = options.pop("index", "auto")
         # ready documents whose landmark keys are in the index, or wait to be searched
         self._loaded: dict[int, Document] = {}
         self.selected = None
         if selector is not None:
-            runs = RunTable(signature.geometry, selector)
-            self.selected = SelectorIndex(runs, catalog, self._loaded)
+            self.selected = SelectorIndex(catalog, self._loaded)
         self._first_stage = None if selector is None else _first_stage(catalog)
         dtype = torch_dtype(signature.kv_dtype)
-        self._signature, self._catalog = signature, catalog
+        self._catalog = catalog
         self.index: PackedIndex = make_index(
             kind if selector is None else "packed",
             signature.num_kv_heads,
@@ -79,12 +67,12 @@ class Retrieval:
             self._engines = FaissFiles(
                 self.index,
                 signature.memory_layers,
-                None if catalog is None or catalog.source else catalog.database.path / INDEX,
-                read_only=catalog is None or catalog.database.read_only,
+                None if catalog.source else catalog.database.path / INDEX,
+                read_only=catalog.database.read_only,
             )
         of_units = UnitShape.of_blocks if selector is None else UnitShape.of_passages
         self.tiers = Cascade(
-            None if catalog is None else _lowest(catalog),
+            DiskTier(catalog) if catalog.source is None else catalog.source,
             of_units(signature.block_size, signature.head_dim, dtype),
             computes=selector is not None,
             **cast(TierOptions, options),
@@ -178,12 +166,9 @@ class Retrieval:
         passage under its own, whatever documents hold it; None of one whose keys and values are
         neither stored nor held by a cache. Raises DocumentNotFound, CorruptMemory.
         """
-        catalog = self._catalog
-        if catalog is None:
-            return list(places)
         stored = [place for place in places if place[0] > 0]
-        with catalog.database.read() as txn:
-            found = iter(catalog.stored_at(txn, stored))
+        with self._catalog.database.read() as txn:
+            found = iter(self._catalog.stored_at(txn, stored))
         every = [next(found) if place[0] > 0 else StoredAt(*place) for place in places]
         return [
             at[:2] if at is not None and (at.stored or self._holds(at.number)) else None
@@ -234,8 +219,7 @@ class Retrieval:
                 self.drop(number)
             if row is not None and row.state == "ready":
                 new.append(row)
-        away = self._catalog is not None and self._catalog.source is not None
-        if away:
+        if self._catalog.source is not None:
             if self.selected is None:
                 self._waiting.update({row.id: row for row in new})
         else:
@@ -248,7 +232,6 @@ class Retrieval:
         """
         if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
             return
-        assert self._catalog is not None
         with self._holding, paused_collection():
             rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
             with self._catalog.database.read() as txn:
@@ -262,7 +245,7 @@ class Retrieval:
         """Load the search data of these documents of a published memory in one read. Raises
         StoreUnavailable, CorruptMemory.
         """
-        if self._catalog is None or self._catalog.source is None:
+        if self._catalog.source is None:
             return
         scope = [(document.id, 0, document.blocks) for document in documents]
         if self.selected is None:
@@ -274,7 +257,7 @@ class Retrieval:
         """Put documents' landmark keys into the index; what a selector finds by is read when it is
         asked for. Raises CorruptMemory.
         """
-        if self.selected is None and self._catalog is not None:
+        if self.selected is None:
             load_landmarks(self.index, self._catalog, txn, rows)
 
     def drop(self, number: int) -> None:
@@ -303,7 +286,7 @@ class Retrieval:
 
     def update_engines(self) -> bool:
         """See MemoryStore.update_index."""
-        if self._first_stage is not None and self._catalog is not None:
+        if self._first_stage is not None:
             written = self._catalog.source is not None or not self._catalog.database.read_only
             return written and self._first_stage.due(self._loaded)
         return self._engines is not None and self._engines.update()
@@ -311,7 +294,7 @@ class Retrieval:
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """See MemoryStore.build_index."""
         if self._first_stage is None:
-            if self._catalog is not None and self._catalog.source is not None:
+            if self._catalog.source is not None:
                 raise ReadOnlyMemory(
                     f"{self._catalog.database.path} is published; a reader builds no index there"
                 )
@@ -342,10 +325,6 @@ class Retrieval:
                 "damaged": self.computed.damaged,
                 "away": self.computed.away,
             },
-            "prefetch": {
-                "predictor": self.tiers.predictor,
-                **self.tiers.prefetcher.stats.to_dict(),
-            },
             "index": {
                 "searches": self.index.searches,
                 "rows": self.index.rows,
@@ -354,17 +333,11 @@ class Retrieval:
         }
 
 
-def _first_stage(catalog: Catalog | None) -> FirstStage | None:
+def _first_stage(catalog: Catalog) -> FirstStage:
     """Of a memory that has a selector; lists lie beside it, or where it is published."""
-    if catalog is None:
-        return None
     if catalog.source is None:
         place = PassageDirectory(catalog.database.path / INDEX)
         return FirstStage(catalog.runs, catalog, place)
     from memstore.store.retrieve.published_lists import PublishedLists
 
     return FirstStage(catalog.runs, catalog, PublishedLists(cast(Any, catalog.database)))
-
-
-def _lowest(catalog: Catalog) -> LowestTier:
-    return DiskTier(catalog) if catalog.source is None else catalog.source

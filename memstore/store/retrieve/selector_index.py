@@ -17,7 +17,6 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.runs import Kind, Run, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput
 from memstore.index.block_rows import Scope
 from memstore.index.late_interaction import TokenIndex
@@ -80,15 +79,13 @@ class SelectorIndex:
     threads.
     """
 
-    def __init__(
-        self, table: RunTable, catalog: Catalog | None, rows: Mapping[int, Document]
-    ) -> None:
-        """catalog: what is read from; None for a memory without a directory. rows: of ready
-        documents, as far as the caller knows them: how large they are.
+    def __init__(self, catalog: Catalog, rows: Mapping[int, Document]) -> None:
+        """catalog: what is read from. rows: of ready documents, as far as the caller knows them:
+        how large they are.
         """
-        assert table.spec is not None
-        self.table, self.spec, self._catalog = table, table.spec, catalog
-        spec = table.spec
+        spec = catalog.runs.spec
+        assert spec is not None
+        self.table, self.spec, self._catalog = catalog.runs, spec, catalog
         self._tokens = TokenIndex(spec.width)
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
@@ -147,17 +144,13 @@ class SelectorIndex:
             raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
         return IndexEntries.of(landmarks, words, self.spec, lengths)
 
-    def add(self, document: int, entries: IndexEntries, first_block: int | None = None) -> None:
-        """Make blocks first_block .. of a document known (None: the next ones): of a memory without
-        a directory, or a session's own.
-        """
+    def add(self, document: int, entries: IndexEntries, first: int) -> None:
+        """Make blocks first_block .. of a session known."""
         with self._lock:
             if entries.landmarks is not None:
-                first = self._tokens.span(document)[1] if first_block is None else first_block
                 landmarks = torch.from_numpy(entries.landmarks)
                 self._tokens.add(document, first, landmarks, entries.lengths)
             if entries.words is not None:
-                first = self._words.span(document)[1] if first_block is None else first_block
                 self._words.add(document, first, entries.words)
 
     def drop(self, document: int) -> None:
@@ -187,8 +180,6 @@ class SelectorIndex:
             what = "token landmarks" if kind == "token" else "words"
             raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
         catalog = self._catalog
-        if catalog is None:
-            return
         with self._lock:
             # a session's own blocks are held already
             wanted = {document for document, _, _ in scope if document > 0}

@@ -159,9 +159,7 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
     """
     for row in named:
         if row.is_listed:
-            if _is_empty(row) or (
-                row.state == "ready" and row.source_hash == original.source_hash
-            ):
+            if _is_empty(row) or (row.state == "ready" and row.source_hash == original.source_hash):
                 return row
             raise DocumentExists(
                 f"a document {row.name!r} of other content is there; import it under another name"
