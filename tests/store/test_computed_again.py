@@ -4,7 +4,6 @@ read is the same.
 
 import logging
 import os
-import shutil
 from pathlib import Path
 from random import Random
 
@@ -12,18 +11,17 @@ import pytest
 import torch
 
 from memstore.disk.format.keys import record_range
-from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
+from memstore.errors import BlocksUnavailable, StoreUnavailable
 from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import read_newest
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 from support.published import Wild, WildServer, open_at
-from support.tiny_decoder import decoder, learned_selector, random_adapter, tokenizer, word_reader
+from support.tiny_decoder import decoder, learned_selector, random_adapter, tokenizer
 
 pytest.importorskip("transformers")
 
-from memstore import load_model
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_ingest
 from memstore.model.passages.adaptation import Adaptation
@@ -190,18 +188,6 @@ def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, sto
     assert store.stats()["passages"]["stored"] > stored
 
 
-def test_other_models_and_words_are_refused(reader, store, tmp_path) -> None:
-    with pytest.raises(InvalidInput, match="kv or text"):
-        reader.ingest(TEXT, store, name="other", keep="some")
-    model = load_model()
-    with (
-        MemoryStore.create(tmp_path / "landmarks", model.signature) as memory,
-        pytest.raises(InvalidInput, match="leave keep out"),
-    ):
-        model.ingest(TEXT, memory, name="other", keep="text")
-    shutil.rmtree(tmp_path / "landmarks")
-
-
 @pytest.mark.timeout(3600 if FLIPS > 200 else 300)
 def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store, caplog) -> None:
     rng, blocks = Random(3), store.document("kept").blocks
@@ -315,18 +301,6 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
         assert away.stats()["passages"]["damaged"] == (1 if part == "record" else 2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "damaged passages were computed again" in caplog.text
-
-
-def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
-    words = word_reader()
-    with create(words, tmp_path / "text") as text, create(words, tmp_path / "kept") as kept:
-        words.ingest(TEXT, text, name="list", keep="text")
-        words.ingest(TEXT, kept, name="list")
-        answers = [words.ask(QUESTION, store, max_new_tokens=4) for store in (text, kept)]
-        assert answers[0].tokens == answers[1].tokens
-        assert answers[0].sources[0].span == answers[1].sources[0].span
-        words.ingest(TEXT, text, name="copy", keep="text")
-        assert text.stats()["passages"]["different"] == text.document("list").blocks
 
 
 def test_what_one_question_computed_the_next_one_finds(reader, tmp_path) -> None:

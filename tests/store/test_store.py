@@ -747,32 +747,3 @@ def test_verify_finds_missing_rows(path: Path, table: str) -> None:
     assert is_whole(path)
     with MemoryStore.open(path) as store:
         assert store.documents() == []
-
-
-# Statistics and speed
-
-
-def test_stats_count_lookups_and_held_bytes(store: MemoryStore) -> None:
-    document = ingest(store, "book", 100)
-    with store.lease([BlockKey(document.id, 1, 0, 0), BlockKey(document.id, 1, 0, 1)]):
-        pass
-    with store.lease([BlockKey(document.id, 1, 0, 0)]) as lease:
-        assert not lease.fetched
-    store.retrieval.search_landmarks(
-        1, torch.zeros(HEADS, 3, DIM), [(document.id, 0, document.blocks)], 2
-    )
-    stats = store.stats()
-    assert (stats["documents"], stats["tokens"], stats["blocks"], stats["bytes"]) == (
-        1,
-        100,
-        25,
-        document.bytes,
-    )
-    assert stats["tiers"]["host"]["misses"] == 2 and stats["tiers"]["host"]["hits"] == 1
-    assert stats["tiers"]["disk"]["hits"] == 2 and stats["tiers"]["disk"]["bytes"] == 2 * UNIT_BYTES
-    assert (
-        stats["index"]["searches"] == 1
-        and stats["index"]["rows"] == 3 * HEADS
-        and stats["landmarks"] > 0
-    )
-    assert stats["codec"] == store.codec == "zstd"

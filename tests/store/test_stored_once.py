@@ -205,32 +205,6 @@ def test_a_repair_mends_the_tables_of_passages_and_drops_no_document(store, lost
     assert (store.retrieval.stored_at([(document.id, 0)]) == [None]) == (lost == "row")
 
 
-def test_random_writing_and_forgetting_keeps_every_document_whole(tmp_path) -> None:
-    rng, path = Random(5), tmp_path / "memory"
-    with create(path, codec="zstd") as store:
-        held: dict[str, tuple[int, int]] = {}
-        for turn in range(25):
-            name = rng.choice("abcde")
-            text, count = rng.randint(1, 2), rng.randint(1, 25)
-            if name in held and rng.random() < 0.5:
-                store.forget(name)
-                del held[name]
-            else:
-                ingest_known(
-                    store, name, count, text=text, mode="replace" if name in held else "new"
-                )
-                held[name] = text, count
-            for other, (of, blocks) in held.items():
-                document = store.document(other)
-                assert document.blocks == blocks
-                check_content(store, document, of)
-            if turn % 8 == 0:
-                assert is_whole(path)
-        for name in list(held):
-            store.forget(name)
-        assert not records(store) and not told(store)
-
-
 def test_another_codec_is_another_passage(tmp_path) -> None:
     for codec in ("raw", "zstd"):
         with create(tmp_path / codec, codec=codec) as store:

@@ -164,7 +164,8 @@ def crowd_job(path: str, seconds: str, processes: str) -> int:
 
 def _crowd(path: str, until: float, seed: int) -> int:
     rng = random.Random(seed)
-    with MemoryStore.open(path, host_budget=BUDGET, wait_for_writer=True) as store:
+    options = {"device": "cpu", "device_budget": BUDGET // 2} if seed % 2 else {}
+    with MemoryStore.open(path, host_budget=BUDGET, wait_for_writer=True, **options) as store:
         while time.monotonic() < until:
             name, text = rng.choice("abcdef"), rng.randint(1, 2)
             try:

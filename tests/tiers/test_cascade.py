@@ -1,6 +1,4 @@
-"""Device, host and disk as one: the same answers with a device tier as without, and every budget
-exact.
-"""
+"""Device, host and disk as one: what is dropped stays away, and what is refused."""
 
 import threading
 from collections.abc import Sequence
@@ -15,7 +13,6 @@ from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, Inv
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.policy import POLICIES
 from memstore.tiers.slots import Held, LowestTier
 from support.counting_source import (
     SECONDS,
@@ -28,13 +25,9 @@ from support.counting_source import (
     check_slots,
     unit,
 )
-from support.rounding import TINY_MODEL, assert_same_to_rounding
-from support.synthetic_documents import BLOCK as TOKENS_A_BLOCK
-from support.synthetic_documents import CHUNK, HEADS, SIGNATURE, check_content, ingest
-from support.synthetic_documents import DIM as STORED_DIM
+from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest
 from support.tiny_model import text, tiny_model
 
-BLOCK_BYTES = 2 * TOKENS_A_BLOCK * STORED_DIM * 2  # of one KV head, as in `deterministic`
 TINY_BYTES = 2 * 8 * 8 * 2  # of one KV head of the tiny model
 
 
@@ -50,107 +43,6 @@ def memory(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
     with MemoryStore.create(path, model.signature) as store:
         model.ingest(text(300), store, name="a")
     return path
-
-
-def check_tiers(store: MemoryStore) -> None:
-    """No tier holds more than its budget, and what the device did not have the host was asked
-    for.
-    """
-    tiers = store.tiers
-    for tier in tiers.caches:
-        assert tier.bytes <= tier.budget_bytes
-    if tiers.device is not None:
-        stats, below = tiers.device.stats(), tiers.host.stats()
-        ahead = stats.prefetched + stats.late + stats.unused
-        ahead += len(tiers.device._table.untouched)
-        assert stats.misses + ahead == below.hits + below.misses
-
-
-def logits(model: LandmarkModel, store: MemoryStore, seed: int = 4) -> torch.Tensor:
-    with model.session(store) as session:
-        # several chunks: the session has blocks of its own
-        ids = model.tokenizer.encode(text(20, seed=seed))
-        states = [session.feed(ids[:-8])]
-        for token in ids[-8:]:
-            states.append(session.feed([token]))
-            store.tiers.settle()
-            check_tiers(store)
-        return session.logits(torch.cat(states))
-
-
-# Answers
-
-
-@pytest.mark.parametrize("prefetch", ["off", "speculative"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_answers_through_a_device_tier_are_the_same(
-    model: LandmarkModel, memory: Path, policy: str, prefetch: str
-) -> None:
-    with MemoryStore.open(memory, model.signature) as store:
-        expected = logits(model, store)
-    least = 3 * 2 * (4 + 3) * TINY_BYTES  # what a session pins of its own
-    for host, device in ((least + TINY_BYTES, 1 << 20), (1 << 20, 1 << 20)):
-        options = {
-            "host_budget": host,
-            "device_budget": device,
-            "policy": policy,
-            "prefetch": prefetch,
-        }
-        with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
-            assert_same_to_rounding(logits(model, store), expected, products=TINY_MODEL)
-            assert set(store.stats()["tiers"]) == {"device", "host", "disk"}
-            check_slots(store.tiers.device), check_slots(store.tiers.host)
-    options = {
-        "host_budget": least + TINY_BYTES,
-        "device_budget": 12 * TINY_BYTES,
-        "policy": policy,
-    }
-    with MemoryStore.open(
-        memory, model.signature, device="cpu", prefetch=prefetch, **options
-    ) as store:
-        # steps are split
-        torch.testing.assert_close(logits(model, store), expected, rtol=1e-4, atol=1e-4)
-        assert store.stats()["tiers"]["device"]["evictions"]
-
-
-# Documents come and go
-
-
-def open_with_device(
-    path: Path, host: int = 40, device: int = 60, **options: object
-) -> MemoryStore:
-    budgets = {
-        "host_budget": host * HEADS * BLOCK_BYTES,
-        "device_budget": device * HEADS * BLOCK_BYTES,
-    }
-    return MemoryStore.open(path, SIGNATURE, device="cpu", **{**budgets, **options})
-
-
-def test_written_replaced_and_forgotten_documents_read_right_through_the_device(
-    tmp_path: Path,
-) -> None:
-    MemoryStore.create(tmp_path / "m", SIGNATURE).close()
-    with open_with_device(tmp_path / "m") as store:
-        document = ingest(store, "book", 3 * CHUNK + 5)
-        check_content(store, document, text=1)
-        other = ingest(store, "other", CHUNK, text=2)
-        check_content(store, other, text=2)
-        document = ingest(store, "book", 5 * CHUNK + 2, mode="replace")
-        check_content(store, document, text=1)
-        unit = BlockKey(document.id, 1, 3, 0)
-        with store.lease([unit]):
-            pass
-        assert store.tiers.device.holds(unit)
-        store.forget("book")
-        for tier in store.tiers.caches:
-            assert {key.document for key in tier._table.slots} <= {other.id}
-        with pytest.raises(DocumentNotFound):
-            store.lease([unit])
-        check_content(store, other, text=2)
-        check_tiers(store)
-        check_slots(store.tiers.device), check_slots(store.tiers.host)
-    with open_with_device(tmp_path / "m", host=1, device=1) as store:
-        check_content(store, other, text=2)
 
 
 def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(

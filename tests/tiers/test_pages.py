@@ -123,18 +123,6 @@ def test_any_order_of_calls_preserves_budget_and_content(
     assert below.count == stats.misses + ahead - admitted
 
 
-def test_a_lease_of_passages_is_a_lookup_each() -> None:
-    below = Passages()
-    tier = SlabTier("host", below, 100 * SHAPE.slot_bytes, SHAPE)
-    units = [unit(number) for number in range(8)]
-    for _ in range(2):
-        with tier.lease(units) as lease:
-            check(lease, units)
-    stats = tier.stats()
-    assert (stats.hits, stats.misses, below.count) == (8, 8, 8)
-    assert stats.bytes == 2 * tier.bytes < 2 * 8 * 3 * SHAPE.slot_bytes
-
-
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_less_than_a_quarter_of_the_budget_is_lost_to_padding(policy: str) -> None:
     shape = UnitShape.of_passages(128, 1, torch.float16)

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import tiers as tiers_benchmark
 from benchmarks.replay import Recorded, belady, replay
-from memstore.block import BlockKey
 from memstore.tiers.policy import POLICIES
 from support import tiny_model
 
@@ -48,29 +47,6 @@ def test_replayed_predictions_account_for_every_unit_read(books: Recorded) -> No
     assert helped.misses + helped.prefetched + helped.unused == helped.evictions + capacity
     assert helped.misses < 0.8 * alone.misses
     assert helped.unused < helped.prefetched
-
-
-# What a replay counts
-
-
-def units(*numbers: int, layer: int = 1) -> list[BlockKey]:
-    return [BlockKey(1, layer, number, 0) for number in numbers]
-
-
-def test_a_predicted_unit_counts_as_a_hit_or_as_unused() -> None:
-    result = replay([units(1), units(2), units(3)], 4, "lru", [units(1), units(1, 9), []])
-    assert (result.hits, result.misses, result.prefetched, result.unused) == (1, 2, 1, 1)
-    # More than fits is passed over, and what goes before it is asked for was read for nothing.
-    result = replay([units(5), units(1)], 2, "lru", [units(1, 2, 3), []])
-    assert (result.hits, result.misses, result.unused) == (0, 2, 2)
-
-
-def test_the_first_use_of_a_prefetched_unit_does_not_make_it_frequent() -> None:
-    """ARC would keep it among the units that were used again, and let one of those go."""
-    often, once = units(1), units(2)
-    requests = [often, often, once, units(3), units(4), often]
-    result = replay(requests, 2, "arc", [[], [], once, units(3), units(4), []])
-    assert (result.hits, result.misses, result.prefetched, result.unused) == (5, 1, 3, 0)
 
 
 def test_the_benchmark_replays_what_it_recorded(
