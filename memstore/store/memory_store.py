@@ -463,11 +463,7 @@ class MemoryStore(Closing):
         check_target(file)
         (document,) = self.ready([name])
         if is_url(self.place):
-            from memstore.share.manifest import read_newest
-            from memstore.share.open_object_store import open_object_store
-
-            objects = open_object_store(str(self.place))
-            return PublishedDocument.named(objects, read_newest(objects), name).export(file)
+            return PublishedDocument.at(self.place, name).export(file)
         return export_document(self._catalog, document, file)
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
@@ -485,7 +481,7 @@ class MemoryStore(Closing):
     def _import(
         self, source: "DocumentFile | PublishedDocument", place: Path | str, name: str | None
     ) -> Document:
-        from memstore.store.transfer import check_importable, import_document
+        from memstore.store.transfer import import_document
 
         original = source.head.document
         name = original.name if name is None else name
@@ -494,8 +490,7 @@ class MemoryStore(Closing):
         with committed.writing(name, wait=self._wait_for_writer):
             found = admission.admit_import(self._named(name), original)
             if found is None or found.state != "ready":
-                check_importable(committed.catalog, source.head, place)
-                found = import_document(committed.catalog, original, source.parts(), name, found)
+                found = import_document(committed.catalog, source, place, name, found)
         self._refresh()
         return found
 
@@ -545,14 +540,10 @@ class MemoryStore(Closing):
         """Read a published document into this memory, as `import_document` does a file. Raises also
         DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound.
         """
-        from memstore.share.manifest import read_newest
-        from memstore.share.open_object_store import open_object_store
         from memstore.store.transfer import PublishedDocument
 
         self._writable()
-        objects = open_object_store(url)
-        document = PublishedDocument.named(objects, read_newest(objects), name)
-        return self._import(document, url, as_name)
+        return self._import(PublishedDocument.at(url, name), url, as_name)
 
     # Maintenance
 

@@ -1,6 +1,7 @@
-"""Documents on their way out of a memory and into it: exports, publications, imports, pulls."""
+"""Documents on their way out of a memory and into it: exports, publications, imports,
+pulls."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from memstore.disk.format.text_parts import decode_part
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, WrongModel
-from memstore.share.document_file import write_document
+from memstore.share.document_file import DocumentFile, write_document
 from memstore.share.document_parts import (
     Head,
     IndexRun,
@@ -21,7 +22,7 @@ from memstore.share.document_parts import (
     check_parts,
     usable_parts,
 )
-from memstore.share.manifest import Manifest
+from memstore.share.manifest import Manifest, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
 from memstore.share.pieces import Entry, read_parts
@@ -78,6 +79,14 @@ class PublishedDocument:
         self.head = Head(manifest.signature, entry.row, manifest.selector)
 
     @classmethod
+    def at(cls, url: str, name: str) -> "PublishedDocument":
+        """The document of a name in the newest manifest at a URL. Raises DocumentNotFound,
+        MemoryNotFound, StoreUnavailable, CorruptMemory.
+        """
+        objects = open_object_store(url)
+        return cls.named(objects, read_newest(objects), name)
+
+    @classmethod
     def named(cls, objects: ObjectStore, manifest: Manifest, name: str) -> "PublishedDocument":
         """The document of a name. Raises DocumentNotFound."""
         entry, url = manifest.entries.get(name), objects.url
@@ -119,10 +128,8 @@ class PublishedDocument:
 # Into a memory
 
 
-def check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
-    """Raises WrongModel for a document of another model or selector than the memory's. source: a
-    file or URL, for messages.
-    """
+def _check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
+    """Raises WrongModel for a document of another model or selector than the memory's."""
     path = catalog.database.path
     catalog.signature.check_same(
         head.signature, str(source), f"only a memory of that model can import it, and {path} is not"
@@ -138,18 +145,19 @@ def check_importable(catalog: Catalog, head: Head, source: Path | str) -> None:
 
 def import_document(
     catalog: Catalog,
-    original: Document,
-    parts: Iterable[Part],
+    source: DocumentFile | PublishedDocument,
+    place: Path | str,
     name: str,
-    instead_of: Document | None = None,
+    instead_of: Document | None,
 ) -> Document:
-    """Store the parts of a document under `name`, which must be free but for what a killed import
-    left (instead_of); the caller holds the writer lock.
+    """Store a document of this file or URL under `name`, which must be free but for what a killed
+    import left (instead_of); the caller holds the writer lock.
 
-    Raises StorageFull, and what reading the parts raises; the memory is as it was.
+    Raises WrongModel, StorageFull, and what reading the parts raises; the memory is as it was.
     """
+    _check_importable(catalog, source.head, place)
     database = catalog.database
-    imported = replace(original.portable(), name=name)
+    imported = replace(source.head.document.portable(), name=name)
 
     def begin(txn: Transaction) -> int:
         if instead_of is not None:
@@ -165,7 +173,7 @@ def import_document(
     try:
         batch: list[Part] = []
         size = 0
-        for part in parts:
+        for part in source.parts():
             if size >= _BATCH_BYTES:
                 database.write(lambda txn: _store(txn, catalog, imported, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
