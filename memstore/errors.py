@@ -91,6 +91,14 @@ class DocumentNotFound(MemstoreError):
 class DocumentExists(MemstoreError):
     """The document's name is in use for other content."""
 
+    @classmethod
+    def published(cls, name: str, url: str) -> "DocumentExists":
+        """For a document whose name is published with other content."""
+        return cls(
+            f"document {name!r} is published at {url} with other content; give --replace to put "
+            "this in its place, or publish it under another name"
+        )
+
 
 # what to do where no repair can help
 RESTORE = "import an export, pull a publication or ingest the documents again, into a new directory"

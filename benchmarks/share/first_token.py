@@ -29,11 +29,11 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
 from memstore.share.local_cache import LocalCache
-from memstore.share.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
+from memstore.share.publication import PublishedDatabase
 from memstore.share.publish import publish
 from memstore.share.published_catalog import PublishedCatalog
-from memstore.share.published_database import PublishedDatabase
 
 QUESTION = 16  # tokens
 WAYS = ("cold", "local", "here")
@@ -50,9 +50,9 @@ class Distant(ObjectStore):
         self.requests += 1
         time.sleep(self.seconds)
 
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+    def get(self, name: str) -> memoryview:
         self._wait()
-        found = super().get(name, most)
+        found = super().get(name)
         self.read += len(found)
         return found
 

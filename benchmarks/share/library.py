@@ -30,8 +30,8 @@ from benchmarks.real.stored_once import part
 from memstore.compute import Compute
 from memstore.documents.folder import find
 from memstore.library import ray_engine
-from memstore.library.batch import Job
 from memstore.library.library_ingest import ingest_library
+from memstore.library.reading import Job
 
 _WORKERS = (b"ray::IDLE", b"ray::read_batch", b"ray::describe")  # as Ray calls their processes
 

@@ -12,16 +12,7 @@ import typer
 from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.opening import opened
-from memstore.cli.options import (
-    AtLeast,
-    IndexKind,
-    Json,
-    ModelOptions,
-    Published,
-    ReadStore,
-    Store,
-    flag,
-)
+from memstore.cli.options import IndexKind, Json, ModelOptions, ReadStore, Store, flag
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
 
@@ -30,13 +21,11 @@ if TYPE_CHECKING:
 
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
-def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
+def ls(store: ReadStore, as_json: Json = False) -> None:
     """List the documents of a memory."""
     from memstore.store.memory_store import MemoryStore
 
-    with MemoryStore.open(
-        store, read_only=True, **Published(at_least=at_least).options(store)
-    ) as memory:
+    with MemoryStore.open(store, read_only=True) as memory:
         codec, manifest = memory.codec, memory.manifest
         documents = memory.documents()
     if as_json:
@@ -53,13 +42,11 @@ def ls(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> Non
 
 
 @command("stats", "memstore stats")
-def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
+def stats(store: ReadStore, as_json: Json = False) -> None:
     """Show how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
 
-    with MemoryStore.open(
-        store, read_only=True, **Published(at_least=at_least).options(store)
-    ) as memory:
+    with MemoryStore.open(store, read_only=True) as memory:
         figures = memory.stats()
     if as_json:
         console.emit(figures)

@@ -13,7 +13,8 @@ from memstore.cli.options import ModelOptions
 if TYPE_CHECKING:
     from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import Files
-    from memstore.library.batch import Job, Outcome, Progress
+    from memstore.library.library_ingest import Progress
+    from memstore.library.reading import Job, Outcome
 
 
 def ingest_with_ray(
@@ -32,8 +33,8 @@ def ingest_with_ray(
     """
     from memstore.documents.folder import STDIN
     from memstore.library import library_ingest
-    from memstore.library.batch import Job
     from memstore.library.ray_engine import RayEngine
+    from memstore.library.reading import Job
 
     if any(str(file.path) == STDIN for file in found.files):
         raise typer.BadParameter("standard input is read by one process; leave --to out")

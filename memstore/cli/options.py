@@ -97,15 +97,6 @@ IndexKind = Annotated[
     str | None,
     option("--index", "KIND", "Search over landmarks: auto (default), packed or faiss-ivf-sq8."),
 ]
-AtLeast = Annotated[
-    int | None,
-    option(
-        "--at-least",
-        "N",
-        "Published memory: oldest manifest to accept; default: the newest that was seen.",
-        min=1,
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -247,7 +238,6 @@ class Published:
         float | None,
         option("--refresh", "S", "Published memory: seconds between updates; default: 5."),
     ] = None
-    at_least: AtLeast = None
 
     def options(self, store: str) -> "OpenOptions":
         """Settings of MemoryStore.open. $MEMSTORE_VALKEY does not concern a directory."""

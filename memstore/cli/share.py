@@ -146,8 +146,8 @@ def rm(
 @command("prune", "memstore share prune s3://team/library")
 def prune(url: Url, grace: Grace = 24.0, as_json: Json = False) -> None:
     """Remove objects that a published memory no longer uses."""
-    from memstore.share.garbage_collection import prune as remove
     from memstore.share.open_object_store import open_object_store
+    from memstore.share.publish import prune as remove
 
     pruned = remove(open_object_store(url), grace=3600 * grace)
     if as_json:

@@ -6,20 +6,21 @@ whichever of its processes did.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from memstore.documents.converted import LIMITS
 from memstore.documents.folder import File
 from memstore.errors import InvalidInput
-from memstore.library.batch import Batch, Done, Given, Job, Outcome, Progress
 from memstore.library.ray_engine import RayEngine
+from memstore.library.reading import Batch, Done, Given, Job, Outcome, Status
+from memstore.share.contents import Entry
 from memstore.share.manifest import Manifest, find_newest
 from memstore.share.open_object_store import open_object_store
-from memstore.share.pieces import Entry
-from memstore.share.publish import publish_sent
-from memstore.share.upload import Sent
+from memstore.share.publish import Sent, publish_sent
 from memstore.store.memory_store import MemoryStore
 
 _BATCH = 128 << 10  # bytes of files in a batch at most, but for one that is larger
@@ -27,6 +28,41 @@ _LEAST = 4 << 10
 _DOCUMENTS = 256  # in a batch
 _EACH = 8  # batches for every worker at least, so that none is waited for long
 _COMMIT_SECONDS = 30.0  # between two manifests
+
+
+@dataclass
+class Progress:
+    """The progress of all workers."""
+
+    files: int
+    bytes: int  # of all files
+    done: int = 0  # bytes of files that are done
+    documents: Counter[Status] = field(default_factory=Counter)
+    passages: int = 0
+    tokens: int = 0  # that were ingested now
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.began
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all workers together."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated from the speed so far."""
+        return self.seconds * (self.bytes - self.done) / max(1, self.done)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a document that is done."""
+        self.done += outcome.size
+        self.documents[outcome.status] += 1
+        self.passages += outcome.passages
+        self.tokens += outcome.tokens
 
 
 OnProgress = Callable[[Progress, list[Outcome]], None]
@@ -91,28 +127,23 @@ class _Ingest:
         self._on_progress(self._progress, done.documents)
 
     def _commit(self) -> None:
-        """Publish what workers uploaded."""
+        """Publish what workers uploaded, but for names of which others published other content."""
         if self._first is not None and self._entries:
             sent, self._entries = Sent(self._first, self._entries, self._before, []), {}
             self._number, refused = publish_sent(self._objects, sent, replace=self._job.replace)
-            self._report_refused(refused)
+            for name in refused:
+                self._progress.documents.subtract(["read"])
+                self._progress.documents["refused"] += 1
+                why = f"document {name!r} was published at {self._job.url} by another process"
+                outcome = Outcome(name, "refused", 0, error=("DocumentExists", why))
+                self._on_progress(self._progress, [outcome])
         self._committed = time.monotonic()
-
-    def _report_refused(self, names: Sequence[str]) -> None:
-        """Report documents under whose names others published other content."""
-        for name in names:
-            self._progress.documents.subtract(["read"])
-            self._progress.documents["refused"] += 1
-            why = f"document {name!r} was published at {self._job.url} by another process"
-            self._on_progress(
-                self._progress, [Outcome(name, "refused", 0, error=("DocumentExists", why))]
-            )
 
     def _as_kept(self, entry: Entry) -> bool:
         """Are keys and values published of a document, or not, as this ingest keeps them?"""
         if self._job.keep is None:
             return True
-        return not entry.row.of_passages or entry.has_records == (self._job.keep == "kv")
+        return not entry.row.of_passages or (entry.records > 0) == (self._job.keep == "kv")
 
     # Batches
 

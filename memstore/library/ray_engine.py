@@ -9,7 +9,8 @@ from typing import Any
 
 from memstore.closing import Closing
 from memstore.errors import InvalidInput, MemstoreError, StoreUnavailable, install_extra
-from memstore.library.batch import Batch, Done, Job, Outcome
+from memstore.library import reading
+from memstore.library.reading import Batch, Done, Job, Outcome
 
 _AHEAD = 2  # batches for every worker that are given to Ray: one runs, one waits
 _CONNECT = 10.0  # seconds
@@ -47,12 +48,14 @@ class RayEngine(Closing):
     def read(self, job: Job, batches: Iterable[Batch]) -> Iterator[Done]:
         """As memstore.library.reading.read_batch, by all workers, in any order; takes batches as
         workers become free. A document whose workers ended again and again is refused.
+        Raises the MemstoreError of a worker, and MemstoreError (the cluster is lost).
         """
-        from memstore.library.reading import read_batch
-
-        task, given = self._task(read_batch), self._ray.put(job)
-        again = deque[Batch]()
-        coming = iter(batches)
+        amount = {"num_cpus": 1} if self._unit == "CPU" else {"num_cpus": 1, "num_gpus": 1}
+        task = self._ray.remote(
+            max_retries=_RETRIES, retry_exceptions=[StoreUnavailable], max_calls=0, **amount
+        )(reading.read_batch)
+        given, wrong = self._ray.put(job), self._ray.exceptions
+        again, coming = deque[Batch](), iter(batches)
         running: dict[Any, Batch] = {}
         while True:
             while len(running) < _AHEAD * self.workers:
@@ -65,39 +68,26 @@ class RayEngine(Closing):
             (done,), _ = self._ray.wait([*running])
             batch = running.pop(done)
             try:
-                yield self._result(done)
-            except _ReaderEnded as error:
+                yield self._ray.get(done)
+            except (wrong.WorkerCrashedError, wrong.OutOfMemoryError, wrong.NodeDiedError) as error:
                 if len(batch) > 1:  # one of them may be why
                     again += [[one] for one in batch]
-                else:
-                    yield Done([Outcome.refused(batch[0], MemstoreError(str(error)))])
-
-    def _task(self, work: Any) -> Any:
-        amount = {"num_cpus": 1} if self._unit == "CPU" else {"num_cpus": 1, "num_gpus": 1}
-        return self._ray.remote(
-            max_retries=_RETRIES, retry_exceptions=[StoreUnavailable], max_calls=0, **amount
-        )(work)
-
-    def _result(self, task: Any) -> Any:
-        """The result of a task. Raises the MemstoreError that it raised, and MemstoreError."""
-        wrong = self._ray.exceptions
-        try:
-            return self._ray.get(task)
-        except (wrong.WorkerCrashedError, wrong.OutOfMemoryError, wrong.NodeDiedError) as error:
-            raise _ReaderEnded(
-                f"its reader was ended {_RETRIES + 1} times ({type(error).__name__}): too little "
-                "memory, perhaps"
-            ) from None
-        except wrong.RayTaskError as error:
-            if isinstance(error.cause, MemstoreError):
-                raise error.cause from None
-            raise MemstoreError(f"a reader failed: {error.cause!r}") from error
-        except wrong.RayError as error:
-            why = str(error).partition("\n")[0]
-            raise MemstoreError(
-                f"the cluster is lost ({type(error).__name__}: {why}); finished batches are "
-                "published, and the same command continues"
-            ) from None
+                    continue
+                ended = MemstoreError(
+                    f"its reader was ended {_RETRIES + 1} times ({type(error).__name__}): too "
+                    "little memory, perhaps"
+                )
+                yield Done([Outcome.refused(batch[0], ended)])
+            except wrong.RayTaskError as error:
+                if isinstance(error.cause, MemstoreError):
+                    raise error.cause from None
+                raise MemstoreError(f"a reader failed: {error.cause!r}") from error
+            except wrong.RayError as error:
+                why = str(error).partition("\n")[0]
+                raise MemstoreError(
+                    f"the cluster is lost ({type(error).__name__}: {why}); finished batches are "
+                    "published, and the same command continues"
+                ) from None
 
     def close(self) -> None:
         """Leave the cluster, and end one that was started here."""
@@ -109,7 +99,3 @@ def _reach(address: str | None) -> None:
     host, _, port = (address or "").rpartition("/")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), _CONNECT).close()
-
-
-class _ReaderEnded(MemstoreError):
-    """The worker of a batch ended, and so did those that tried it again."""

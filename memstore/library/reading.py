@@ -1,29 +1,82 @@
-"""The work of one worker: ingests a batch of documents into a temporary memory, and uploads them to
-the object store of the library.
+"""The work of one worker of a library: it ingests a batch of documents into a temporary memory, and
+uploads them to the library's object store.
 """
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from memstore.compute import Compute
+from memstore.disk.format.text_parts import Keep
 from memstore.documents import read
-from memstore.errors import DocumentExists, InvalidInput
+from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 from memstore.hf.models_by_name import reader_named
-from memstore.library.batch import Batch, Done, Given, Job, Outcome
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
 from memstore.share.open_object_store import open_object_store
-from memstore.share.upload import PublishOptions
+from memstore.share.publish import PublishOptions, Sent
 from memstore.store.memory_store import MemoryStore
 from memstore.store.open_options import on_device
 
 _BUDGET = 128 << 20  # bytes of the host tier, of which an ingest reads its latest blocks alone
 _PREFIX = "memstore-library-"
+
+Status = Literal["read", "there", "refused"]
+
+
+class Given(NamedTuple):
+    """A document to ingest."""
+
+    name: str
+    path: str  # of its file, for errors
+    data: bytes
+    there: str | None = None  # digest of the text that is published under its name
+    as_wanted: bool = False  # is that kept as this ingest keeps texts?
+
+
+Batch = Sequence[Given]
+
+
+class Outcome(NamedTuple):
+    """The outcome for a document."""
+
+    name: str
+    status: Status
+    size: int  # bytes of its file
+    passages: int = 0  # that were ingested; blocks, of a landmark model
+    tokens: int = 0  # that were ingested
+    error: tuple[str, str] | None = None  # the name of an error, and its message
+    notes: tuple[str, ...] = ()  # what of its file was not read
+
+    @classmethod
+    def refused(cls, given: Given, error: MemstoreError) -> "Outcome":
+        """The outcome for a document that cannot be ingested."""
+        return cls(given.name, "refused", len(given.data), error=(type(error).__name__, str(error)))
+
+
+class Done(NamedTuple):
+    """The outcome for a batch."""
+
+    documents: list[Outcome]
+    sent: Sent | None = None  # what was uploaded of them
+
+
+@dataclass(frozen=True)
+class Job:
+    """How documents are ingested, and where they are published."""
+
+    url: str
+    model: str
+    compute: Compute
+    codec: str | None = None  # of a new memory; None for the model's
+    keep: Keep | None = None  # None: as the model does by itself
+    replace: bool = False
 
 
 def read_batch(job: Job, batch: Batch) -> Done:
@@ -37,35 +90,37 @@ def read_batch(job: Job, batch: Batch) -> Done:
     texts: list[tuple[Given, Text]] = []
     for given in batch:
         try:
-            text = _text(given)
+            text = Text(read(given.data, given.path), given.name)
+            text.check()
         except InvalidInput as error:
             outcomes.append(Outcome.refused(given, error))
             continue
         if given.there == text.digest and given.as_wanted:
             outcomes.append(Outcome(given.name, "there", len(given.data)))
         elif given.there not in (None, text.digest) and not job.replace:
-            outcomes.append(Outcome.refused(given, _other_content(given.name, job.url)))
+            outcomes.append(Outcome.refused(given, DocumentExists.published(given.name, job.url)))
         else:
             texts.append((given, text))
     if not texts:
         return Done(outcomes)
     reader = _reader(job.model, job.compute)
-    with _scratch() as path, _memory(job, reader, path) as memory:
+    options = on_device({"host_budget": _BUDGET}, job.compute.device)
+    codec, selector = job.codec or reader.codec, reader.keeps
+    with (
+        _scratch() as path,
+        MemoryStore.create(
+            path / "memory", reader.signature, codec=codec, selector=selector, **options
+        ) as memory,
+    ):
         for given, text in texts:
             outcomes.append(_ingest(job, reader, memory, given, text))
         if not memory.ready():
             return Done(outcomes)
         objects = open_object_store(job.url, make=True)
         # what is not to be replaced was refused above
-        options = PublishOptions(keep=job.keep or "kv", replace=True)
-        return Done(outcomes, memory.send(objects, options))
-
-
-def _text(given: Given) -> Text:
-    """Raises InvalidInput."""
-    text = Text(read(given.data, given.path), given.name)
-    text.check()
-    return text
+        return Done(
+            outcomes, memory.send(objects, PublishOptions(keep=job.keep or "kv", replace=True))
+        )
 
 
 def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text: Text) -> Outcome:
@@ -79,27 +134,10 @@ def _ingest(job: Job, reader: ModelAPI, memory: MemoryStore, given: Given, text:
     return Outcome(given.name, "read", size, document.blocks, document.tokens, notes=text.notes)
 
 
-def _other_content(name: str, url: str) -> DocumentExists:
-    return DocumentExists(
-        f"document {name!r} is published at {url} with other content; give --replace to put this "
-        "in its place"
-    )
-
-
 @cache
 def _reader(model: str, compute: Compute) -> ModelAPI:
     """One model for all batches of a process."""
     return reader_named(model, compute=compute)
-
-
-def _memory(job: Job, reader: ModelAPI, path: Path) -> MemoryStore:
-    return MemoryStore.create(
-        path / "memory",
-        reader.signature,
-        codec=job.codec or reader.codec,
-        selector=reader.keeps,
-        **on_device({"host_budget": _BUDGET}, job.compute.device),
-    )
 
 
 @contextmanager

@@ -1,16 +1,16 @@
-"""One document in one file: its pieces (memstore.share.pieces), as segments of a publication hold
-them, followed by the entry that tells where they are.
+"""One document in one file: the parts and the contents of a document (memstore.share.contents), as
+an object of a publication has them, followed by a manifest that names this document alone.
 
     magic "mRexport"
-    the pieces, one after the other; their entry names no object, since all are in this file
-    the footer, a manifest that names this document alone
+    the parts, one after the other, then the contents
+    the footer: the manifest
     bytes of the footer (u64), XXH3-64 of these 8 bytes, magic "mRexpend"
 """
 
 import os
-import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,11 +18,10 @@ from xxhash import xxh3_64_intdigest
 
 from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
 from memstore.errors import CorruptMemory, InvalidInput
+from memstore.share.contents import DocumentWriter, Kind, Place, Segment, Stored, read_parts
 from memstore.share.document_parts import Head, Part, usable_parts
 from memstore.share.manifest import Manifest
-from memstore.share.packed_objects import PACKED_BYTES
-from memstore.share.piece_writer import PieceWriter
-from memstore.share.pieces import Entry, Kind, read_parts
+from memstore.share.ranges import OBJECT_BYTES
 
 _BEGIN, _END, _FOOTER = b"mRexport", b"mRexpend", b"mRfooter"
 _TRAILER = struct.Struct("<QQ8s")  # bytes of the footer, checksum, magic
@@ -36,15 +35,13 @@ def check_target(file: Path) -> None:
     directory. Raises InvalidInput.
     """
     check_outside_memories(file)
-    try:
-        if not stat.S_ISREG(os.lstat(file).st_mode):
-            raise InvalidInput(f"{file} is a link, or no regular file; name another file")
-        with open(file, "rb") as source:
-            begin = source.read(len(_BEGIN)) or _BEGIN
-    except PermissionError:
-        begin = b""
-    except OSError:  # nothing is there, or nothing can be: writing says what
+    if not os.path.lexists(file):
         return
+    if file.is_symlink() or not file.is_file():
+        raise InvalidInput(f"{file} is a link, or no regular file; name another file")
+    begin = b""
+    with suppress(OSError), open(file, "rb") as source:
+        begin = source.read(len(_BEGIN)) or _BEGIN
     if begin != _BEGIN:
         raise InvalidInput(
             f"{file} is no exported document, and is left as it is; name another file, or remove it"
@@ -61,15 +58,19 @@ def write_document(head: Head, parts: Iterable[Part], file: Path) -> int:
     try:
         with replacement(file) as out:
             out.write(_BEGIN)
+            whole = Segment()  # the file
 
-            def append(kind: Kind, chunks: Sequence[bytes]) -> tuple[str, int]:
+            def append(kind: Kind, data: bytes) -> Stored:
                 offset = out.tell()
-                out.writelines(chunks)
-                return "", offset
+                out.write(data)
+                return whole, offset, len(data)
 
+            draft = DocumentWriter(append).write(head, parts)
+            contents = draft.encode()
+            place = Place("", out.tell(), len(contents), xxh3_64_intdigest(contents))
+            out.write(contents)
             row = head.document
-            entry = Entry.of(row, PieceWriter(append).write(head, parts))
-            entries = {row.name: entry}
+            entries = {row.name: draft.entry(place)}
             footer = Manifest(head.signature, row.codec, row.created, head.selector, entries)
             packed = footer.encode(_FOOTER)
             out.write(packed + _trailer(len(packed)))
@@ -90,7 +91,7 @@ def _trailer(size: int) -> bytes:
 
 
 class DocumentFile:
-    """An exported document; its pieces are read by ranges, as those of a publication."""
+    """An exported document; its parts are read by ranges, as those of a publication."""
 
     def __init__(self, file: Path) -> None:
         """Read the footer. Raises InvalidInput (no export, truncated, damaged), NewerFormat,
@@ -109,7 +110,7 @@ class DocumentFile:
             size, _, _ = _TRAILER.unpack(self.get_range("", max(0, end), _TRAILER.size))
             if self.get_range("", end, _TRAILER.size) != _trailer(size):
                 raise CorruptMemory("it does not end like one")
-            if size > min(PACKED_BYTES, end):
+            if size > min(OBJECT_BYTES, end):
                 raise CorruptMemory("its footer is too large")
             packed = self.get_range("", end - size, size)
             footer = Manifest.decode(packed, f"{file}: its footer", _FOOTER)
@@ -124,9 +125,8 @@ class DocumentFile:
         """The document's parts, each checked. Raises InvalidInput, at the latest at the end, where
         a memory could not use all of them.
         """
-        row, pieces = self._entry
         try:
-            yield from usable_parts(self.head, read_parts(self, self.head.signature, row, pieces))
+            yield from usable_parts(self.head, read_parts(self, self._entry))
         except (ValueError, CorruptMemory) as error:
             raise self._damaged(error) from error
 

@@ -1,8 +1,9 @@
 """The parts of a document, as memories, exported files and publications hold them: tokens,
-landmarks and records, in this order; and the check that parts are those of a complete document.
+landmarks and records, in this order; how a memory's directory gives them, and the check that parts
+are those of a complete document.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +12,19 @@ from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.keys import read_run_key, run_key, run_range
 from memstore.disk.format.record import WriteId
 from memstore.disk.format.runs import Coverage
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.text_parts import PassageOrder, decode_part, decode_tokens, equal_lengths
+from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.block_table import BlockTable, is_finite
-from memstore.disk.tables.passage_table import Digest, digest_of
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.passage_table import Digest, StoredPassage, digest_of
 from memstore.disk.tables.run_table import RunTable
-from memstore.errors import CorruptMemory
+from memstore.errors import CorruptMemory, InvalidInput
+
+_BATCH_BYTES = 8 << 20  # of parts that are read in one transaction
 
 
 class Tokens(NamedTuple):
@@ -73,24 +79,11 @@ def usable_parts(head: Head, parts: Iterable[Part]) -> Iterator[Part]:
     """These parts, each checked so that a memory can use it: complete, in order, with finite
     numbers, and tokens of the vocabulary. Raises ValueError, CorruptBlock.
     """
-    vocabulary = head.signature.architecture.get("vocab_size")
-    most = vocabulary if isinstance(vocabulary, int) else 1 << 32
     order = PartOrder(head)
     for part in order.checked(parts):
-        if isinstance(part, Tokens):
-            if _largest_token(part, head) >= most:
-                raise ValueError(f"it has tokens beyond the vocabulary of {most}")
-        elif isinstance(part, Record):
+        if isinstance(part, Record):
             order.blocks.check_numbers(part.data, *order.record_id(part.block, part.layer))
         yield part
-
-
-def _largest_token(part: Tokens, head: Head) -> int:
-    first, value = part
-    if not head.document.of_passages:
-        return int(decode_tokens(first, value).ids.max())
-    passages = decode_part(first, value, head.signature.block_size).passages
-    return max(int(passage.ids.max()) for passage in passages)
 
 
 class PartOrder:
@@ -103,6 +96,8 @@ class PartOrder:
         signature, document, spec = head
         self._signature, self._runs = signature, RunTable(signature.geometry, spec)
         self._document, self._size = document, signature.block_size
+        vocabulary = signature.architecture.get("vocab_size")
+        self._vocabulary = vocabulary if isinstance(vocabulary, int) else 1 << 32
         self.blocks = BlockTable(signature, "raw")  # reads records of every codec
         ready = document.state == "ready" or unfinished
         _expect(ready and document.id > 0, "it is not ready")
@@ -174,14 +169,23 @@ class PartOrder:
             found = decode_part(part.first, part.value, self._size)
             self._passages.add(found)
             signature, codec = self.blocks.form.signature, self._document.codec
-            self.digests += [digest_of(signature, codec, one.ids) for one in found.passages]
+            for one in found.passages:
+                self._check_vocabulary(one.ids)
+                self.digests.append(digest_of(signature, codec, one.ids))
             return
         tokens = decode_tokens(part.first, part.value)
+        self._check_vocabulary(tokens.ids)
         _expect(part.first == self._tokens, "tokens are missing")
         _expect(tokens.char_start >= self._characters, "its characters are not in order")
         self._tokens += len(tokens.ids)
         self._characters = tokens.char_start
         _expect(self._tokens <= self._document.tokens, "there are more tokens than its row says")
+
+    def _check_vocabulary(self, ids: np.ndarray) -> None:
+        _expect(
+            ids.max() < self._vocabulary,
+            f"it has tokens beyond the vocabulary of {self._vocabulary}",
+        )
 
     def lengths(self) -> np.ndarray:
         """Tokens of each block, once all parts with tokens are there."""
@@ -207,3 +211,67 @@ class PartOrder:
 def _expect(right: object, otherwise: str) -> None:
     if not right:
         raise ValueError(otherwise)
+
+
+# From a memory's directory
+
+
+def stored_parts(
+    catalog: Catalog,
+    document: Document,
+    wants: Callable[[StoredPassage], bool] = lambda passage: True,
+) -> Iterator[Part]:
+    """The parts of a ready document in order: tokens, landmarks, records; copies.
+
+    wants: called with each passage that has records; records of unwanted passages are left out.
+    Each batch of parts is read in a transaction of its own, which does not stay open
+    while the caller uploads. Raises InvalidInput (the document changed in between), CorruptMemory.
+    """
+    tables = [*catalog.runs.parts(document.memory_layers(catalog.signature))]
+    at: tuple[int, int] | None = (0, 0)  # of tables; of the token or block that is next there
+    while at is not None:
+        batch, size, last = list[Part](), 0, at
+        with catalog.database.read() as txn:
+            if catalog.row(txn, document.id) != document:
+                raise InvalidInput(
+                    f"document {document.name!r} changed while it was read; try again"
+                )
+            for now, part in _parts_from(txn, catalog, document, tables, at, wants):
+                if size >= _BATCH_BYTES and now != last:  # records of a block stay together
+                    at = now
+                    break
+                batch.append(part)
+                size, last = size + len(part[-1]), now
+            else:
+                at = None
+        yield from batch
+
+
+def _parts_from(
+    txn: Transaction,
+    catalog: Catalog,
+    document: Document,
+    tables: Sequence[int],
+    at: tuple[int, int],
+    wants: Callable[[StoredPassage], bool],
+) -> Iterator[tuple[tuple[int, int], Part]]:
+    """Parts from a place on, each with its own place. tables: parts of landmarks."""
+    table, start = at
+    if table == 0:
+        for first, value in catalog.texts.parts(txn, document.id, start):
+            yield (0, first), Tokens(first, bytes(value))
+    for number, part in enumerate(tables, 1):
+        if number >= table:
+            low = run_key(document.id, part, start if number == table else 0)
+            for key, value in txn.scan_checked("landmarks", low, run_range(document.id, part)[1]):
+                first = read_run_key(key)[2]
+                yield (number, first), IndexRun(part, first, bytes(value))
+    number, start = len(tables) + 1, start if table > len(tables) else 0
+    if document.of_passages:
+        for block, passage in catalog.passages_of(txn, document, start):
+            if passage.bytes and wants(passage):
+                for record, data in catalog.blocks.walk(txn, passage.number):
+                    yield (number, block), Record(block, record.layer, bytes(data))
+    else:
+        for record, data in catalog.blocks.walk(txn, document.id, start):
+            yield (number, record.block), Record(record.block, record.layer, bytes(data))

@@ -17,13 +17,11 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from memstore.errors import InvalidInput, StorageFull
+from memstore.errors import InvalidInput
 from memstore.paths import expanded
 from memstore.tiers.stats import TierCounter
 
 _SUFFIX = ".cached"  # of its files: all others are left alone
-_PAGE = 4096  # a file takes whole pages
-_TOUCH = 60.0  # seconds after which a use is noted again
 _LEFT = 300.0  # seconds after which a file that was never renamed belongs to no writer
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -33,7 +31,7 @@ class LocalCache:
 
     def __init__(self, path: Path | str, budget: int) -> None:
         """path: a directory, made where there is none; budget: bytes of the values' files. Raises
-        InvalidInput (it cannot be written), StorageFull.
+        InvalidInput (it cannot be written).
         """
         self.path, self.budget = expanded(path), budget
         self.counter = TierCounter()
@@ -43,11 +41,6 @@ class LocalCache:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()  # may it be written?
         except OSError as error:
-            if error.errno in _FULL:
-                raise StorageFull(
-                    f"the local cache {self.path} is on a full disk; free some, or name another "
-                    "directory"
-                ) from error
             raise InvalidInput(
                 f"the local cache {self.path} cannot be used ({error.strerror}); name another "
                 "directory"
@@ -67,8 +60,7 @@ class LocalCache:
                     os.unlink(file)
                     self.counter.failed("damaged")
                     return None
-                if time.time() - status.st_mtime > _TOUCH:
-                    os.utime(opened.fileno())
+                os.utime(opened.fileno())
                 return opened.read(status.st_size)
         except FileNotFoundError:
             return None
@@ -80,35 +72,30 @@ class LocalCache:
         """Store values, but for those that are too large; a failure is counted."""
         with self._lock:
             for key, value in items:
-                size = _pages(len(value))
-                if size > self.budget:
+                file, size = self._file(key), len(value)
+                if size > self.budget or os.path.exists(file):
                     continue
-                if size > self._room:
-                    self._room = max(size, self.budget // 8)
-                    self._sweep(self.budget - self._room)
                 try:
-                    if self._write(self._file(key), value):
-                        self._room -= size
+                    if size > self._room:
+                        self._room = max(size, self.budget // 8)
+                        self._sweep(self.budget - self._room)
+                    self._write(file, value)
                 except OSError as error:
                     self.counter.failed("full" if error.errno in _FULL else "unavailable")
                     return
+                self._room -= size
 
-    def _write(self, file: str, value: bytes) -> bool:
-        """Write a value; False where it is there already."""
-        if os.path.exists(file):
-            return False
+    def _write(self, file: str, value: bytes) -> None:
         other = f"{file}.{os.getpid()}.{threading.get_ident()}"
         try:
             os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
-            with open(other, "wb", buffering=0) as opened:
-                if opened.write(value) != len(value):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with open(other, "wb") as opened:
+                opened.write(value)
             os.rename(other, file)
         except OSError:
             with suppress(OSError):
                 os.unlink(other)
             raise
-        return True
 
     def drop(self, key: str) -> None:
         """Delete a value."""
@@ -126,7 +113,7 @@ class LocalCache:
             with suppress(OSError):
                 status = file.stat()
                 if file.suffix == _SUFFIX:
-                    found.append((status.st_mtime, _pages(status.st_size), file))
+                    found.append((status.st_mtime, status.st_size, file))
                 elif time.time() - status.st_mtime > _LEFT:  # its writer has ended
                     file.unlink()
         total = sum(size for _, size, _ in found)
@@ -136,7 +123,3 @@ class LocalCache:
             with suppress(OSError):
                 file.unlink()
             total -= size
-
-
-def _pages(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE

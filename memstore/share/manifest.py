@@ -1,73 +1,64 @@
 """The manifests of a publication: numbered, each written once, each naming everything that the
-publication holds; readers read the newest.
+publication holds; readers read the newest, and refuse an older one than they have seen.
 
 Manifest n is the object `manifests/` and 2**64 - 1 - n in 16 hexadecimal digits, so that the newest
 is first in a listing. It holds the memory's signature, codec and selector, every document's row
-with where its pieces are, and the objects of lists of the selector's token landmarks, if there are
-any. memstore.share.publish writes the next manifest. An exported file ends with one of its own.
+with where its contents are, and the objects of lists of the selector's token landmarks, if there
+are any. memstore.share.publish writes the next manifest. An exported file ends with one of its own.
+
+    magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
 """
 
 import os
 import re
-from collections.abc import Iterable
+import struct
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
+import zstandard
 from msgspec import Meta
+from xxhash import xxh3_64_intdigest
 
-from memstore.decode import Amount, Count
+from memstore.decode import Amount, Count, unpack
 from memstore.disk.format.document import Document
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
-from memstore.errors import CorruptMemory, InvalidConfig, MemoryNotFound
-from memstore.share.newest_seen import Seen, check_newest, newest_seen, note_newest
-from memstore.share.object_store import OBJECT_BYTES, ObjectStore
-from memstore.share.packed_objects import PACKED_BYTES, open_packed, pack
-from memstore.share.pieces import Digest, Entry, Name, Piece
+from memstore.errors import (
+    CorruptMemory,
+    InvalidConfig,
+    InvalidInput,
+    MemoryNotFound,
+    NewerFormat,
+    OlderFormat,
+    StaleMemory,
+)
+from memstore.share.contents import Entry, Name, Place, decompressed
+from memstore.share.object_store import ObjectStore
+from memstore.share.ranges import OBJECT_BYTES
 
+FORMAT = 12  # of publications and exported documents
 MANIFESTS = "manifests"
 LISTS = "lists"  # objects of the lists that passages are found by in two stages
 MAGIC = b"mRmanife"
+_HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
-
-
-class ListsObject(NamedTuple):
-    """An object of some 32 MB with a part of lists."""
-
-    name: Name
-    size: Annotated[int, Meta(ge=1, le=OBJECT_BYTES)]  # bytes
-    digest: Digest
-
-
-class ListsRef(NamedTuple):
-    """The objects of lists (memstore.index.passage_files), in order; the first is the header."""
-
-    objects: Annotated[list[ListsObject], Meta(min_length=1)]
-
-    @property
-    def names(self) -> set[str]:
-        """The names of all objects."""
-        return {each.name for each in self.objects}
-
-
-def new_lists_name() -> str:
-    """The name of a new object of lists."""
-    return f"{LISTS}/{os.urandom(16).hex()}"
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     number: Count
     id: Annotated[bytes, Meta(max_length=16)]
-    published: Amount
     signature: dict[str, Any]
     codec: Name
     created: Amount
     selector: IndexSpec | None
-    documents: list[tuple[dict[str, Any], list[Piece]]]
-    lists: ListsRef | None
+    documents: list[tuple[dict[str, Any], Place, tuple[Name, ...], Count]]
+    lists: list[Place]
 
 
 @dataclass(frozen=True)
@@ -79,20 +70,19 @@ class Manifest:
     created: float
     selector: IndexSpec | None
     entries: dict[str, Entry] = field(default_factory=dict)  # by name, in order of names
-    lists: ListsRef | None = None  # of the selector's token landmarks
+    lists: list[Place] = field(default_factory=list)  # of token landmarks; the header first
     number: int = 0  # 0: not published
     id: bytes = b""  # random
-    published: float = 0.0  # seconds since 1970
 
     @property
     def segments(self) -> set[str]:
         """The segments that it names."""
-        return segments_of(self.entries.values())
+        return {name for entry in self.entries.values() for name in entry.objects}
 
     @property
-    def seen(self) -> Seen:
-        """Which manifest it is."""
-        return self.number, self.id
+    def objects(self) -> set[str]:
+        """The segments and lists that it names."""
+        return self.segments | {place.name for place in self.lists}
 
     def encode(self, magic: bytes = MAGIC) -> bytes:
         """The object. Raises InvalidInput where readers would refuse its size."""
@@ -106,15 +96,14 @@ class Manifest:
         OlderFormat.
         """
         try:
-            held = open_packed(magic, data, _Manifest, what)
-            entries = {
-                entry.row.name: entry for entry in (_entry(*each) for each in held.documents)
-            }
+            held = _open_packed(magic, data, what)
+            documents = [Entry(_row(one[0]), *one[1:]) for one in held.documents]
+            entries = {entry.row.name: entry for entry in documents}
             if [*entries] != sorted(entries) or len(entries) < len(held.documents):
                 raise ValueError("its documents are not in order")
             return cls(
                 Signature.from_dict(held.signature), held.codec, held.created, held.selector,
-                entries, held.lists, held.number, held.id, held.published,
+                entries, held.lists, held.number, held.id,
             )  # fmt: skip
         except (ValueError, InvalidConfig) as error:
             raise CorruptMemory(
@@ -122,17 +111,49 @@ class Manifest:
             ) from error
 
 
-def _entry(row: dict[str, Any], pieces: list[Piece]) -> Entry:
-    """An entry of these values. Raises ValueError."""
-    document = Document.decode(row)
+def _row(values: dict[str, Any]) -> Document:
+    """Raises ValueError."""
+    document = Document.decode(values)
     if document.state != "ready" or document.id != 1:
         raise ValueError("a document is not ready")
-    return Entry(document, tuple(sorted(pieces)))
+    return document
 
 
-def segments_of(entries: Iterable[Entry]) -> set[str]:
-    """The segments that entries name."""
-    return {piece.segment for entry in entries for piece in entry.pieces}
+def pack(magic: bytes, value: Any, *, number: int = FORMAT) -> bytes:
+    """Encode a manifest's values. Raises InvalidInput where readers would refuse the size."""
+    plain = msgspec.msgpack.encode(value)
+    data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
+    if max(len(plain), len(data) + _DIGEST.size) > OBJECT_BYTES:
+        raise InvalidInput(
+            f"the table of the documents would have {len(plain):,} bytes, which readers refuse; "
+            "publish some of them to another prefix"
+        )
+    return data + _DIGEST.pack(xxh3_64_intdigest(data))
+
+
+def _open_packed(magic: bytes, data: bytes | memoryview, what: str) -> _Manifest:
+    """Raises ValueError (damaged), NewerFormat, OlderFormat."""
+    data = bytes(data)
+    if len(data) < _HEAD.size + _DIGEST.size:
+        raise ValueError("it is truncated")
+    found, number, _ = _HEAD.unpack_from(data)
+    if found != magic:
+        raise ValueError("it is something else")
+    if data[-_DIGEST.size :] != _DIGEST.pack(xxh3_64_intdigest(data[: -_DIGEST.size])):
+        raise ValueError("its checksum does not match")
+    if number > FORMAT:
+        raise NewerFormat(
+            f"{what} is in format {number}, this version reads {FORMAT}; update memstore"
+        )
+    if number < FORMAT:
+        raise OlderFormat(
+            f"{what} was made by an older version; ingest the documents again (memstore ingest), "
+            "and export them again, or publish them to another prefix"
+        )
+    return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), _Manifest)
+
+
+# Manifests of an object store
 
 
 def manifest_name(number: int) -> str:
@@ -164,37 +185,76 @@ def read_manifest(objects: ObjectStore, number: int) -> Manifest:
     StoreUnavailable.
     """
     name = manifest_name(number)
-    manifest = Manifest.decode(objects.get(name, PACKED_BYTES), f"{objects.url}: {name}")
+    manifest = Manifest.decode(objects.get(name), f"{objects.url}: {name}")
     if manifest.number != number or not number:
         raise CorruptMemory(f"{objects.url}: {name} is another manifest; restore it from a copy")
     return manifest
 
 
-def find_newest(
-    objects: ObjectStore, *, folder: Path | None = None, at_least: int | None = None
-) -> Manifest | None:
-    """The newest manifest, or None where nothing was published.
-
-    folder: remembers which that is. at_least: its number, whatever was read before. Raises as
-    `read_manifest`, and StaleMemory.
+def find_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest | None:
+    """The newest manifest, or None where nothing was published. folder: remembers which that is.
+    Raises as `read_manifest`, and StaleMemory where a newer one was read before, or another one of
+    its number.
     """
-    before = newest_seen(objects.identity, folder)
-    number = newest_number(objects)
-    if number is None:
+    before = _seen(objects, folder)  # first: another thread may read a newer one in between
+    found = newest_number(objects)
+    if found is None:
         return None
-    manifest = read_manifest(objects, number)
-    check_newest(objects.url, manifest.seen, before, at_least)
-    note_newest(objects.identity, manifest.seen, folder, reset=at_least is not None)
+    manifest = read_manifest(objects, found)
+    for number, id_ in before:
+        if number > found or (number == found and id_ != manifest.id):
+            what = "another manifest" if number == found else "manifest"
+            accept = "" if folder is None else f", or delete {_file(objects, folder)} to accept it"
+            raise StaleMemory(
+                f"{objects.url}: its newest is {what} {found}, but manifest {number} was read "
+                f"before, so somebody has put back an older state; publish again{accept}"
+            )
+    note_newest(objects, manifest, folder)
     return manifest
 
 
-def read_newest(
-    objects: ObjectStore, *, folder: Path | None = None, at_least: int | None = None
-) -> Manifest:
+def read_newest(objects: ObjectStore, folder: Path | None = None) -> Manifest:
     """As `find_newest`; raises MemoryNotFound where nothing was published."""
-    manifest = find_newest(objects, folder=folder, at_least=at_least)
+    manifest = find_newest(objects, folder)
     if manifest is None:
         raise MemoryNotFound(
             f"{objects.url} holds no published memory; memstore share push makes one"
         )
     return manifest
+
+
+# The newest manifest that was read of each object store
+
+_SEEN = struct.Struct("<Q16s")  # number and id of a manifest
+_lock = threading.Lock()
+_newest: dict[str, tuple[int, bytes]] = {}  # by identity of the object store, in this process
+
+
+def _seen(objects: ObjectStore, folder: Path | None) -> list[tuple[int, bytes]]:
+    """The newest manifest that this process read, and that a folder remembers."""
+    found = [_newest[objects.identity]] if objects.identity in _newest else []
+    with suppress(OSError, struct.error):
+        if folder is not None:
+            found.append(_SEEN.unpack(_file(objects, folder).read_bytes()))
+    return found
+
+
+def note_newest(objects: ObjectStore, manifest: Manifest, folder: Path | None = None) -> None:
+    """Remember, in this process and in a folder, that a manifest was read or written. The first one
+    of a publication follows none.
+    """
+    seen = manifest.number, manifest.id
+    with _lock:
+        if seen[0] == 1 or all(seen[0] >= number for number, _ in _seen(objects, folder)):
+            _newest[objects.identity] = seen
+            if folder is not None:
+                # by a new file: another process reads the whole of one or of the other
+                made = folder / f"newest-{os.getpid()}"
+                with suppress(OSError):  # a full disk remembers nothing
+                    made.write_bytes(_SEEN.pack(*seen))
+                    made.rename(_file(objects, folder))
+
+
+def _file(objects: ObjectStore, folder: Path) -> Path:
+    """The file in which a folder remembers the newest manifest of an object store."""
+    return folder / f"newest-{blake2b(objects.identity.encode(), digest_size=20).hexdigest()}"

@@ -4,10 +4,8 @@ credentials.
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from memstore.errors import (
@@ -19,12 +17,11 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.parallel import at_once, interruptible
+from memstore.share.ranges import OBJECT_BYTES
 
 T = TypeVar("T")
 
-OBJECT_BYTES = 256 << 20  # of any object that is read whole; manifests may be the largest
 _asked_by: int | None = None  # the first process that called an object store
-_LEFTOVER = re.compile(r".*#\d+")  # a file that a killed process was writing
 
 
 class Found(NamedTuple):
@@ -33,14 +30,6 @@ class Found(NamedTuple):
     name: str
     size: int  # bytes
     modified: float  # seconds since 1970, by the store's clock
-
-
-class Extent(NamedTuple):
-    """Consecutive bytes of an object."""
-
-    name: str
-    offset: int
-    length: int
 
 
 class ObjectStore:
@@ -52,35 +41,25 @@ class ObjectStore:
     fork of a process that has called one; reading a missing object raises ObjectNotFound.
     """
 
-    def __init__(
-        self,
-        url: str,
-        store: Any,
-        *,
-        endpoint: str = "",
-        ordered: bool = False,
-        directory: Path | None = None,
-    ) -> None:
-        """Use open_object_store. ordered: listings are in order of names. directory: of a local
-        store.
-        """
+    def __init__(self, url: str, store: Any, *, endpoint: str = "", ordered: bool = False) -> None:
+        """Use open_object_store. ordered: listings are in order of names."""
         import obstore
         import obstore.exceptions
 
         self.url, self.store = url, store
         self.identity = f"{url} {endpoint}".rstrip()
-        self._ordered, self._directory, self._obstore = ordered, directory, obstore
+        self._ordered, self._obstore = ordered, obstore
 
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        """An object. One of more than `most` bytes raises CorruptMemory, and is not read."""
+    def get(self, name: str) -> memoryview:
+        """An object. One of more than OBJECT_BYTES raises CorruptMemory, and is not read."""
 
         def read() -> memoryview:
             found = self._obstore.get(self.store, name)  # its head alone
-            if found.meta["size"] > most:
+            if found.meta["size"] > OBJECT_BYTES:
                 raise CorruptMemory(
                     f"{self.url}: {name} is damaged (it has {found.meta['size']:,} bytes, which "
-                    f"should be {most:,} at most); restore it from a copy, or publish to another "
-                    "prefix"
+                    f"should be {OBJECT_BYTES:,} at most); restore it from a copy, or publish to "
+                    "another prefix"
                 )
             return memoryview(found.bytes())
 
@@ -141,16 +120,6 @@ class ObjectStore:
         with suppress(ObjectNotFound):
             self._asked(lambda: self._obstore.delete(self.store, name), name)
 
-    def sweep(self, seconds: float) -> int:
-        """Remove half-written files that are older than so many seconds from a directory."""
-        removed, before = 0, time.time() - seconds
-        for path in self._directory.rglob("*#*") if self._directory else ():
-            with suppress(OSError):  # another process removed it, or owns it
-                if _LEFTOVER.fullmatch(path.name) and path.stat().st_mtime <= before:
-                    path.unlink()
-                    removed += 1
-        return removed
-
     def _asked(self, work: Callable[[], T], name: str) -> T:
         """The result of a request."""
         global _asked_by
@@ -176,8 +145,6 @@ CREDENTIALS = {  # in the environment
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-_SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
-_FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # a path of secrets
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 _TOO_SHORT = ("range was invalid", "invalid range", "status code: 416")  # a range after its end
 _REFUSED = (
@@ -207,15 +174,8 @@ def object_error(error: Exception, url: str, name: str) -> MemstoreError:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message, without secrets of the environment."""
+    """The first line of a message, without credentials."""
     text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0]
-    secrets = [
-        value
-        for name, value in os.environ.items()
-        if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper())
-    ]
-    for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
-        text = text.replace(value, "***")
     return without_credentials(text)[:300].rstrip(".") or type(error).__name__
 
 

@@ -50,8 +50,12 @@ def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) ->
             "in the environment, as for the store's own SDK"
         )
     url = url.rstrip("/") if parts.path.strip("/") or parts.netloc else url
+    try:
+        from obstore.store import MemoryStore
+    except ImportError as error:
+        raise InvalidInput(f"published memories need obstore: {install_extra('share')}") from error
     if parts.scheme == "memory":
-        return ObjectStore(url, _memory(url), ordered=True)
+        return ObjectStore(url, _in_process.setdefault(url, MemoryStore()), ordered=True)
     if parts.scheme == "file":
         if parts.netloc == "~":
             url = f"file://{quote(str(Path.home()))}{parts.path}"
@@ -64,24 +68,9 @@ def open_object_store(url: str, *, make: bool = False, timeout: float = 60.0) ->
     return _remote(url, parts.scheme, timeout)
 
 
-def _obstore() -> Any:
-    try:
-        import obstore
-        import obstore.exceptions
-        import obstore.store
-    except ImportError as error:
-        raise InvalidInput(f"published memories need obstore: {install_extra('share')}") from error
-    return obstore
-
-
-def _memory(url: str) -> Any:
-    if url not in _in_process:
-        _in_process[url] = _obstore().store.MemoryStore()
-    return _in_process[url]
-
-
 def _local(url: str, path: Path, make: bool) -> ObjectStore:
-    store = _obstore().store.LocalStore
+    from obstore.store import LocalStore
+
     try:
         if (path / DATA).exists():
             raise InvalidInput(f"{url} is a memory's own directory; publish to another")
@@ -89,29 +78,28 @@ def _local(url: str, path: Path, make: bool) -> ObjectStore:
             path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():
             raise MemoryNotFound(f"{url}: there is no such directory; publish a memory there")
-        return ObjectStore(url, store(prefix=path, automatic_cleanup=True), directory=path)
+        return ObjectStore(url, LocalStore(prefix=path, automatic_cleanup=True))
     except OSError as error:
         raise InvalidInput(f"{url}: {error.strerror}; name another directory") from error
 
 
 def _remote(url: str, scheme: str, timeout: float) -> ObjectStore:
-    obstore = _obstore()
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[scheme])), "")
-    client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
+    client: Any = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
     if endpoint.startswith("http://"):
         client["allow_http"] = True  # as the store's own SDK does
+    retry: Any = {
+        "max_retries": 4,
+        "retry_timeout": timedelta(seconds=timeout),
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "base": 2,
+                    "max_backoff": timedelta(seconds=5)},
+    }  # fmt: skip
     try:
-        store = obstore.store.from_url(
-            url,
-            client_options=client,
-            retry_config={
-                "max_retries": 4,
-                "retry_timeout": timedelta(seconds=timeout),
-                "backoff": {"init_backoff": timedelta(milliseconds=100), "base": 2,
-                            "max_backoff": timedelta(seconds=5)},
-            },
-        )  # fmt: skip
-    except (ValueError, obstore.exceptions.BaseError) as error:
+        store = from_url(url, client_options=client, retry_config=retry)
+    except (ValueError, BaseError) as error:
         raise InvalidInput(
             f"{url}: {first_line(error)}; give it as {scheme}://bucket/prefix, with credentials in "
             f"the environment ({CREDENTIALS[scheme]})"

@@ -21,7 +21,6 @@ class ShareOptions(TypedDict, total=False):
     valkey: str | None  # URL of a Valkey or Redis server: a cache that readers share
     deadline: float  # seconds that a request may take, and that it is repeated for (20)
     refresh: float  # seconds after which a newer manifest is looked for (5)
-    at_least: int | None  # number of a manifest; an older one raises StaleMemory
 
 
 def is_url(path: object) -> bool:
@@ -33,7 +32,7 @@ def take_share_options(options: Any) -> ShareOptions:
     """Take the ShareOptions out of some options. Raises InvalidConfig."""
     names = [name for name in ShareOptions.__annotations__ if name in options]
     taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
-    for name in ("deadline", "local_budget", "refresh", "at_least"):
+    for name in ("deadline", "local_budget", "refresh"):
         value = taken.get(name)
         if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
             raise InvalidConfig(f"{name} must be above 0, is {value}")

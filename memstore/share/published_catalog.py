@@ -1,35 +1,52 @@
-"""Opening a publication: its tables, and the tiers that its records are read from."""
+"""A publication opened: its tables, and its records for the host tier, many at a time. A record is
+used only once it was checked.
+"""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import Document
-from memstore.disk.format.record import WriteId
-from memstore.disk.tables.catalog import Catalog, Changes, StoredAt
+from memstore.disk.format.record import RECORD_FORMAT, WriteId
+from memstore.disk.reading import Batch, Wanted
+from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.passage_table import Digest, PassageCounts
+from memstore.errors import (
+    BlocksUnavailable,
+    CorruptBlock,
+    CorruptMemory,
+    DocumentNotFound,
+    MemstoreError,
+    MissingBlock,
+    StoreUnavailable,
+)
+from memstore.share.cached_reads import Read
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_object_store import open_object_store
-from memstore.share.passage_numbers import PassageNumbers
-from memstore.share.pieces import piece_of
+from memstore.share.publication import PublishedDatabase, Snapshot
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
-from memstore.share.published_database import PublishedDatabase
-from memstore.share.published_source import SharedSource
-from memstore.share.published_tables import Snapshot
+from memstore.share.ranges import Extent
 from memstore.share.valkey import Valkey
+from memstore.tiers.raw_bits import raw_view
+from memstore.tiers.slots import Held
+
+_FIRST_PASSAGE = 1 << 40  # number of the first passage, above all numbers of documents
+_PASSAGES = 1 << 17  # that are remembered, those that were asked for last
 
 
 class PublishedCatalog(Catalog):
     """The read-only tables of a publication; `txn` is a Snapshot."""
 
-    source: SharedSource
+    source: "SharedSource"
 
     def __init__(self, database: PublishedDatabase) -> None:
         """Raises as Catalog.open."""
-        self._published, self._numbers = database, PassageNumbers()
+        self._published = database
         super().__init__(database)  # type: ignore[arg-type]
-        self.source = SharedSource(self, database, self._numbers)
+        self.source = SharedSource(self, database)
 
     @property
     def manifest(self) -> int:
@@ -48,14 +65,9 @@ class PublishedCatalog(Catalog):
 
     def write_of(self, txn: Any, number: int) -> WriteId:
         """As Catalog.write_of. Raises DocumentNotFound."""
-        if self._numbers.has(number):
-            return self._numbers.passage(number).digest
+        if number >= _FIRST_PASSAGE:
+            return self.source.passage(number)[0]
         return self.document(txn, number).write
-
-    def changes(self, txn: Any) -> Changes:
-        """The documents whose rows changed last, in this process."""
-        found: Changes = txn.state.changes
-        return found
 
     def leaving(self, txn: Any) -> dict[int, Document]:
         """Unpublished documents that stay a while."""
@@ -64,7 +76,7 @@ class PublishedCatalog(Catalog):
     def counts(self) -> PassageCounts:
         """The passages of all documents, counted in each."""
         entries = [e for e in self._published.state.published.values() if e.row.of_passages]
-        stored = sum(p.take for e in entries for p in e.pieces if p.kind == "records")
+        stored = sum(entry.records for entry in entries)
         blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
         return PassageCounts(blocks, stored, size)
 
@@ -72,17 +84,21 @@ class PublishedCatalog(Catalog):
         """Also stored where no record is published but a cache may have one that another reader
         computed.
         """
-        number = self._numbers.number(digest, document, block)
-        entry = txn.state.entry(document)
-        published = entry is not None and piece_of(entry.pieces, block) is not None
+        number = self.source.number(digest, document, block)
+        contents = txn.contents(document)
+        published = contents is not None and contents.record(block, 0) is not None
         stored = published or bool(self._published.reads.caches)
         return StoredAt(number, 0, stored, digest)
 
     def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
-        """Store what a session computed of a passage in the caches, so that other readers find it.
-        As SharedSource.keep_computed.
+        """Store a passage that a reader computed in the caches, as the record it would have been
+        published in.
+
+        k, v: [tokens, width] in the KV dtype, k without position. digest: of a codec.
         """
-        self.source.keep_computed(digest, codec, k, v)
+        if self._published.reads.caches:
+            record = self.blocks.encode_passage(raw_view(k), raw_view(v), digest, codec)
+            self._published.reads.store(self.source.name(RecordKey(0, 0, 0), digest), record)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read the values of a table of these documents at the same time, before they are needed.
@@ -93,18 +109,158 @@ class PublishedCatalog(Catalog):
 
 def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     """The tables of the publication at a URL. Raises InvalidInput, MemoryNotFound,
-    CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable, StorageFull (the local cache).
+    CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
     """
     deadline = options.get("deadline") or DEADLINE
     path, server = options.get("local_cache"), options.get("valkey")
     budget = options.get("local_budget") or LOCAL_BUDGET
     local = None if path is None else LocalCache(path, budget)
     shared = None if server is None else Valkey(server, timeout=min(1.0, deadline / 10))
-    database = PublishedDatabase(
-        open_object_store(url, timeout=deadline),
-        local,
-        shared,
-        refresh=options.get("refresh") or REFRESH,
-        at_least=options.get("at_least"),
-    )
-    return PublishedCatalog(database)
+    objects, refresh = open_object_store(url, timeout=deadline), options.get("refresh") or REFRESH
+    return PublishedCatalog(PublishedDatabase(objects, local, shared, refresh=refresh))
+
+
+class SharedSource:
+    """A LowestTier over the records of a publication. Passages have numbers in this process, one
+    for equal content. May be used by several threads.
+    """
+
+    def __init__(self, catalog: Catalog, database: PublishedDatabase) -> None:
+        """catalog: over the database."""
+        self._catalog, self._database = catalog, database
+        self._reads, self.counters = database.reads, database.reads.counters
+        raw = catalog.blocks.form.raw_record_bytes
+        self._most = raw + raw // 16 + 1024  # zstd adds little where it cannot compress
+        self._lock = threading.Lock()
+        self._numbers: dict[Digest, int] = {}
+        self._known: dict[int, tuple[Digest, int, int]] = {}  # the one asked for last comes last
+        self._next = _FIRST_PASSAGE
+
+    # Passages
+
+    def number(self, digest: Digest, document: int, block: int) -> int:
+        """The number of a passage that is in a block of a document."""
+        with self._lock:
+            number = self._numbers.get(digest)
+            if number is None:
+                number = self._numbers[digest] = self._next
+                self._next += 1
+            self._known.pop(number, None)
+            self._known[number] = digest, document, block
+            if len(self._known) > _PASSAGES:
+                gone, _, _ = self._known.pop(next(iter(self._known)))
+                del self._numbers[gone]
+            return number
+
+    def passage(self, number: int) -> tuple[Digest, int, int]:
+        """The digest of a passage, and the document and block where it was asked for last. Raises
+        DocumentNotFound: that was too long ago.
+        """
+        known = self._known.get(number)
+        if known is None:
+            raise DocumentNotFound(f"passage {number} is not known any more; ask again")
+        return known
+
+    # Records
+
+    def read_from(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[Held]
+    ) -> tuple[list[int], list[str]]:
+        """As LowestTier.read_from. Raises CorruptBlock, MissingBlock, DocumentNotFound,
+        BlocksUnavailable (which names the unavailable units).
+        """
+        if not units:
+            return [], []
+        batch = Batch(units, raw_view(slab), slots, self._catalog.blocks)
+        with self._catalog.database.read() as txn:
+            writes = {number: self._catalog.write_of(txn, number) for number in batch.documents}
+            wanted = batch.by_record(writes)
+        found, seconds = self._reads.read(
+            [self.name(key, write) for _, key, write, _ in wanted],
+            self._most,
+            lambda number, data: batch.fill(wanted[number], data),
+            lambda left: self._locate([wanted[number][1] for number in left]),
+        )
+        tiers = self._count(batch, wanted, found, seconds)
+        failed = [
+            (record, error)
+            for record, error in zip(wanted, found)
+            if isinstance(error, MemstoreError)
+        ]
+        if failed:
+            raise self._error(batch, failed)
+        return batch.lengths, tiers
+
+    def name(self, key: RecordKey, write: bytes) -> str:
+        """The name of a record in every cache. It identifies the content: the model, the write that
+        made the record (of a passage the digest of its tokens), the layer and the block.
+        """
+        model = self._catalog.signature.digest.hex()
+        return f"memstore:{RECORD_FORMAT}:{model}:{write.hex()}:{key.layer}:{key.block}"
+
+    def _locate(self, keys: Sequence[RecordKey]) -> list[Extent | MemstoreError]:
+        """Where records are in the object store. Raises DocumentNotFound, MissingBlock."""
+        state, url = self._database.state, self._database.path
+        at = [self._place(key) for key in keys]
+        entries = {document: state.entry(document) for document, _ in at}
+        there = {document: entry for document, entry in entries.items() if entry is not None}
+        if gone := entries.keys() - there.keys():
+            raise DocumentNotFound(f"document {min(gone)} is not in {url}: it was unpublished")
+        try:
+            contents = dict(zip(there, self._reads.contents([*there.values()])))
+        except (StoreUnavailable, CorruptMemory) as error:
+            return [error] * len(keys)
+        places: list[Extent | MemstoreError] = []
+        for key, (document, block) in zip(keys, at):
+            extent = contents[document].record(block, key.layer)
+            if extent is None:
+                raise MissingBlock(f"{key}: no such record in {url}; run verify")
+            large = extent.length > self._most
+            places.append(CorruptBlock(f"{key} has {extent.length:,} bytes") if large else extent)
+        return places
+
+    def _place(self, key: RecordKey) -> tuple[int, int]:
+        """The document and block of a record. Raises DocumentNotFound."""
+        if key.document < _FIRST_PASSAGE:
+            return key.document, key.block
+        _, document, block = self.passage(key.document)
+        return document, block
+
+    def _count(
+        self,
+        batch: Batch,
+        wanted: Sequence[Wanted],
+        found: Sequence[Read | MemstoreError],
+        seconds: dict[str, float],
+    ) -> list[str]:
+        """Count the units that each tier had, and those that it lacked; return the tier of each."""
+        tiers = [""] * len(batch.units)
+        for (*_, places), read in zip(wanted, found):
+            for place in places:
+                tiers[place] = read.tier if isinstance(read, Read) else ""
+        left = len(tiers)
+        for tier, counter in self.counters.items():
+            hits = [place for place, name in enumerate(tiers) if name == tier]
+            left -= len(hits)
+            misses = 0 if tier == "remote" else left
+            size = batch.bytes_of(hits)
+            counter.count(hits=len(hits), misses=misses, bytes=size, seconds=seconds[tier])
+        return tiers
+
+    def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, MemstoreError]]) -> MemstoreError:
+        (_, key, _, _), error = failed[0]
+        url = self._database.path
+        away = [other for _, other in failed if not isinstance(other, CorruptMemory)]
+        if not away:
+            what = str(error).removeprefix(f"{url}: ").partition(";")[0]
+            return CorruptBlock(f"{url}: {what}; publish the document again with --check")
+        units = [batch.units[at] for record, _ in failed for at in record[3]]
+        return BlocksUnavailable(
+            f"{len(units)} blocks of {url} could not be read, {key} among them "
+            f"({str(away[0]).removeprefix(f'{url}: ')}); cached blocks can still be read",
+            units,
+        )
+
+    def close(self) -> None:
+        """Close the connections to caches; idempotent."""
+        self._reads.close()

@@ -1,29 +1,27 @@
-"""Segments: immutable objects of some 32 MB that hold pieces of one or many documents. Many small
-documents share one, a large document fills several, and segments are uploaded while the next are
-filled.
+"""Segments: immutable objects of some 32 MB with values, records and contents of one or many
+documents (memstore.share.contents). Many small documents share one, a large document fills several,
+and segments are uploaded while the next are filled.
 
-A segment is pieces (memstore.share.pieces) and records, one after the other; the manifest says
-where the pieces are. Its name is `segments/`, XXH3-128 of all that, and a random number: a
+The name of a segment is `segments/`, XXH3-128 of all that is in it, and a random number: a
 publisher finds again what an interrupted one sent, and sends under another name what is old enough
 to be pruned.
 """
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from memstore.errors import CorruptMemory, ObjectNotFound
+from memstore.share.contents import Draft, Entry, Kind, Place, Segment, Stored
 from memstore.share.object_store import ObjectStore
 from memstore.share.parallel import at_once, begin, results
-from memstore.share.pieces import Kind, Piece
 
 SEGMENT_BYTES = 32 << 20  # of a segment at least, but for the last
 FOLDER = "segments"
 
-_KINDS: tuple[Kind, ...] = ("records", "landmarks", "tokens")
 _SENDS = 4  # segments that are uploaded at once
 _TAKEN = 0.5  # of the grace period: the greatest age of an unnamed segment that is used again
 
@@ -45,17 +43,8 @@ def are_there(objects: ObjectStore, names: Collection[str]) -> bool:
     return all(at_once(is_there, list(names)))
 
 
-class _Segment:
-    """A segment, or the beginning of one, that is being filled."""
-
-    def __init__(self, number: int) -> None:
-        self.name = str(number)  # until it is uploaded
-        self.chunks: list[bytes] = []
-        self.size = 0
-
-
 class SegmentWriter:
-    """Fills and uploads segments. Pieces of a kind, which are read together, are stored together.
+    """Fills and uploads segments. Parts of a kind, which are read together, are stored together.
     Used by one thread.
     """
 
@@ -63,70 +52,62 @@ class SegmentWriter:
         """grace: seconds, that of `prune`."""
         self._objects = objects
         self._young = time.time() - _TAKEN * grace
-        self._begun = 0
-        self._open = {kind: self._new() for kind in _KINDS}
+        self._open: dict[Kind, Segment] = {}
         self._futures: list[Future[None]] = []
-        self._places: dict[str, tuple[str, int]] = {}  # object, and offset there, by first name
         self.sent: list[int] = []  # bytes of each object that was uploaded
 
-    def append(self, kind: Kind, chunks: Sequence[bytes]) -> tuple[str, int]:
-        """Append bytes for pieces of a kind; return a name for their segment, which has no object
-        yet (see `placed`), and their offset. Raises StoreUnavailable.
-        """
-        segment = self._open[kind]
-        offset = segment.size
-        segment.chunks += chunks
-        segment.size += sum(map(len, chunks))
+    def append(self, kind: Kind, data: bytes) -> Stored:
+        """Append a part of a kind. Raises StoreUnavailable."""
+        segment = self._open.setdefault(kind, Segment())
+        offset = segment.add(data)
         if segment.size >= SEGMENT_BYTES:
-            self._send([segment])
-            self._open[kind] = self._new()
-        return segment.name, offset
+            self._send(self._open.pop(kind))
+        return segment, offset, len(data)
 
-    def flush(self) -> None:
-        """Upload the rest, as one segment if it is small, and wait for all uploads. Raises
-        StoreUnavailable.
+    def finish(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Upload the rest, as one segment with contents if it is small, and the contents of all
+        documents; return their entries. Raises StoreUnavailable.
         """
-        left = [segment for segment in self._open.values() if segment.size]
-        small = sum(segment.size for segment in left) <= SEGMENT_BYTES
-        for some in [left] if small else [[segment] for segment in left]:
-            self._send(some)
-        self._open = {kind: self._new() for kind in _KINDS}
+        kinds: list[Kind] = ["records", "landmarks", "tokens"]
+        left = [self._open[kind] for kind in kinds if kind in self._open]
+        if sum(segment.size for segment in left) > SEGMENT_BYTES:
+            while left:
+                self._send(left.pop())
         results(self._futures)
+        entries, last = list[Entry](), Segment()
+        for segment in left:
+            segment.start = last.size
+            for chunk in segment.chunks:
+                last.add(chunk)
+        waiting: list[tuple[Draft, Place]] = []
+        for number, draft in enumerate(drafts, 1):
+            data = draft.encode()
+            waiting.append((draft, Place("", last.add(data), len(data), xxh3_64_intdigest(data))))
+            if last.size >= SEGMENT_BYTES or number == len(drafts):
+                self._upload(last)
+                for segment in left:
+                    segment.name = last.name
+                entries += [draft.entry(place._replace(name=last.name)) for draft, place in waiting]
+                waiting, left, last = [], [], Segment()
+        return entries
 
-    def placed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Pieces with the names of their objects, once all are uploaded."""
-        found = []
-        for piece in pieces:
-            name, start = self._places.get(piece.segment, (piece.segment, 0))
-            found.append(piece._replace(segment=name, offset=start + piece.offset))
-        return found
+    def _send(self, segment: Segment) -> None:
+        """Upload a segment in the background."""
+        results(self._futures[: -(_SENDS - 1)])
+        self._futures += begin(self._upload, [segment])
 
-    def _new(self) -> _Segment:
-        self._begun += 1
-        return _Segment(self._begun)
-
-    def _send(self, segments: Sequence[_Segment]) -> None:
-        """Upload these as one object in the background."""
-        if segments:
-            results(self._futures[: -(_SENDS - 1)])
-            self._futures += begin(self._upload, [segments])
-
-    def _upload(self, segments: Sequence[_Segment]) -> None:
-        data = b"".join(chunk for segment in segments for chunk in segment.chunks)
-        name, start = self._stored(data), 0
-        for segment in segments:
-            self._places[segment.name] = name, start
-            start += segment.size
-
-    def _stored(self, data: bytes) -> str:
-        """The name of the object with this content, which is uploaded unless the store has it."""
+    def _upload(self, segment: Segment) -> None:
+        """Give a segment a name, and upload it unless the store has it."""
+        data = b"".join(segment.chunks)
+        segment.chunks = []
         folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
         name = f"{folder}/{os.urandom(6).hex()}"
         for found in self._objects.names(folder):
             if found.modified >= self._young:  # else it may be pruned at any time
                 if found.size == len(data) and is_whole(self._objects, found.name):
-                    return found.name
+                    segment.name = found.name
+                    return
                 name = found.name  # damaged: this repairs it for all manifests that name it
         self._objects.put(name, data)
         self.sent.append(len(data))
-        return name
+        segment.name = name

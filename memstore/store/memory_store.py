@@ -38,8 +38,8 @@ from memstore.store.write.admission import Mode
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it, or torch
     from memstore.share.document_file import DocumentFile
     from memstore.share.object_store import ObjectStore
+    from memstore.share.publish import PublishOptions, Sent
     from memstore.share.publish import Report as Published
-    from memstore.share.upload import PublishOptions, Sent
     from memstore.store.retrieve.retrieval import Retrieval
     from memstore.store.transfer import PublishedDocument
     from memstore.store.verify import Report
@@ -517,8 +517,7 @@ class MemoryStore(Closing):
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.garbage_collection import GRACE
-        from memstore.share.upload import PublishOptions
+        from memstore.share.publish import GRACE, PublishOptions
         from memstore.store.transfer import publish_from
 
         if is_url(self.place):
@@ -532,9 +531,9 @@ class MemoryStore(Closing):
         """Upload every ready document for a manifest that another process writes. Raises as
         `publish` does.
         """
-        from memstore.share.upload import Upload
+        from memstore.share.publish import upload
 
-        return Upload(self._catalog, self.ready(), objects, options).send()
+        return upload(self._catalog, self.ready(), objects, options)
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, as `import_document` does a file. Raises also

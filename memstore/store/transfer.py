@@ -1,5 +1,4 @@
-"""Documents on their way out of a memory and into it: exports, publications, imports,
-pulls."""
+"""Documents on their way out of a memory and into it: exports, publications, imports, pulls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from memstore.disk.format.text_parts import decode_part
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, CorruptMemory, DocumentNotFound, WrongModel
+from memstore.share.contents import Entry, read_parts
 from memstore.share.document_file import DocumentFile, write_document
 from memstore.share.document_parts import (
     Head,
@@ -20,15 +20,13 @@ from memstore.share.document_parts import (
     Record,
     Tokens,
     check_parts,
+    stored_parts,
     usable_parts,
 )
 from memstore.share.manifest import Manifest, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.pieces import Entry, read_parts
-from memstore.share.publish import Report, publish
-from memstore.share.stored_parts import stored_parts
-from memstore.share.upload import PublishOptions
+from memstore.share.publish import PublishOptions, Report, publish
 
 _BATCH_BYTES = 16 << 20  # of an import's transaction
 
@@ -121,8 +119,7 @@ class PublishedDocument:
         return write_document(self.head, self._read(), file)
 
     def _read(self) -> Iterator[Part]:
-        row, pieces = self._entry
-        return read_parts(self._objects, self.head.signature, row, pieces)
+        return read_parts(self._objects, self._entry)
 
 
 # Into a memory

@@ -10,11 +10,10 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
+from memstore.share.contents import Entry
 from memstore.share.manifest import read_newest
 from memstore.share.object_store import ObjectStore, without_credentials
 from memstore.share.open_object_store import open_object_store
-from memstore.share.pieces import Entry
-from memstore.share.segments import FOLDER
 from memstore.store.transfer import PublishedDocument
 from memstore.store.verify import Problem, Report
 
@@ -33,36 +32,22 @@ def verify_published(url: str, *, repair: bool = False) -> Report:
     manifest = read_newest(objects)
     documents = found = size = 0
     problems: list[Problem] = []
-    sizes = {found.name: found.size for found in objects.names(FOLDER)}
     for entry in manifest.entries.values():
         try:
-            _check_sizes(entry, sizes)
             counted = PublishedDocument(objects, manifest, entry).check()
             documents, found, size = documents + 1, found + counted[0], size + counted[1]
         except MemstoreError as error:
             problems.append(_problem(entry, error))
-    if manifest.lists is not None:
+    if manifest.lists:
         problems += _check_lists(objects)
     return Report(documents, found, size, problems)
-
-
-def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
-    """Are its segments there, and long enough? Raises CorruptMemory."""
-    for piece in entry.pieces:
-        size = sizes.get(piece.segment)
-        if size is None:
-            raise CorruptMemory(
-                f"{piece.segment} is missing; publish the document again with --check"
-            )
-        if size < piece.offset + piece.length:
-            raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
 
 
 def _check_lists(objects: ObjectStore) -> Iterator[Problem]:
     """Are the lists as they were published? Raises StoreUnavailable."""
     from memstore.index.index_file import Parts, Unusable, decode_file  # these import torch
     from memstore.index.passage_files import FILE
-    from memstore.share.published_database import PublishedDatabase
+    from memstore.share.publication import PublishedDatabase
     from memstore.store.retrieve.published_lists import PublishedLists
 
     url = objects.url

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ pytest.importorskip("obstore")
 from support.commands import Result, start
 from support.libraries import clean, content, folder
 from support.processes import children_of
-from support.services import S3_ENVIRONMENT, free_port, make_bucket, s3_server
+from support.services import free_port
 
 KILLS = int(os.environ.get("MEMSTORE_RAY_KILLS", "4"))
 pytestmark = [pytest.mark.services, pytest.mark.timeout(2700 if KILLS > 4 else 900)]
@@ -98,20 +97,7 @@ def until(true: Callable[[], object], process: "subprocess.Popen[str]") -> bool:
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str | None]:
-    """A bucket that the readers know how to reach, if there is a server for it."""
-    if find_spec("moto") is None:
-        yield None
-        return
-    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
-        make_bucket(endpoint, "team")
-        for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
-            patch.setenv(name, value)
-        yield "s3://team/library"
-
-
-@pytest.fixture(scope="module")
-def cluster(bucket: str | None) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # which would write a token into the home
         made = Cluster()
@@ -128,36 +114,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(
     cluster: Cluster, library: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[bytes, bytes]]:
-    """What is published undisturbed, which is what one process publishes."""
+    """What is published undisturbed."""
     tmp_path = tmp_path_factory.mktemp("undisturbed")
-    url, alone = f"file://{tmp_path}/many", f"file://{tmp_path}/one"
+    url = f"file://{tmp_path}/many"
     told = ended(cluster.ingest(library, "--to", url, "--model", "books-1m", "--json"))
     assert (told.json["read"], told.json["refused"], told.status) == (16, 0, 0), told.err
-    memory = tmp_path / "memory"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    for words in (
-        ["ingest", library, "--store", memory, "--model", "books-1m"],
-        ["share", "push", alone, "--store", memory],
-    ):
-        assert ended(start(*words, fresh=True, **pipes)).status == 0
-    found = content(url, tmp_path)
-    assert found == content(alone, tmp_path)
-    return found
-
-
-def test_the_same_input_twice_uploads_nothing_and_bad_documents_are_reported(
-    cluster: Cluster, library: Path, tmp_path: Path
-) -> None:
-    path, url = folder(tmp_path / "library", 3), f"file://{tmp_path}/many"
-    (path / "bad.txt").write_bytes(b"a\0b")
-    first = ended(cluster.ingest(path, "--to", url, "--model", "books-1m"))
-    assert first.status == 1 and first.out.startswith("4 files: 3 read, 1 refused")
-    assert "bad.txt is binary" in first.err
-    objects = sorted((tmp_path / "many").rglob("*"))
-    again = ended(cluster.ingest(path, "--to", url, "--json"))
-    assert (again.json["there"], again.json["read"]) == (3, 0)
-    assert [one["document"] for one in again.json["failed"]] == ["bad.txt"]
-    assert sorted((tmp_path / "many").rglob("*")) == objects
+    return content(url, tmp_path)
 
 
 def test_killed_readers_and_commands_end_at_the_undisturbed_result(
@@ -208,22 +170,6 @@ def until_idle(cluster: Cluster) -> None:
         time.sleep(0.05)
 
 
-def test_into_a_bucket(
-    cluster: Cluster,
-    bucket: str | None,
-    library: Path,
-    tmp_path: Path,
-    expected: dict[str, dict[bytes, bytes]],
-) -> None:
-    if bucket is None:
-        pytest.skip("moto is not installed: make services")
-    words = library, "--to", bucket, "--model", "books-1m", "--json"
-    told = ended(cluster.ingest(*words))
-    assert told.status == 0 and told.json["read"] == 16, told.err
-    assert content(bucket, tmp_path) == expected
-    clean(bucket)
-
-
 def test_an_unreachable_cluster_is_reported_at_once(library: Path, tmp_path: Path) -> None:
     address, pipes = f"127.0.0.1:{free_port()}", {"stderr": subprocess.PIPE}
     words = library, "--to", f"file://{tmp_path}/many"
@@ -237,7 +183,7 @@ def test_a_document_that_crashes_its_workers_is_refused(
     """As one whose conversion takes more memory than there is."""
     code = (
         "import os; from pathlib import Path; from memstore.documents.folder import find\n"
-        "from memstore.compute import Compute; from memstore.library.batch import Job\n"
+        "from memstore.compute import Compute; from memstore.library.reading import Job\n"
         "from memstore.library import reading, ray_engine\n"
         "from memstore.library.library_ingest import ingest_library\n"
         "def read_batch(job, batch, read=reading.read_batch):\n"

@@ -126,7 +126,7 @@ def test_an_unreachable_document_is_an_error_until_it_is_back(
     place = Away(apart, Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
         letter = store._catalog.database.state.published[store.document("letter").id]
-        place.gone = frozenset(piece.segment for piece in letter.pieces)
+        place.gone = frozenset(letter.objects)
         with pytest.raises(openai.InternalServerError) as refused:
             server.chat(QUESTION)
         assert refused.value.status_code == 503 and refused.value.code == "storage_unavailable"

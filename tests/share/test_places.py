@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import CorruptMemory, MemoryNotFound, ObjectNotFound, StoreUnavailable
-from memstore.share.garbage_collection import prune
 from memstore.share.manifest import read_manifest, read_newest
-from memstore.share.object_store import OBJECT_BYTES, ObjectStore
+from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import unpublish
+from memstore.share.publish import prune, unpublish
+from memstore.share.ranges import OBJECT_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 from support.services import (
@@ -159,12 +159,9 @@ def test_a_fork_of_a_process_that_called_a_store_is_refused_at_once(
         store.publish(url)
     with MemoryStore.open(url) as reader:
         tasks: list[Callable[[], object]] = [
-            reader.documents,
             lambda: reader.tokens("a"),
-            lambda: reader._catalog.database.objects.get("manifests/x"),
             lambda: MemoryStore.open(url),
             lambda: open_object_store(url).put("x", b""),
-            lambda: prune(open_object_store(url)),
             reader.close,
         ]
         context = multiprocessing.get_context("fork")
@@ -223,34 +220,12 @@ def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
     assert done.stdout.endswith("\nFalse\n")
 
 
-# A directory
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """A directory with a published document."""
+def test_a_manifest_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/library"
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
-        store.publish(f"file://{tmp_path}/library")
-    return tmp_path / "library"
-
-
-def test_pruning_removes_what_a_killed_publisher_left_in_a_directory(library: Path) -> None:
-    url = f"file://{library}"
-    left = library / "manifests" / "0123456789abcdef#1"
-    left.write_bytes(b"half")
-    os.utime(left, (0, 0))
-    young = library / "segments" / "half#2"
-    young.write_bytes(b"half")
-    assert verify_memory(url).clean
-    assert prune(open_object_store(url)).leftovers == 1
-    assert not left.exists() and young.exists()
-    assert verify_memory(url).clean
-
-
-def test_a_manifest_that_is_too_large_is_refused_unread(library: Path) -> None:
-    url = f"file://{library}"
-    (file,) = (path for path in (library / "manifests").rglob("*") if path.is_file())
+        store.publish(url)
+    (file,) = (path for path in (tmp_path / "library" / "manifests").rglob("*") if path.is_file())
     os.truncate(file, OBJECT_BYTES + 1)  # sparse
     with pytest.raises(CorruptMemory, match=r"has 268,435,457 bytes, which should be .* at most"):
         read_manifest(open_object_store(url), 1)

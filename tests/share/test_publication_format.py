@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
-from memstore.share import packed_objects as packed
+from memstore.share import manifest as packed
+from memstore.share.contents import Contents, decompressed
 from memstore.share.manifest import MAGIC, manifest_name, read_manifest, read_newest
-from memstore.share.pieces import (
-    Piece,
-    RecordIndex,
-    Value,
-    decode_table,
-    decode_values,
-    encode_values,
-)
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
 from memstore.store.verify_published import verify_published
@@ -129,15 +124,15 @@ class one_line(suppress):
 def test_a_crafted_manifest_gives_a_clear_error_or_a_document(
     publication: Publication, data: st.DataObject
 ) -> None:
-    """A value anywhere in it is another, or documents have each other's pieces, and its checksum is
-    right.
+    """A value anywhere in it is another, or documents have each other's contents, and its checksum
+    is right.
     """
     place, name = publication.place, manifest_name(1)
-    values = msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
+    values = msgpack.unpackb(decompressed(bytes(place.get(name))[16:-8]))
     swapped = data.draw(st.booleans())
     if swapped:
         one, other = values["documents"]
-        one[1], other[1] = other[1], one[1]
+        one[1:], other[1:] = other[1:], one[1:]
     else:
         way = data.draw(st.sampled_from([*places(values)][1:]))
         values = changed(values, way, data.draw(st.sampled_from(WRONG)))
@@ -155,7 +150,7 @@ def test_a_crafted_manifest_gives_a_clear_error_or_a_document(
 
 
 def test_a_table_that_readers_would_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "PACKED_BYTES", 1000)
+    monkeypatch.setattr(packed, "OBJECT_BYTES", 1000)
     with pytest.raises(InvalidInput, match="another prefix"):
         packed.pack(MAGIC, os.urandom(1000))
 
@@ -176,68 +171,36 @@ def test_another_format_is_named(
                 use()
 
 
-# Pieces
-
-values = st.lists(
-    st.builds(Value, st.integers(0, 1 << 40), st.binary(max_size=80)),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda value: value.first,
-)
-
-
-@fuzzed
-@given(some=values, data=st.data())
-def test_a_piece_of_values_reads_back_or_is_refused(some: list[Value], data: st.DataObject) -> None:
-    piece = encode_values(some)
-    assert decode_values(piece, len(some)) == some
-    table = decode_table(piece, len(some))
-    bad = data.draw(damaged(piece))
-    with suppress(ValueError):
-        assert decode_table(bad, len(some)) == table
-    with suppress(ValueError):  # the checksum of the whole piece is the manifest's
-        assert [one.first for one in decode_values(bad, len(some))] == [one.first for one in some]
+# Contents
 
 
 @st.composite
-def indexes(draw: st.DrawFn) -> RecordIndex:
-    """An index, which may be of too many or too few writes, or of layers in another order."""
-    rows = draw(st.integers(1, 4))
+def contents(draw: st.DrawFn) -> list[Any]:
+    """The values of the contents of a document of three blocks, which may be wrong."""
     layers = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
-    if draw(st.booleans()):
-        layers = sorted({*layers})
-    sizes = draw(st.lists(st.integers(0, 9999), min_size=16, max_size=16))
-    return RecordIndex(
-        draw(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=4)),
-        draw(st.integers(0, 1 << 20)),
-        layers,
-        np.array(sizes, dtype=np.uint32)[: rows * len(layers)].reshape(rows, len(layers)),
+    numbers = st.lists(st.integers(-1, 3), min_size=9 * len(layers), max_size=9 * len(layers))
+    value = st.tuples(
+        st.sampled_from(["tokens", "landmarks"]), st.integers(0, 3), st.integers(0, 9)
     )
+    place = st.tuples(st.just("x"), st.integers(-1, 99), st.integers(-1, 99), st.integers(0, 9))
+    records = np.array(draw(numbers), "<i8").tobytes()
+    names = draw(st.lists(st.sampled_from(["", "y"]), max_size=2))
+    return [draw(st.lists(st.tuples(value, place), max_size=3)), b"", layers, names, records]
 
 
 @fuzzed
-@given(index=indexes(), data=st.data())
-def test_an_index_of_records_reads_back_or_is_refused(
-    index: RecordIndex, data: st.DataObject
+@given(values=contents(), data=st.data())
+def test_contents_are_refused_or_say_where_records_are(
+    values: list[Any], data: st.DataObject
 ) -> None:
-    raw = zstandard.decompress(index.encode())
-    right = len(index.writes) in (1, index.rows) and [*index.layers] == sorted({*index.layers})
+    raw = msgpack.packb(values, default=list)
+    row = Document(1, "a", "ready", 12, 3)
     for crafted in (raw, data.draw(damaged(raw)), data.draw(st.binary(max_size=99))):
         try:
-            found = RecordIndex.decode(zstandard.compress(crafted))
+            found = Contents.decode(zstandard.compress(crafted), row, "own")
         except ValueError:
-            assert crafted != raw or not right
             continue
-        assert len(found.writes) in (1, found.rows)
-        assert [*found.layers] == sorted({*found.layers})
-        piece = Piece("records", 0, found.first, found.rows, 0, "x", 10 + found.bytes, 1, 0)
-        blocks = range(found.first, found.first + found.rows)
-        extents = [found.find(piece, layer, block) for block in blocks for layer in found.layers]
-        at = 10
-        for extent in filter(None, extents):  # consecutive, and nothing between
-            assert extent.offset == at
-            at += extent.length
-        assert at == piece.offset and found.find(piece, 1 << 20, blocks[0]) is None
-        assert found.find(piece, 0, blocks.stop) is None
-        if crafted == raw:
-            assert found.encode() == index.encode()
+        for block, layer in product(range(4), range(11)):
+            extent = found.record(block, layer)
+            assert extent is None or (extent.name in ("own", "y") and min(extent[1:]) >= 0)
+            assert extent is None or (block < 3 and layer in found.layers)

@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import DocumentExists, DocumentNotFound, WrongModel
-from memstore.share.garbage_collection import prune
-from memstore.share.manifest import newest_number
-from memstore.share.publish import Report, unpublish
+from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify_published import verify_published
 from support.places import Killed, WatchedPlace
-from support.publishing import names, same_as, send, spoil
-from support.selected_documents import create as create_selected
-from support.selected_documents import ingest as ingest_selected
+from support.publishing import names, same_as, send
 from support.synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
 
 
@@ -39,18 +35,6 @@ def test_a_published_document_is_pulled_as_it_is_exported(
     assert report.number == 1 and len(report.documents) == 5
     assert report.segments == 1 if size > 1 << 20 else report.segments > 10
     same_as(memory, place, tmp_path, *report.documents)
-
-
-def test_published_documents_are_not_sent_again(memory: MemoryStore, place: WatchedPlace) -> None:
-    ingest(memory, "a", 400)
-    ingest(memory, "b", 100, text=2)
-    send(memory, place, "a")
-    place.sent = 0
-    assert send(memory, place, "a") == Report(1, [], ["a"], 0, 0)
-    assert place.sent == 0 and newest_number(place) == 1
-    report = send(memory, place)
-    assert (report.number, report.documents, report.there) == (2, ["b"], ["a"])
-    assert report.bytes < 2 * memory.document("b").bytes
 
 
 # Other content
@@ -133,7 +117,7 @@ def test_pruning_removes_unnamed_objects_and_nothing_else(
     for name in others:  # which are no manifests
         place.put(name, b"mine")
     before = {found.name for found in place.names("")}
-    assert prune(place, grace=3600) == (0, 0, 0, 0)
+    assert prune(place, grace=3600) == (0, 0, 0)
     assert {found.name for found in place.names("")} == before
     pruned = prune(place, grace=0)
     assert (pruned.manifests, pruned.objects) == (2, 1)
@@ -154,21 +138,6 @@ def test_a_segment_that_may_be_pruned_is_sent_again(
     assert verify_published(place.url).clean
 
 
-# Damage
-
-
-def test_a_damaged_segment_is_not_used_again(
-    memory: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    ingest(memory, "a", 80)
-    send(memory, place)
-    (segment,) = place.names("segments")
-    spoil(place, segment.name, 500)
-    unpublish(place, ["a"])
-    assert send(memory, place).segments == 1
-    same_as(memory, place, tmp_path, "a")
-
-
 # Input that is refused
 
 
@@ -186,7 +155,3 @@ def test_another_model_or_selector_is_refused(
         assert [file for file in (tmp_path / "foreign").iterdir() if "partial" in file.name] == []
     with pytest.raises(DocumentNotFound, match="no document 'b'"):
         memory.pull("b", place.url)
-    with create_selected(tmp_path / "selected") as selected:
-        ingest_selected(selected, "b", 20)
-        with pytest.raises(WrongModel):
-            send(selected, place)

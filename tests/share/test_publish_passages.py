@@ -15,21 +15,18 @@ import torch
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
-from memstore.errors import CorruptBlock, DocumentNotFound, InvalidInput, MissingBlock
-from memstore.share.garbage_collection import prune
+from memstore.errors import CorruptBlock, CorruptMemory, MissingBlock
 from memstore.share.manifest import manifest_number, read_manifest, read_newest
-from memstore.share.pieces import RecordIndex
-from memstore.share.publish import unpublish
+from memstore.share.publish import prune, unpublish
+from memstore.share.ranges import Extent
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify_published import verify_published
 from support.passage_documents import SETTINGS, content, landmarks, passage
 from support.passage_documents import kept as kept_of
 from support.places import WatchedPlace
 from support.published import open_at
-from support.publishing import names, same_as, segments, send, spoil
+from support.publishing import contents_of, names, same_as, segments, send, spoil
 from support.selected_documents import create, words
-from support.synthetic_documents import SIGNATURE
-from support.synthetic_documents import ingest as ingest_blocks
 
 COUNT = 60
 RUNS = int(os.environ.get("MEMSTORE_PUBLISHED_RANDOM", "2"))
@@ -79,14 +76,12 @@ def write(store: MemoryStore, name: str, made_of: MadeOf, *, keep: str = "kv") -
 
 def records_of(place: WatchedPlace) -> int:
     """Bytes of all records that manifests name."""
-    indexes = {
-        piece.extent
-        for found in place.names("manifests")
-        for entry in read_manifest(place, manifest_number(found.name)).entries.values()
-        for piece in entry.pieces
-        if piece.kind == "records"
-    }
-    return sum(RecordIndex.decode(place.get_range(*extent)).bytes for extent in indexes)
+    found = set[Extent]()
+    for each in place.names("manifests"):
+        for entry in read_manifest(place, manifest_number(each.name)).entries.values():
+            contents = contents_of(place, entry)
+            found |= {contents.record(block, 0) for block in range(entry.row.blocks)} - {None}
+    return sum(extent.length for extent in found)
 
 
 def bytes_of(store: MemoryStore, made_of: MadeOf) -> int:
@@ -155,10 +150,10 @@ def test_a_passage_is_sent_once(
         assert report.documents == sorted(documents)
         assert records_of(place) - before == (size := bytes_of(store, new))
         beside = sum(  # of the documents: landmarks, tokens and words
-            piece.length
+            value.length
             for entry in read_newest(place).entries.values()
-            for piece in entry.pieces
-            if entry.row.name in documents and piece.kind != "records"
+            for value in contents_of(place, entry).values.values()
+            if entry.row.name in documents
         )
         assert place.sent < size + beside + 2500 * (1 + len(documents))  # and tables
     same_as(store, place, tmp_path, *there)
@@ -182,49 +177,14 @@ def test_checking_sends_damaged_passages_again_for_all_documents(
     assert send(store, place, segment_bytes=8_000, check=True).segments == 0
 
 
-def test_documents_are_published_as_text_alone_and_back(
-    store: MemoryStore, place: WatchedPlace, tmp_path: Path
-) -> None:
-    write(store, "a", book(1))
-    write(store, "b", book(2))
-    send(store, place, "a")
-    size = records_of(place)
-    report = send(store, place, keep="text", replace=True)
-    assert report.documents == ["a", "b"] and report.bytes < size / 2
-    assert send(store, place, keep="text").there == ["a", "b"]
-    prune(place, grace=-10)
-    assert records_of(place) == 0
-    with open_at(place) as reader:
-        assert reader.stats()["passages"]["stored"] == 0
-        assert {row.name: row.bytes for row in reader.documents()} == {"a": 0, "b": 0}
-        assert read(reader, "a", book(1)) == COUNT
-    assert verify_published(place.url).clean
-    with create(tmp_path / "pulled") as pulled:
-        assert pulled.pull("b", place.url).bytes == 0
-        assert pulled.verify().clean
-    assert send(store, place).documents == ["a", "b"]
-    same_as(store, place, tmp_path, "a", "b")
-
-
-def test_only_passages_can_be_text_alone(place: WatchedPlace, tmp_path: Path) -> None:
-    with MemoryStore.create(tmp_path / "blocks", SIGNATURE) as blocks:
-        ingest_blocks(blocks, "a", 40)
-        with pytest.raises(InvalidInput, match="'a' is not made of passages"):
-            send(blocks, place, keep="text")
-        with pytest.raises(InvalidInput, match="kv or text"):
-            send(blocks, place, keep="some")
-    assert not place.calls
-
-
-@pytest.mark.parametrize("kind", ["record", "index"])
 def test_a_record_that_damage_hides_is_damaged_and_not_missing(
-    store: MemoryStore, place: WatchedPlace, kind: str
+    store: MemoryStore, place: WatchedPlace
 ) -> None:
     write(store, "a", book(1))
     send(store, place)
     (entry,) = read_newest(place).entries.values()
-    (piece,) = (piece for piece in entry.pieces if piece.kind == "records")
-    spoil(place, piece.segment, piece.offset + 20 if kind == "index" else 600)
+    at = contents_of(place, entry).record(3, 0)
+    spoil(place, at.name, at.offset + 200)
     with open_at(place) as reader:
         number = reader.document("a").id
         units = [
@@ -234,22 +194,9 @@ def test_a_record_that_damage_hides_is_damaged_and_not_missing(
         with pytest.raises(CorruptBlock, match="damaged") as caught:
             reader.lease(units)
         assert not isinstance(caught.value, MissingBlock)
-
-
-def test_passages_that_were_asked_for_long_ago_are_forgotten_and_found_again(
-    store: MemoryStore, place: WatchedPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("memstore.share.passage_numbers._PASSAGES", 4)
-    write(store, "a", book(1, 0, 9))
-    send(store, place)
-    with open_at(place, host_budget=1 << 20) as reader:
-        places = [(reader.document("a").id, block) for block in range(9)]
-        first = [at[0] for at in reader.retrieval.stored_at(places)]
-        assert len(reader._catalog._numbers._known) == 4
-        with pytest.raises(DocumentNotFound):
-            reader.lease([BlockKey(first[1], 0, 0, 0)])
-        monkeypatch.undo()
-        assert read(reader, "a", book(1, 0, 9)) == 0
+    spoil(place, entry.contents.name, entry.contents.offset + 20)
+    with open_at(place) as reader, pytest.raises(CorruptMemory, match="damaged"):
+        reader.retrieval.stored_at([(reader.document("a").id, 0)])
 
 
 @pytest.mark.timeout(3600 if RUNS > 20 else 300)

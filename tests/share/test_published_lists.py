@@ -1,22 +1,18 @@
 """A published memory is searched in two stages by published lists, as its directory is."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from memstore.errors import CorruptMemory, StoreUnavailable
-from memstore.share.garbage_collection import prune
-from memstore.share.manifest import ListsRef, read_newest
+from memstore.share.manifest import read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
-from memstore.share.publish import unpublish
+from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.retrieve import first_stage, published_lists
 from memstore.store.verify import verify_memory
 from support.many_passages import add, create, everything, question
 from support.small_lists import PROPOSED, search_by_lists
@@ -86,11 +82,9 @@ def by_name(store: MemoryStore, seed: int) -> tuple[list[tuple[str, int]], torch
     return blocks, scores + short.word_scores(words, short.scope)
 
 
-def lists_of(url: str) -> ListsRef:
-    """The lists that the newest manifest names."""
-    lists = read_newest(objects_of(url)).lists
-    assert lists is not None
-    return lists
+def lists_of(url: str) -> list[str]:
+    """The objects of lists that the newest manifest names."""
+    return [place.name for place in read_newest(objects_of(url)).lists]
 
 
 def objects_of(url: str) -> ObjectStore:
@@ -107,26 +101,6 @@ def test_it_finds_what_its_directory_finds(memory: MemoryStore, url: str, tmp_pa
                 found = by_name(store, seed)
                 assert found is not None and found[0] == here[0]
                 torch.testing.assert_close(found[1], here[1])
-
-
-def test_a_question_is_few_requests_deep(url: str) -> None:
-    with open_(url) as there:
-        reads = there._catalog.database.reads
-        whole = everything(there)
-        steps: list[int] = []
-        fetch = reads._fetch
-
-        def counted(extents: list[object], *given: object) -> object:
-            steps.append(len(extents))
-            return fetch(extents, *given)
-
-        reads._fetch = counted
-        rows, weights = question(1, 37, 0)
-        short = there.retrieval.shortlist(rows, weights, whole)
-        assert short is not None
-        short.token_maxima(rows, short.scope)
-        # lists, eight objects at a time, where landmarks are, landmarks
-        assert len([n for n in steps if n]) == -(-len(lists_of(url).objects) // 8) + 2
 
 
 def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore, url: str) -> None:
@@ -160,17 +134,15 @@ def test_documents_that_came_changed_or_went_are_not_missed(memory: MemoryStore,
 
 def test_lists_are_named_until_others_are_and_kept_as_long_as_they_are_named(url: str) -> None:
     objects = objects_of(url)
-    lists = read_newest(objects).lists
-    assert lists is not None and len(lists.objects) > 2
-    assert {found.name for found in objects.names("lists")} == lists.names
+    lists = lists_of(url)
+    assert len(lists) > 2 and {found.name for found in objects.names("lists")} == {*lists}
     reader = open_(url)
     assert by_name(reader, 0) is not None
     assert prune(objects, grace=0.0).objects == 0
     with open_(url) as there:
         there.build_index()
-    assert prune(objects, grace=0.0).objects >= len(lists.names)
-    newest = read_newest(objects).lists
-    assert newest is not None and {f.name for f in objects.names("lists")} == newest.names
+    assert prune(objects, grace=0.0).objects >= len(lists)
+    assert {found.name for found in objects.names("lists")} == {*lists_of(url)}
     # who had begun with the old ones goes on with the new
     for seed in range(8):
         assert by_name(reader, seed) is not None
@@ -183,7 +155,7 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
     which: int, how: str, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without lists, landmarks and words of the documents are read."""
-    path = tmp_path / "published" / lists_of(url).objects[which].name
+    path = tmp_path / "published" / lists_of(url)[which]
     rows, _ = question(1, 37, 0)
     with open_(url) as there:
         expected = by_name(there, 0)
@@ -207,67 +179,19 @@ def test_damaged_lists_cost_time_and_no_answer_and_verify_names_them(
     assert verify_memory(url).clean
 
 
-def test_damaged_landmarks_are_reported(url: str, tmp_path: Path) -> None:
-    rows, weights = question(1, 37, 0)
-    with open_(url) as there:
-        short = there.retrieval.shortlist(rows, weights, everything(there))
-        assert short is not None
-        for path in (tmp_path / "published" / "segments").rglob("*"):
-            if path.is_file():
-                content = np.frombuffer(path.read_bytes(), np.uint8).copy()
-                content[len(content) // 4 :] ^= 1
-                path.write_bytes(content.tobytes())
-        with pytest.raises(CorruptMemory):
-            short.token_maxima(rows, short.scope)
-        for path in (tmp_path / "published" / "segments").rglob("*"):
-            if path.is_file():
-                path.unlink()
-        short = there.retrieval.shortlist(*question(2, 5, 1), everything(there))
-        assert short is not None
-        with pytest.raises(StoreUnavailable):
-            short.token_maxima(rows, short.scope)
-
-
 def test_a_memory_is_published_with_its_lists(memory: MemoryStore, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/other"
     memory.build_index()
     memory.publish(url, ["1", "2", "3"])
     # they tell of a document that is not published
-    assert read_newest(objects_of(url)).lists is None
+    assert not lists_of(url)
     here = by_name(memory, 0)
     memory.publish(url)
     newest = read_newest(objects_of(url))
-    assert newest.lists is not None
+    assert newest.lists
     memory.publish(url)
     assert read_newest(objects_of(url)) == newest
     with open_(url) as there:
         found = by_name(there, 0)
         assert here is not None and found is not None and found[0] == here[0]
         torch.testing.assert_close(found[1], here[1])
-
-
-def test_lists_that_change_while_they_are_sent_are_not_published(
-    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, sent = f"file://{tmp_path}/other", published_lists._segments
-    memory.build_index()
-    memory.publish(url)
-    before = read_newest(objects_of(url)).lists
-    assert before is not None
-    add(memory, "new", 5, EACH)
-    memory.build_index()
-
-    def meanwhile(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-        add(memory, "private", 6, EACH)
-        memory.build_index()
-        return sent(pieces)
-
-    monkeypatch.setattr(published_lists, "_segments", meanwhile)
-    memory.publish(url)
-    monkeypatch.undo()
-    lists = read_newest(objects_of(url)).lists
-    assert lists is not None
-    assert all(b"private" not in objects_of(url).get(name).tobytes() for name in lists.names)
-    monkeypatch.setattr(first_stage, "PAYING", 1)
-    with open_(url) as there:
-        assert by_name(there, 0) is not None

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from memstore.share.object_store import first_line
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.synthetic_documents import SIGNATURE, ingest
@@ -58,7 +57,7 @@ def test_damage_is_named_and_ends_with_1(memory: Path, url: str, tmp_path: Path)
     refused(run("verify", "--store", url, "--repair"), "again with --check")
     refused(run("share", "pull", url, "a", "--store", tmp_path / "new"), "is damaged", status=1)
     segment.unlink()
-    assert "missing" in run("verify", "--store", url).out
+    assert "there is no segments/" in run("verify", "--store", url).out
     for spoilt in (right[:500] + right[499:-1], right[:-9], None):  # as the message advises
         segment.unlink(missing_ok=True)
         if spoilt is not None:
@@ -138,14 +137,3 @@ def test_no_line_shows_a_secret_of_the_environment(
             secret in result.out + result.err
             for secret in ("a-secret", "of+mine", "a-session-of-mine")
         )
-
-
-@pytest.mark.parametrize("secret", ["a-secret/of+mine", "/a-secret/of+mine", "a" * 400])
-def test_secrets_are_masked_and_paths_of_secrets_are_not(
-    secret: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/mine.json")
-    monkeypatch.setenv("ANOTHER_KEY", secret[:12])  # begins alike
-    told = first_line(ValueError(f"{'x' * 99} by {secret} of /etc/keys/mine.json"))
-    assert told == f"{'x' * 99} by *** of /etc/keys/mine.json"

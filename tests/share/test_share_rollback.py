@@ -1,5 +1,5 @@
 """An older manifest in place of a newer one is noticed by a process or a local cache that has read
-the newer one, and where a number is asked for.
+the newer one.
 """
 
 import logging
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.errors import InvalidConfig, StaleMemory
-from memstore.share import newest_seen
+from memstore.errors import StaleMemory
+from memstore.share import manifest as manifests
 from memstore.share.manifest import manifest_name, read_manifest
 from memstore.share.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
@@ -36,7 +36,7 @@ def put_back(url: str) -> None:
 
 def forget_manifests(patch: pytest.MonkeyPatch) -> None:
     """As a new process has."""
-    patch.setattr(newest_seen, "_newest", {})
+    patch.setattr(manifests, "_newest", {})
 
 
 def number_of(url: str, **options: object) -> int | None:
@@ -61,14 +61,11 @@ def test_a_process_remembers_the_newest_manifest(
                 StaleMemory, match="newest is manifest 1, but manifest 2 was"
             ) as said:
                 use()
-            assert "\n" not in str(said.value) and "--at-least 1" in str(said.value)
-        assert number_of(url, at_least=1) == 1  # accepted from now on
-        assert number_of(url) == 1
+            assert "\n" not in str(said.value)
+        forget_manifests(monkeypatch)
+        assert number_of(url) == 1  # a process that has read no other accepts it
         assert store.publish(url).number == 2
         assert number_of(url) == 2
-    put_back(url)
-    forget_manifests(monkeypatch)
-    assert number_of(url) == 1  # a process that has read no other accepts it
 
 
 def test_a_local_cache_remembers_the_newest_manifest(
@@ -78,13 +75,12 @@ def test_a_local_cache_remembers_the_newest_manifest(
     assert number_of(url, **local) == 2
     put_back(url)
     forget_manifests(monkeypatch)
-    with pytest.raises(StaleMemory, match="manifest 2 was read before"):
+    with pytest.raises(StaleMemory, match="manifest 2 was read before") as said:
         number_of(url, **local)
-    assert number_of(url, **local, at_least=1) == 1
-    forget_manifests(monkeypatch)
+    (file,) = (tmp_path / "cache").glob("newest-*")
+    assert f"delete {file} to accept it" in str(said.value)
+    file.write_bytes(b"half")
     assert number_of(url, **local) == 1
-    for file in (tmp_path / "cache").glob("newest-*"):
-        file.write_bytes(b"half")
     forget_manifests(monkeypatch)
     assert number_of(url, **local) == 1
 
@@ -105,17 +101,8 @@ def test_an_open_reader_keeps_its_state_and_logs_it_once(
         put_back(url)
         with caplog.at_level(logging.WARNING, logger="memstore"):
             for _ in range(2):
-                database.refresh()
+                database._looking.acquire()
+                database._look()
         (said,) = caplog.messages
-        assert "newest manifest is 1, but 2 was read before" in said and "\n" not in said
+        assert "newest is manifest 1, but manifest 2 was read before" in said and "\n" not in said
         assert store.has("b") and store.manifest == 2
-
-
-def test_a_lowest_number_can_be_asked_for(url: str, tmp_path: Path) -> None:
-    assert number_of(url, at_least=2) == 2
-    with pytest.raises(StaleMemory, match="newest manifest is 2, and one of 3 at least"):
-        number_of(url, at_least=3)
-    with pytest.raises(InvalidConfig, match="at_least must be above 0"):
-        number_of(url, at_least=0)
-    with pytest.raises(InvalidConfig, match="at_least is of published memories"):
-        number_of(str(tmp_path / "memory"), at_least=1)

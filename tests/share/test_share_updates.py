@@ -15,13 +15,10 @@ pytest.importorskip("obstore")
 
 import memstore
 from memstore import load_model
-from memstore.block import BlockKey
-from memstore.errors import DocumentNotFound
 from memstore.model.answer import Answer
 from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import Text
-from memstore.share import published_tables
-from memstore.share.garbage_collection import prune
+from memstore.share import publication
 from memstore.share.open_object_store import open_object_store
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
@@ -185,8 +182,8 @@ def test_a_chat_follows_what_is_published(
         library.replace()
         library.add()
         look(memory)
-        past = time.monotonic() + published_tables.LEAVING
-        monkeypatch.setattr(published_tables, "time", SimpleNamespace(monotonic=lambda: past))
+        past = time.monotonic() + publication.LEAVING
+        monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: past))
         look(memory)  # the old price is gone
         said = chat.ask(QUESTION, max_new_tokens=4)
         assert NEW in texts(said) and OLD not in texts(said)
@@ -198,46 +195,3 @@ def test_a_chat_follows_what_is_published(
         assert "mare" not in {
             source.document for source in chat.ask(QUESTION, max_new_tokens=4).sources
         }
-    with reader(library) as memory, library.model.chat(memory.store, ["more"]) as chat:
-        chat.ask(QUESTION, max_new_tokens=4)
-        library.remove("more")
-        look(memory)
-        with pytest.raises(DocumentNotFound, match="no document 'more'"):
-            chat.ask(QUESTION, max_new_tokens=4)
-
-
-def test_an_unpublished_document_is_forgotten_after_a_while(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with reader(library, refresh=3600.0) as memory:
-        memory.ask(QUESTION, max_new_tokens=4)
-        store = memory.store
-        number = store.document("mare").id
-        library.replace()
-        look(memory)
-        assert store.document("mare").id != number and number in store.readable()
-        assert number not in {row.id for row in store.documents()}
-        past = time.monotonic() + published_tables.LEAVING
-        monkeypatch.setattr(published_tables, "time", SimpleNamespace(monotonic=lambda: past))
-        look(memory)
-        assert number not in store.readable()
-        assert number not in store.retrieval._loaded
-        with pytest.raises(DocumentNotFound):
-            store.lease([BlockKey(number, 1, 0, 0)])
-
-
-def test_a_pruned_document_is_not_found(library: Library) -> None:
-    library.add()  # in a segment of its own
-    with reader(library, refresh=3600.0, host_budget=1 << 20) as memory:
-        store = memory.store
-        (place,) = store.retrieval.stored_at([(store.document("more").id, 0)])
-        assert place is not None
-        number, layer, block = place[0], store.signature.memory_layers[0], place[1]
-        library.remove("more")
-        look(memory)
-        with store.lease([BlockKey(number, layer, block, 0)]):
-            pass  # it has read the index that leads to the rest
-        prune(open_object_store(library.url), grace=-10.0)
-        with pytest.raises(DocumentNotFound):
-            store.lease([BlockKey(number, layer, block, 1)])
-        assert [row.name for row in store.documents()] == ["mare", "other"]

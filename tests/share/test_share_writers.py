@@ -3,14 +3,15 @@ whole, and the same command continues; overtaken by another, it loses nothing of
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from memstore.share.garbage_collection import prune
+from memstore.errors import StoreUnavailable
 from memstore.share.manifest import manifest_number, read_manifest, read_newest
-from memstore.share.publish import unpublish
+from memstore.share.publish import prune, unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer import PublishedDocument
 from memstore.store.verify_published import verify_published
@@ -157,7 +158,10 @@ def test_a_writer_that_another_overtakes_loses_nothing(
                 OTHERS[other](store, place)
 
     place.before = overtake
-    work(store, place)
+    with suppress(StoreUnavailable):  # what was sent is pruned: the same command again
+        work(store, place)
+    if writer == "push":
+        work(store, place)
     assert overtaken and state_of(place)[1] == state_of(expected)[1]
     assert contents(place, tmp_path / "file") == contents(expected, tmp_path / "file")
     assert verify_published(place.url).clean

@@ -25,9 +25,10 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.keys import number_key
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, InvalidInput, MemstoreError, NewerFormat, OlderFormat
+from memstore.share.contents import decompressed
 from memstore.share.document_file import DocumentFile, _trailer, write_document
 from memstore.share.document_parts import Head, Part, PartOrder, Record, Tokens
-from memstore.share.packed_objects import FORMAT, decompressed, pack
+from memstore.share.manifest import FORMAT, pack
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 from support import passage_documents, selected_documents
@@ -109,7 +110,7 @@ class Lenient(PartOrder):
 def write(file: Path, head: Head, parts: list[Part]) -> Path:
     """Write an export of these parts, with right checksums."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memstore.share.piece_writer.PartOrder", Lenient)
+        patch.setattr("memstore.share.contents.PartOrder", Lenient)
         write_document(head, parts, file)
     return file
 
@@ -271,7 +272,9 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     signature = replace(SIGNATURE, architecture={"vocab_size": 1000})
     with MemoryStore.create(tmp_path / "memory", signature) as store:
         ingest(store, "book", CHUNK)  # with tokens up to 2,000
-        store.export_document("book", tmp_path / "file")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("memstore.share.contents.PartOrder", Lenient)
+            store.export_document("book", tmp_path / "file")
         store.forget("book")
         with pytest.raises(InvalidInput, match="vocabulary"):
             store.import_document(tmp_path / "file")

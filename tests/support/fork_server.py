@@ -131,9 +131,8 @@ def shared_job(path: str, export: str) -> int:
 
 def leave_job(path: str, file: str, url: str) -> int:
     """Documents leave a memory: one to a file, all to a publication, of which one is removed."""
-    from memstore.share.garbage_collection import prune
     from memstore.share.open_object_store import open_object_store
-    from memstore.share.publish import unpublish
+    from memstore.share.publish import prune, unpublish
 
     with MemoryStore.open(path, read_only=True, host_budget=BUDGET) as store:
         store.export_document("goes", file)

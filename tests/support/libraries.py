@@ -15,13 +15,13 @@ from memstore.closing import Closing
 from memstore.compute import Compute
 from memstore.documents.folder import find
 from memstore.library import library_ingest, reading
-from memstore.library.batch import Batch, Done, Job, Outcome, Progress
-from memstore.library.library_ingest import ingest_library
+from memstore.library.library_ingest import Progress, ingest_library
+from memstore.library.reading import Batch, Done, Job, Outcome
 from memstore.model.model_api import ModelAPI
-from memstore.share.garbage_collection import prune
 from memstore.share.manifest import MANIFESTS, read_newest
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
+from memstore.share.publish import prune
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify_published import verify_published
 from support.passage_reader import reader_of

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.local_cache import LocalCache
 from memstore.share.object_store import ObjectStore
 from memstore.share.open_object_store import open_object_store
+from memstore.share.publication import PublishedDatabase
 from memstore.share.publication_options import REFRESH
 from memstore.share.published_catalog import PublishedCatalog
-from memstore.share.published_database import PublishedDatabase
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
 from support import synthetic_documents as synthetic
@@ -62,6 +64,15 @@ def units_of(store: MemoryStore, name: str) -> list[BlockKey]:
         for at in [(number, layer, block)]
         for head in range(store.signature.num_kv_heads)
     ]
+
+
+def holds_what_was_written(store: MemoryStore, units: list[BlockKey], of: Any = None) -> None:
+    """Lease units and compare them. of: their truth, where the documents may be gone."""
+    of = of or truth(store)
+    with store.lease(units) as lease:
+        for unit, slot in zip(units, lease.held):
+            k, v = of(unit)
+            assert torch.equal(lease.k[slot], k) and torch.equal(lease.v[slot], v), unit
 
 
 class Wild:

@@ -1,15 +1,14 @@
 """Publications of a test's memory, what happens amid one, and what is compared after it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from memstore.share.contents import Contents, Entry, read_contents
 from memstore.share.manifest import newest_number, read_newest
 from memstore.share.object_store import ObjectStore
-from memstore.share.publish import Report, publish
+from memstore.share.publish import PublishOptions, Report, publish
 from memstore.share.segments import SEGMENT_BYTES
-from memstore.share.upload import PublishOptions
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify_published import verify_published
 from support.places import WatchedPlace, in_memory
@@ -26,7 +25,6 @@ def send(
     options = PublishOptions(**settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memstore.share.segments.SEGMENT_BYTES", segment_bytes)
-        patch.setattr("memstore.share.piece_writer._RUN_BYTES", segment_bytes)
         return publish(catalog, store.ready(names or None), place, options)  # type: ignore[arg-type]
 
 
@@ -56,19 +54,6 @@ def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: st
     assert report.clean, report.problems
 
 
-def before_the_manifest(place: WatchedPlace, change: Callable[[], object]) -> None:
-    """Have something happen once, when the next publication has sent all it sends."""
-    looked: list[str] = []
-
-    def look(number: int, call: str, what: str) -> None:
-        if call == "first":
-            looked.append(what)
-            if len(looked) == 2:  # first it asked what was there
-                change()
-
-    place.before = look
-
-
 def copy_of(place: ObjectStore | WatchedPlace) -> WatchedPlace:
     """Another place with the same objects."""
     other = WatchedPlace(in_memory())
@@ -82,3 +67,9 @@ def spoil(place: WatchedPlace, name: str, at: int) -> None:
     data = bytearray(place.get(name))
     data[at] ^= 1
     place.inner.put(name, bytes(data))
+
+
+def contents_of(place: ObjectStore | WatchedPlace, entry: Entry) -> Contents:
+    """Where the parts of a published document are."""
+    data = place.get_range(*entry.contents.extent)
+    return read_contents(place, entry, data)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 manifest.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 
@@ -11,11 +12,12 @@ from xxhash import xxh3_64_intdigest
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound, WrongModel
 from memstore.index.index_file import Parts, Unusable, decode_file
 from memstore.index.passage_files import FILE, PassageDirectory, PassageLists, covered_by, encode
-from memstore.share.manifest import ListsObject, ListsRef, Manifest, new_lists_name
-from memstore.share.object_store import OBJECT_BYTES, Extent, ObjectStore
-from memstore.share.piece_reader import Checked
+from memstore.share.contents import Place
+from memstore.share.manifest import LISTS, Manifest
+from memstore.share.object_store import ObjectStore
+from memstore.share.publication import PublishedDatabase
 from memstore.share.publish import Change, commit
-from memstore.share.published_database import PublishedDatabase
+from memstore.share.ranges import OBJECT_BYTES
 from memstore.share.segments import SEGMENT_BYTES
 from memstore.store.retrieve.listed_passages import state_of, tokens_covered
 
@@ -37,9 +39,8 @@ class PublishedLists(PassageDirectory):
         return objects[0].name if objects else None
 
     @property
-    def _objects(self) -> list[ListsObject]:
-        lists = self._database.state.manifest.lists
-        return [] if lists is None else lists.objects
+    def _objects(self) -> list[Place]:
+        return self._database.state.manifest.lists
 
     def header(self) -> np.ndarray:
         """See PassageDirectory."""
@@ -56,17 +57,15 @@ class PublishedLists(PassageDirectory):
         self._database.refresh()
         return size
 
-    def _read(self, objects: list[ListsObject]) -> np.ndarray:
+    def _read(self, objects: list[Place]) -> np.ndarray:
         if not objects:
             raise FileNotFoundError
-        content, end = np.empty(sum(each.size for each in objects), np.uint8), 0
+        content, end = np.empty(sum(each.length for each in objects), np.uint8), 0
         for first in range(0, len(objects), _AT_ONCE):
-            some = objects[first : first + _AT_ONCE]
-            wanted = [Checked(Extent(name, 0, size), digest) for name, size, digest in some]
             try:
-                found = self._database.pieces.read(wanted)
+                found = self._database.reads.places(objects[first : first + _AT_ONCE])
             except ObjectNotFound:
-                self._database.look_again()
+                self._database.refresh()
                 raise
             for data in found:
                 content[end : end + len(data)] = np.frombuffer(data, np.uint8)
@@ -113,12 +112,12 @@ def send_lists(
     if len(header) > OBJECT_BYTES:
         raise InvalidInput(f"{objects.url}: too many documents for lists; use several prefixes")
 
-    def send(data: bytes) -> ListsObject:
-        ref = ListsObject(new_lists_name(), len(data), xxh3_64_intdigest(data))
-        objects.put(ref.name, data)
-        return ref
+    def send(data: bytes) -> Place:
+        place = Place(f"{LISTS}/{os.urandom(16).hex()}", 0, len(data), xxh3_64_intdigest(data))
+        objects.put(place.name, data)
+        return place
 
-    lists = ListsRef([send(header), *map(send, _segments(rest))])
+    lists = [send(header), *map(send, _segments(rest))]
 
     def change(newest: Manifest) -> Change:
         if newest.selector is None or newest.selector.digest != digest:
@@ -126,7 +125,7 @@ def send_lists(
         return Change({}, lists=lists)
 
     commit(objects, change)
-    return sum(each.size for each in lists.objects)
+    return sum(each.length for each in lists)
 
 
 def _segments(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:

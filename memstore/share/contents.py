@@ -1,0 +1,296 @@
+"""The contents of a document: where its values and records are, in the objects of a publication or
+in an exported file.
+
+Both hold values of the tables of tokens and landmarks (as in a memory, without their checksum) and
+records, one after the other, in any order; a passage is stored once, whatever documents refer to
+it. The contents are msgpack compressed by zstd; a manifest says where they are. A name "" is the
+object, or the file, that the contents themselves are in.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import zstandard
+from msgspec import Meta
+from xxhash import xxh3_64_intdigest
+
+from memstore.decode import Count, Layer, unpack
+from memstore.disk.format.document import Document
+from memstore.disk.tables.passage_table import DIGEST_BYTES, Digest
+from memstore.errors import CorruptBlock, CorruptMemory, MemstoreError
+from memstore.share.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
+from memstore.share.ranges import OBJECT_BYTES, Extent, Ranges, read_extents
+
+Kind = Literal["tokens", "landmarks", "records"]
+Name = Annotated[str, Meta(max_length=4096)]
+
+_BATCH_BYTES = 8 << 20  # of parts that are read at once
+
+
+class Place(NamedTuple):
+    """Bytes of an object, and their XXH3-64."""
+
+    name: Name
+    offset: Count
+    length: Annotated[int, Meta(ge=0, le=OBJECT_BYTES)]
+    digest: Annotated[int, Meta(ge=0)]
+
+    @property
+    def extent(self) -> Extent:
+        """Where its bytes are."""
+        return Extent(*self[:3])
+
+
+class Entry(NamedTuple):
+    """A document that has left a memory, in a manifest."""
+
+    row: Document  # its id is 1
+    contents: Place
+    objects: tuple[Name, ...]  # that its contents name, in order, and the one with its contents
+    records: Count  # its blocks that have records
+
+
+def public_row(row: Document) -> Document:
+    """A memory's row, without what concerns that memory alone."""
+    return replace(row.portable(), id=1)
+
+
+class Value(NamedTuple):
+    """An entry of the table of tokens or landmarks."""
+
+    kind: Literal["tokens", "landmarks"]
+    part: Layer  # layer of landmark keys, or part of a selector's runs; 0 of tokens
+    first: Count  # token, passage or block that it begins with
+
+
+class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    values: list[tuple[Value, Place]]
+    digests: bytes
+    layers: list[Layer]
+    names: list[Name]
+    records: bytes  # int64, little-endian
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Where the values and the records of a document are."""
+
+    values: dict[Value, Place]
+    digests: bytes  # of its passages, by block; b"" of blocks
+    layers: tuple[int, ...]
+    names: tuple[str, ...]  # of the objects of its records
+    records: np.ndarray  # int64 [3, blocks, layers]: number of a name, offset, length (0: none)
+
+    def record(self, block: int, layer: int) -> Extent | None:
+        """Where the record of a block is, or None."""
+        if layer not in self.layers or not 0 <= block < self.records.shape[1]:
+            return None
+        name, offset, length = self.records[:, block, self.layers.index(layer)].tolist()
+        return Extent(self.names[name], offset, length) if length else None
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, row: Document, where: str) -> "Contents":
+        """The contents of a document, of these bytes in object `where`. Raises ValueError."""
+        stored = unpack(decompressed(bytes(data)), _Stored)
+        layers, names = stored.layers, [name or where for name in stored.names]
+        if not layers or layers != sorted(set(layers)):
+            raise ValueError("its layers are not in order")
+        records = np.frombuffer(stored.records, "<i8").reshape(3, row.blocks, len(layers))
+        numbers, offsets, lengths = records
+        right = (numbers >= 0) & (numbers < len(names)) & (offsets >= 0) & (lengths > 0)
+        if not ((right & (lengths <= OBJECT_BYTES)) | (lengths == 0)).all():
+            raise ValueError("its records are nowhere")
+        if len(stored.digests) != (DIGEST_BYTES * row.blocks if row.of_passages else 0):
+            raise ValueError("it does not name its passages")
+        values = {value: place._replace(name=place.name or where) for value, place in stored.values}
+        return cls(values, stored.digests, tuple(layers), tuple(names), records)
+
+
+# Reading
+
+
+def read_contents(objects: Ranges, entry: Entry, data: bytes | memoryview) -> Contents:
+    """The contents of an entry, of these bytes. Raises CorruptMemory."""
+    check_digest(objects, entry.contents, data)
+    try:
+        return Contents.decode(data, entry.row, entry.contents.name)
+    except ValueError as error:
+        raise damaged(objects, entry.contents.extent, error) from error
+
+
+def read_parts(objects: Ranges, entry: Entry) -> Iterator[Part]:
+    """The parts of a document, as they were in the memory that wrote it: tokens, landmarks, then
+    records in order of block and layer, some 8 MB at a time. Checks values, and leaves records to
+    the caller. Raises CorruptMemory, StoreUnavailable.
+    """
+    contents = read_contents(objects, entry, objects.get_range(*entry.contents.extent))
+    batch, size = list[tuple[Value | tuple[int, int], Extent]](), 0
+    for what, extent in _extents(contents):
+        batch.append((what, extent))
+        size += extent.length
+        if size >= _BATCH_BYTES:
+            yield from _read(objects, contents, batch)
+            batch, size = [], 0
+    yield from _read(objects, contents, batch)
+
+
+def _extents(contents: Contents) -> Iterator[tuple[Value | tuple[int, int], Extent]]:
+    for value, place in contents.values.items():
+        yield value, place.extent
+    for block in range(contents.records.shape[1]):
+        for layer in contents.layers:
+            found = contents.record(block, layer)
+            if found is not None:
+                yield (block, layer), found
+
+
+def _read(
+    objects: Ranges, contents: Contents, batch: list[tuple[Value | tuple[int, int], Extent]]
+) -> Iterator[Part]:
+    found = read_extents(objects, [extent for _, extent in batch])
+    for (what, _), answer in zip(batch, found):
+        if isinstance(answer, MemstoreError):
+            raise answer
+        data = bytes(answer)
+        if not isinstance(what, Value):
+            yield Record(*what, data)
+            continue
+        check_digest(objects, contents.values[what], data)
+        tokens = what.kind == "tokens"
+        yield Tokens(what.first, data) if tokens else IndexRun(what.part, what.first, data)
+
+
+def check_digest(objects: Ranges, place: Place, data: bytes | memoryview) -> None:
+    """Raises CorruptMemory where these are not the bytes of a place."""
+    if len(data) != place.length or xxh3_64_intdigest(data) != place.digest:
+        raise damaged(objects, place.extent, "wrong checksum")
+
+
+def damaged(objects: Ranges, extent: Extent, error: object) -> CorruptMemory:
+    """The error for damaged bytes."""
+    name, offset, length = extent
+    return CorruptMemory(
+        f"{objects.url}: {length:,} bytes from {offset:,} of {name or 'it'} are damaged ({error}); "
+        "run memstore verify, or publish the document again with --check"
+    )
+
+
+# Writing
+
+
+@dataclass(eq=False)
+class Segment:
+    """Bytes that become an object, or a part of one."""
+
+    name: str = ""  # of the object; "" until it has one
+    start: int = 0  # of these bytes in the object
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0  # bytes
+
+    def add(self, data: bytes) -> int:
+        """Append bytes; return their offset."""
+        self.chunks.append(data)
+        self.size += len(data)
+        return self.size - len(data)
+
+
+Stored = tuple[Segment, int, int]
+"""A segment, an offset there, and a length."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The contents of a document whose segments may have no names yet."""
+
+    document: Document
+    layers: list[int]
+    values: dict[Value, tuple[Stored, int]] = field(default_factory=dict)  # with digests
+    digests: list[Digest] = field(default_factory=list)
+    records: dict[tuple[int, int], Stored] = field(default_factory=dict)  # by block and layer
+
+    def encode(self) -> bytes:
+        """The contents as they are stored, once all other objects have names."""
+        names: dict[str, int] = {}
+        records = np.zeros((3, self.document.blocks, len(self.layers)), "<i8")
+        for (block, layer), (segment, offset, length) in self.records.items():
+            name = names.setdefault(segment.name, len(names))
+            records[:, block, self.layers.index(layer)] = name, segment.start + offset, length
+        values = [
+            (value, Place(segment.name, segment.start + offset, length, digest))
+            for value, ((segment, offset, length), digest) in self.values.items()
+        ]
+        packed = _Stored(values, b"".join(self.digests), self.layers, [*names], records.tobytes())
+        return zstandard.compress(msgspec.msgpack.encode(packed))
+
+    def entry(self, contents: Place) -> Entry:
+        """The entry of the document, once its contents are stored."""
+        segments = [segment for segment, _, _ in self.records.values()]
+        segments += [segment for (segment, _, _), _ in self.values.values()]
+        names = {segment.name or contents.name for segment in segments} | {contents.name}
+        blocks = len({block for block, _ in self.records})
+        return Entry(public_row(self.document), contents, tuple(sorted(names)), blocks)
+
+
+Append = Callable[[Kind, bytes], Stored]
+"""Appends bytes of a kind."""
+
+
+class DocumentWriter:
+    """Writes documents, one after the other. Used by one thread."""
+
+    def __init__(self, append: Append) -> None:
+        self._append = append
+        self.passages: dict[Digest, Stored] = {}  # that are stored already
+
+    def write(self, head: Head, parts: Iterable[Part], *, records: bool = True) -> Draft:
+        """Write a document. Known passages need no records among the parts.
+
+        records: False for a document of passages as text alone, whose parts have no records.
+        Raises CorruptMemory (a part is damaged or missing), and what the parts and the target
+        raise.
+        """
+        order, document = PartOrder(head), head.document
+        draft = Draft(document, document.memory_layers(head.signature), digests=order.digests)
+        try:
+            for part in order.checked(parts):
+                if isinstance(part, Record):
+                    self._write_record(draft, part)
+                else:
+                    value = _value(part)
+                    stored = self._append(value.kind, part.value)
+                    draft.values[value] = stored, xxh3_64_intdigest(part.value)
+        except CorruptBlock:
+            raise
+        except ValueError as error:
+            raise CorruptMemory(
+                f"a part of document {document.name!r} is missing ({error}); run verify"
+            ) from error
+        for block, digest in enumerate(order.digests if records else ()):
+            if digest in self.passages:
+                draft.records[block, 0] = self.passages[digest]
+        return draft
+
+    def _write_record(self, draft: Draft, record: Record) -> None:
+        if not draft.document.of_passages:
+            draft.records[record.block, record.layer] = self._append("records", record.data)
+        elif (digest := draft.digests[record.block]) not in self.passages:
+            self.passages[digest] = self._append("records", record.data)
+
+
+def _value(part: Tokens | IndexRun) -> Value:
+    if isinstance(part, Tokens):
+        return Value("tokens", 0, part.first)
+    return Value("landmarks", part.part, part.first_block)
+
+
+def decompressed(data: bytes, most: int = OBJECT_BYTES) -> bytes:
+    """Decompress zstd. Raises ValueError, also for more than `most` bytes."""
+    try:
+        if not 0 <= zstandard.frame_content_size(data) <= most:
+            raise ValueError("it is too large")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=most)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error

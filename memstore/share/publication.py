@@ -1,0 +1,250 @@
+"""A publication as a database that follows the newest manifest: its states, and the tables of
+landmarks and tokens of each. Records are read by memstore.share.published_catalog.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgpack
+
+from memstore.disk.format.keys import read_run_key, run_key, tokens_key
+from memstore.disk.lmdb.environment import Version
+from memstore.disk.lmdb.transaction import ValuePart
+from memstore.disk.tables.catalog import FORMAT
+from memstore.errors import MemoryClosed, MemoryNotFound, MemstoreError, StaleMemory
+from memstore.share.cached_reads import CachedReads
+from memstore.share.contents import Contents, Entry, Place, Value
+from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import Manifest, newest_number, read_newest
+from memstore.share.object_store import ObjectStore
+from memstore.share.publication_options import REFRESH
+from memstore.share.valkey import Valkey
+
+_log = logging.getLogger("memstore")
+LEAVING = 300.0  # seconds that an unpublished document stays: as long as an answer may take
+_PATIENCE = 2.0  # seconds that an idle reader waits for a newer manifest
+
+
+@dataclass(frozen=True)
+class State:
+    """The publication as one manifest has it, and unpublished documents that stay a while.
+
+    A document has a number, which is its row's id, until it is replaced; no number is used twice.
+    """
+
+    manifest: Manifest
+    published: Mapping[int, Entry]  # by number
+    leaving: Mapping[int, tuple[Entry, float]]  # and until when each stays (time.monotonic)
+    last: int  # the greatest number so far
+    serial: int  # among the states of this process
+
+    def next(self, manifest: Manifest) -> "State":
+        """The state of a manifest; it may be the same manifest."""
+        now, last = time.monotonic(), self.last
+        leaving = {n: stays for n, stays in self.leaving.items() if stays[1] > now}
+        leaving |= {n: (entry, now + LEAVING) for n, entry in self.published.items()}
+        numbers = {(entry.row.name, entry.row.write): n for n, (entry, _) in leaving.items()}
+        there: dict[int, Entry] = {}
+        for entry in sorted(manifest.entries.values(), key=lambda e: (e.row.created, e.row.name)):
+            number = numbers.get((entry.row.name, entry.row.write))
+            if number is None:
+                number = last = last + 1
+            there[number] = entry._replace(row=replace(entry.row, id=number))
+        leaving = {n: stays for n, stays in leaving.items() if n not in there}
+        return State(manifest, there, leaving, last, self.serial + 1)
+
+    def entry(self, number: int) -> Entry | None:
+        """A document, which may be unpublished and stay, or None."""
+        return self.published.get(number) or self.leaving.get(number, (None, 0.0))[0]
+
+
+class Snapshot:
+    """A read transaction over the tables of landmarks and tokens, and the memory's description, of
+    one State. Values from the object store are checked already.
+    """
+
+    def __init__(self, state: State, reads: CachedReads) -> None:
+        self.state, self._reads = state, reads
+        self._held: dict[tuple[str, int], dict[bytes, bytes]] = {}  # that were read by `bring`
+
+    def get_checked(self, table: str, key: bytes) -> bytes | None:
+        """A value, or None. Raises CorruptMemory, StoreUnavailable."""
+        if table == "meta":
+            return _description(self.state.manifest) if key == b"memory" else None
+        return self._table(table, key).get(key)
+
+    def scan_checked(
+        self, table: str, start: bytes, end: bytes | None = None, *, ahead: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of the document of `start`, from key `start` to before `end`, in order.
+        ahead: without effect; all values of a document are read with the first. Raises
+        CorruptMemory, StoreUnavailable.
+        """
+        values = self._table(table, start)
+        for key in sorted(values):
+            if key >= start and (end is None or key < end):
+                yield key, values[key]
+
+    def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
+        """The greatest key of the same document that is not after `key`, or None."""
+        return max((known for known in self._table(table, key) if known <= key), default=None)
+
+    def parts(self, table: str, wanted: Sequence[ValuePart]) -> list[memoryview] | None:
+        """Parts of landmarks, all read at the same time; None where one has another size. Raises
+        CorruptMemory, StoreUnavailable.
+        """
+        keys = [read_run_key(part.key) for part in wanted]
+        entries = {number: self.state.entry(number) for number, _, _ in keys}
+        there = {number: entry for number, entry in entries.items() if entry is not None}
+        contents = dict(zip(there, self._reads.contents([*there.values()])))
+        places = []
+        for (number, run, first), part in zip(keys, wanted):
+            values = contents[number].values if number in contents else {}
+            place = values.get(Value("landmarks", run, first))
+            if place is None or place.length != part.size:
+                return None
+            start, length = place.offset + part.start, part.length
+            places.append(Place(place.name, start, length, part.digest))
+        return self._reads.places(places)
+
+    def contents(self, number: int) -> Contents | None:
+        """The contents of a document, or None. Raises CorruptMemory, StoreUnavailable."""
+        entry = self.state.entry(number)
+        return None if entry is None else self._reads.contents([entry])[0]
+
+    def bring(self, documents: Sequence[int], table: str) -> None:
+        """Read all of some documents' values of a table, at the same time. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        new = {n: self.state.entry(n) for n in documents if (table, n) not in self._held}
+        there = {number: entry for number, entry in new.items() if entry is not None}
+        every = self._reads.contents([*there.values()])
+        wanted = [{v: p for v, p in each.values.items() if v.kind == table} for each in every]
+        read = self._reads.tokens if table == "tokens" else self._reads.places
+        data = iter(read([place for values in wanted for place in values.values()]))
+        for number, values in zip(there, wanted):
+            self._held[table, number] = {_key(number, one): bytes(next(data)) for one in values}
+
+    def _table(self, table: str, key: bytes) -> dict[bytes, bytes]:
+        """All values of a table by key, of the document of a key."""
+        number = int.from_bytes(key[:8], "big")
+        self.bring([number], table)
+        return self._held.get((table, number), {})
+
+
+def _key(number: int, value: Value) -> bytes:
+    """The key of a value of a document."""
+    if value.kind == "tokens":
+        return tokens_key(number, value.first)
+    return run_key(number, value.part, value.first)
+
+
+def _description(manifest: Manifest) -> bytes:
+    """The description of the memory, as the tables of a directory have it."""
+    selector = manifest.selector
+    described = {
+        "format": FORMAT,
+        "signature": manifest.signature.to_dict(),
+        "codec": manifest.codec,
+        "created": manifest.created,
+        "selector": None if selector is None else selector.to_dict(),
+    }
+    packed: bytes = msgpack.packb(described)
+    return packed
+
+
+class PublishedDatabase:
+    """The read-only Database of a PublishedCatalog. May be used by several threads."""
+
+    read_only = True
+    limit: int | None = None
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        local: LocalCache | None = None,
+        shared: Valkey | None = None,
+        *,
+        refresh: float = REFRESH,
+    ) -> None:
+        """Read the newest manifest. local, shared: caches between the host tier and the object
+        store; the local one also remembers the newest manifest. refresh: seconds after which a
+        newer one is looked for. Raises MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat,
+        OlderFormat, StoreUnavailable.
+        """
+        self.path, self.objects = objects.url, objects
+        self.reads = CachedReads(objects, local, shared)
+        self._folder = None if local is None else local.path
+        self._looking, self._following = threading.Lock(), threading.Lock()
+        self._closed, self._pid = False, os.getpid()
+        self._warned = False
+        self._looked, self._refresh_after = time.monotonic(), refresh
+        newest = read_newest(objects, self._folder)
+        self.state = State(newest, {}, {}, 0, 0).next(newest)
+
+    @property
+    def version(self) -> Version:
+        """The version of the state that is read. A newer manifest is looked for every few seconds,
+        in the background; a reader that was idle for longer waits for it, up to two seconds. Raises
+        MemoryClosed.
+        """
+        self._check()
+        waited = time.monotonic() - self._looked
+        if waited > self._refresh_after and self._looking.acquire(blocking=False):
+            looking = threading.Thread(target=self._look, name="memstore-manifest", daemon=True)
+            looking.start()
+            if waited > self._refresh_after + REFRESH:
+                looking.join(_PATIENCE)
+        return Version(0, self.state.serial)
+
+    def _look(self) -> None:
+        """Refresh; where that fails, the state before is read on."""
+        try:
+            self.refresh()
+        except MemstoreError as error:
+            if isinstance(error, StaleMemory | MemoryNotFound) and not self._warned:
+                self._warned = True
+                _log.warning("%s", error)
+        finally:
+            self._looked = time.monotonic()
+            self._looking.release()
+
+    def refresh(self) -> None:
+        """Read the newest manifest now, if it is another one. Raises what opening raises."""
+        newest = self.state.manifest
+        if newest_number(self.objects) != newest.number:
+            newest = read_newest(self.objects, self._folder)
+        with self._following:
+            if newest.number > self.state.manifest.number:
+                self.state = self.state.next(newest)
+            elif any(until <= time.monotonic() for _, until in self.state.leaving.values()):
+                self.state = self.state.next(self.state.manifest)
+
+    @contextmanager
+    def read(self) -> "Iterator[Snapshot]":
+        """The tables of the current state, until the block ends."""
+        self._check()
+        yield Snapshot(self.state, self.reads)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the records of its documents."""
+        return sum(entry.row.bytes for entry in self.state.published.values())
+
+    def close(self) -> None:
+        """Close; idempotent."""
+        self._closed = True
+        self.reads.close()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise MemoryClosed(
+                f"{self.path} was opened by process {self._pid}, not by this fork of it"
+            )
+        if self._closed:
+            raise MemoryClosed(f"{self.path} is closed; open it again")
