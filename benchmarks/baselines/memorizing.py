@@ -47,7 +47,7 @@ class TokenMemory:
         group = q.shape[1] // self.held[0].shape[1]
         with torch.no_grad():
             asked = q.detach().flatten(0, 1).to(keys.dtype)
-            found = landmark_topk(asked, keys, [(0, keys.shape[1])], self.top_k).rows
+            found = landmark_topk(asked, keys, [(0, keys.shape[1])], self.top_k).candidates
         missing, at = found < 0, found.clamp(min=0)
         head = torch.arange(len(at), device=q.device)[:, None, None] // group
         near = keys[head, at].to(q.dtype)  # (B * H, T, k, D)

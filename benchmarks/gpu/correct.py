@@ -178,7 +178,9 @@ def copies(setting: Setting) -> Iterator[Row]:
         expected = host[taken]
         for _ in range(20):
             product = (product @ product.T @ product).clamp(-1, 1)
-        load_units(host, there, taken, given, triton=triton).finish()
+        loaded = load_units(host, there, taken, given, triton=triton)
+        if loaded is not None:
+            loaded.synchronize()
         host.zero_()
         untouched = sorted(set(range(room)) - set(given))
         same = torch.equal(there[given].cpu(), expected) and there[untouched].isnan().all()

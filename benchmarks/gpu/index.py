@@ -59,16 +59,14 @@ def searches(setting: Setting, n: int, heads: int, dim: int) -> Iterator[Row]:
 
     on_gpu = setting.cuda and hasattr(faiss, "StandardGpuResources")
     for device in ("cpu", *([setting.device] if on_gpu else [])):
-        index = make_index("faiss-ivf-sq8", heads, dim, device=device)
+        index = make_index("auto", heads, dim, device=device)
         scope = fill(index, 0, keys.to(device), [n])
-        index.queries.kept = {
-            (0, head): keys[torch.randint(n, (64,)), head].numpy() for head in range(heads)
-        }
-        building, _ = timed(partial(index.build, 0, TOP_K))
+        index.samples = {(0, head): [keys[torch.randint(n, (64,)), head]] for head in range(heads)}
+        building, _ = timed(partial(index.build, [0], TOP_K))
         _, called, found = asked(index, scope)
         among = (found[..., None] == exact[..., None, :]).any(-1).float().mean()
         note = f"recall {float(among):.2f}, built in {building:.1f} s"
-        yield Row(what, f"faiss-ivf-sq8, {device}", called, note=note)
+        yield Row(what, f"FAISS, {device}", called, note=note)
     if not on_gpu:
         why = "faiss-gpu is not installed" if setting.cuda else "is of CUDA only"
-        yield Row(what, "faiss-ivf-sq8 on a GPU", note=why)
+        yield Row(what, "FAISS on a GPU", note=why)

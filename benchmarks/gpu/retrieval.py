@@ -145,7 +145,7 @@ def gather(setting: Setting, sizes: Sizes) -> Iterator[Row]:
     unit = host[0].nbytes
 
     def loaded(slots: list[int], triton: bool | None) -> None:
-        event = load_units(host, slab, slots, slots, triton=triton).event
+        event = load_units(host, slab, slots, slots, triton=triton)
         if event is not None:
             torch.cuda.current_stream().wait_event(event)
 

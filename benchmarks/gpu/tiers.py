@@ -132,7 +132,7 @@ def overlap(setting: Setting, units: int, side: int) -> Iterator[Row]:
         """
         if not first:
             compute()
-        event = load_units(host, there, slots, slots, triton=triton).event
+        event = load_units(host, there, slots, slots, triton=triton)
         if then:
             compute()
         if event is not None:

@@ -27,8 +27,7 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import interleaved, paired_ratio, timed
-from memstore.index import INDEX_KINDS, PackedIndex, Scope, make_index
-from memstore.index.faiss.faiss_index import FaissIndex
+from memstore.index import INDEX_KINDS, FaissIndex, PackedIndex, Scope, make_index
 
 TOP_K = 4
 ROWS = (1, 64)  # query rows a head
@@ -130,15 +129,14 @@ def engines_at(
         scope = fill(index, layer, keys, lengths)
         rows[kind] = {"build_seconds": 0.0}
         if isinstance(index, FaissIndex):
-            index.queries.kept = data.train
-            rows[kind]["build_seconds"], _ = timed(partial(index.build, layer, TOP_K))
+            index.samples = {at: [torch.from_numpy(some)] for at, some in data.train.items()}
+            rows[kind]["build_seconds"], _ = timed(partial(index.build, [layer], TOP_K))
         rows[kind]["bytes"] = index.bytes
         seconds_a_key[kind] = rows[kind]["build_seconds"] / size
     q = torch.from_numpy(np.stack([evenly(of_head, options.queries) for of_head in data.test]))
     exact = hits(indexes["packed"], layer, scope, q)
     for kind, index in indexes.items():
-        # "auto" chooses by the rows of a search; the others find the same in any batch
-        found = hits(index, layer, scope, q, 1 if kind == "auto" else 32)
+        found = hits(index, layer, scope, q)
         same = (found[..., :, None] == exact[..., None, :]) & (found >= 0)[..., None]
         rows[kind]["recall"] = float(same.any(-2).double().mean())
     for count in ROWS:
@@ -157,9 +155,9 @@ def engines_at(
     return {"landmarks": size, "documents": len(lengths), "kinds": rows}
 
 
-def hits(index: PackedIndex, layer: int, scope: Scope, q: Tensor, rows: int = 32) -> Tensor:
-    """Candidates [H, T, top k] for q [H, T, D], `rows` at a time."""
-    found = [index.search(layer, some, scope, TOP_K).candidates for some in q.split(rows, 1)]
+def hits(index: PackedIndex, layer: int, scope: Scope, q: Tensor) -> Tensor:
+    """Candidates [H, T, top k] for q [H, T, D], 32 rows at a time."""
+    found = [index.search(layer, some, scope, TOP_K).candidates for some in q.split(32, 1)]
     return torch.cat(found, 1)
 
 

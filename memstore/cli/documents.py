@@ -5,19 +5,16 @@ the only one of them that needs the model.
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
 from memstore.cli.opening import opened
-from memstore.cli.options import IndexKind, Json, ModelOptions, ReadStore, Store, flag
+from memstore.cli.options import Json, ModelOptions, ReadStore, Store, flag
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
-
-if TYPE_CHECKING:
-    from memstore.store.open_options import OpenOptions
 
 
 @command("ls", "memstore ls", "memstore ls --store s3://team/library")
@@ -213,33 +210,20 @@ def compact(store: Store, as_json: Json = False) -> None:
         console.say(f"{console.size(before)} before, {console.size(after)} after")
 
 
-@command(
-    "index",
-    "memstore index",
-    "memstore index --store s3://team/library",
-    "memstore index --index faiss-ivf-sq8",
-)
-def index(
-    store: ReadStore, kind: IndexKind = None, *, model_options: ModelOptions, as_json: Json = False
-) -> None:
+@command("index", "memstore index", "memstore index --store s3://team/library")
+def index(store: ReadStore, *, model_options: ModelOptions, as_json: Json = False) -> None:
     """Build an approximate index, for memories too large to search exactly.
 
     It is stored or published with the memory, and later commands use it. Documents that are
-    ingested later are searched exactly until there are enough of them to join the index. Build it
-    again after many changes. --index is for models with landmark keys.
+    ingested later are searched exactly until it is built again.
     """
-    options: OpenOptions = {}
-    if kind is not None:
-        options["index"] = kind
-    with opened(store, model_options, options, read_only=is_url(store)) as (model, memory):
+    with opened(store, model_options, {}, read_only=is_url(store)) as (model, memory):
         if model.keeps != memory.selector:
             raise InvalidInput(
                 "another selector of this model chose the passages; ingest the documents again "
                 "into a new memory"
             )
         with_selector = model.keeps is not None
-        if with_selector and options:
-            raise InvalidInput("--index is for models with landmark keys; leave it out")
         began = time.monotonic()
         with console.working("index", "tokens" if with_selector else "layers") as show:
             built = model.build_index(memory, show)
@@ -269,7 +253,7 @@ def _say_lists(built: dict[str, Any]) -> None:
 def _say_engines(built: dict[str, Any]) -> None:
     for layer, engine in built["engines"].items():
         efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
-        held = f"{engine['family']} over {engine['landmarks']:,} landmarks"
+        held = f"{engine['landmarks']:,} landmarks"
         console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
     console.say(
         f"{built['seconds']:.1f} s"

@@ -95,7 +95,7 @@ Stats = Annotated[
 Seed = Annotated[int | None, option("--seed", "S", "Seed of random choices.")]
 IndexKind = Annotated[
     str | None,
-    option("--index", "KIND", "Search over landmarks: auto (default), packed or faiss-ivf-sq8."),
+    option("--index", "KIND", "Search over landmarks: auto (default) or packed (exact)."),
 ]
 
 

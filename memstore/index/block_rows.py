@@ -17,21 +17,6 @@ Scope = Sequence[tuple[int, int, int]]
 """
 
 
-@dataclass(frozen=True)
-class Hits:
-    """The best candidates of each query row, best first.
-
-    scores: [H, T, top_k] float32, NEG where the scope has fewer candidates.
-    candidates: [H, T, top_k] int64, number of the block in the scope (0 = its oldest), -1 where
-    there are fewer. lse: [H, T] float32, logsumexp over every candidate of the scope, or None if it
-    was not asked for.
-    """
-
-    scores: Tensor
-    candidates: Tensor
-    lse: Tensor | None
-
-
 Ranges = list[tuple[int, int]]
 """(start, end) rows, in the order of a scope: the concatenation of these rows is the numbering of
 its candidates.
@@ -87,16 +72,6 @@ class Rows:
         self.end += n
         self.live += n
 
-    def insert(self, document: int, run: Run) -> None:
-        """A document has these rows, below `end`. Raises ValueError where its runs are not in
-        order.
-        """
-        runs = self.of(document)
-        if runs and runs[-1].end_block != run.first_block:
-            raise ValueError("its runs are not in order")
-        self._put(document, [*runs, run])
-        self.live += run.size
-
     def trim(self, document: int, first_block: int = ALL_BLOCKS) -> bool:
         """Drop the document's blocks before first_block; were there any?"""
         before = self.live
@@ -119,9 +94,6 @@ class Rows:
         self._by_row = None
         if runs:
             self._runs[document] = runs
-
-    def __contains__(self, document: int) -> bool:
-        return document in self._runs
 
     def documents(self) -> set[int]:
         """Those that have rows."""
@@ -153,7 +125,10 @@ class Rows:
                 low, high = max(first, run.first_block), min(end, run.end_block)
                 if low < high:
                     ahead = run.start - run.first_block
-                    join(found, low + ahead, high + ahead)
+                    if found and found[-1][1] == low + ahead:
+                        found[-1] = (found[-1][0], high + ahead)
+                    else:
+                        found.append((low + ahead, high + ahead))
         return found
 
     def numbers(self, scope: Scope) -> np.ndarray:
@@ -209,59 +184,19 @@ class Remembered:
         self._found.clear()
         self._latest = None
 
-    def __len__(self) -> int:
-        return len(self._found)
-
-
-def join(ranges: Ranges, start: int, end: int) -> None:
-    """Append a range, as part of the last where it follows it."""
-    if ranges and ranges[-1][1] == start:
-        ranges[-1] = (ranges[-1][0], end)
-    else:
-        ranges.append((start, end))
-
-
-def total(ranges: Sequence[tuple[int, int]]) -> int:
-    """Rows in all."""
-    return sum(end - start for start, end in ranges)
-
-
-def to_candidates(rows: Tensor, ranges: Ranges) -> Tensor:
-    """Rows of a table (-1 = none) as positions in the concatenation of `ranges`."""
-    if len(ranges) <= 1:
-        start = ranges[0][0] if ranges else 0
-        return rows if start == 0 else torch.where(rows < 0, rows, rows - start)
-    shifts, seen = [], 0
-    for start, end in ranges:
-        shifts.append(seen - start)
-        seen += end - start
-    order = sorted(range(len(ranges)), key=lambda i: ranges[i][0])
-    starts = torch.tensor([ranges[i][0] for i in order], device=rows.device)
-    shift = torch.tensor([shifts[i] for i in order], device=rows.device)
-    which = torch.searchsorted(starts, rows, right=True) - 1
-    return torch.where(rows < 0, rows, rows + shift[which.clamp_min(0)])
-
 
 def to_rows(candidates: Tensor, ranges: Ranges) -> Tensor:
-    """The inverse of to_candidates."""
-    if len(ranges) <= 1:
-        start = ranges[0][0] if ranges else 0
-        return (
-            candidates
-            if start == 0
-            else torch.where(candidates < 0, candidates, candidates + start)
-        )
-    firsts, shifts, seen = [], [], 0
+    """Positions in the concatenation of `ranges` (-1 = none) as rows of the table."""
+    shifts, ends, seen = [], [], 0
     for start, end in ranges:
-        firsts.append(seen)
         shifts.append(start - seen)
         seen += end - start
-    which = (
-        torch.searchsorted(torch.tensor(firsts, device=candidates.device), candidates, right=True)
-        - 1
-    )
-    shift = torch.tensor(shifts, device=candidates.device)[which.clamp_min(0)]
-    return torch.where(candidates < 0, candidates, candidates + shift)
+        ends.append(seen)
+    if len(ranges) <= 1:
+        return torch.where(candidates < 0, candidates, candidates + sum(shifts))
+    of_ends, of_shifts = (torch.tensor(some, device=candidates.device) for some in (ends, shifts))
+    which = torch.searchsorted(of_ends[:-1], candidates.contiguous(), right=True)
+    return torch.where(candidates < 0, candidates, candidates + of_shifts[which])
 
 
 @dataclass

@@ -6,35 +6,20 @@ over the tokens of blocks, which are computed over pieces that fit in a processo
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.block_rows import ALL_BLOCKS, Layer, Ranges, Scope
+from memstore.index.block_rows import ALL_BLOCKS, Remembered, Rows, Scope
 
 INT8_STEPS = 127.0  # a landmark is a unit vector times this, in int8
 
 _PIECE = 1 << 18  # numbers of a piece, a megabyte in float32
 
 
-class _Resolved(NamedTuple):
-    """A scope's blocks as they lie in the rows, one a token."""
-
-    ranges: Ranges  # no block lies in two
-    lengths: np.ndarray  # int64 [blocks]: tokens of each
-    ends: np.ndarray  # int64 [blocks]: where each ends, counted in `ranges`
-
-    @property
-    def starts(self) -> np.ndarray:
-        """Where each begins."""
-        return self.ends - self.lengths
-
-
 class TokenIndex:
-    """Token landmarks of many documents, block by block in one tensor; a block has as many tokens
+    """Token landmarks of many documents, block by block in one array; a block has as many tokens
     as it was added with. Safe for several threads.
     """
 
@@ -42,9 +27,10 @@ class TokenIndex:
         """An empty index of landmarks of so many numbers."""
         self.width = width
         self._lock = threading.RLock()
-        # the tokens of a document, as if they were its blocks
-        self._held = Layer(torch.empty(1, 0, width, dtype=torch.int8))
-        self._blocks: dict[int, _Blocks] = {}
+        self._rows, self._scopes = Rows(), Remembered()  # of blocks
+        # Nothing in use is written over: a search goes on while documents come and go.
+        self._tokens = np.empty((0, width), np.int8)  # (capacity, width)
+        self._ends = np.zeros(1, np.int64)  # (capacity + 1): tokens before each row, and in all
 
     def add(
         self,
@@ -56,36 +42,51 @@ class TokenIndex:
         """Append landmarks int8 [tokens, width] of blocks first_block .. of so many tokens each;
         they must follow the blocks that the document has. Raises InvalidInput.
         """
-        if tuple(landmarks.shape[1:]) != (self.width,) or landmarks.dtype != torch.int8:
-            raise InvalidInput(
-                f"token landmarks {list(landmarks.shape)} {landmarks.dtype} do not fit the index: "
-                f"expected [tokens, {self.width}] torch.int8"
-            )
         sizes = np.asarray(lengths, dtype=np.int64)
-        if int(sizes.sum()) != len(landmarks) or (sizes < 1).any():
-            raise InvalidInput(
-                f"token landmarks of {len(landmarks)} tokens are not those of blocks of "
-                f"{int(sizes.sum())}, with a token at least each"
-            )
         with self._lock:
-            held = self._blocks.get(document)
-            if held is not None and held.end != first_block:
-                raise InvalidInput(
-                    f"document {document}: block {first_block} added after {held.end} blocks; add "
-                    "them in order"
-                )
-            if not len(sizes):
-                return
-            if held is None:
-                held = _Blocks(first_block, 0, np.zeros(0, np.int64))
-            self._held.add(document, held.end_token, landmarks[:, None])
-            self._held.scopes.clear()
-            self._blocks[document] = held.extended(sizes)
+            if 2 * self._rows.live < self._rows.end and self._full(len(sizes), len(landmarks)):
+                self._leave_out_holes()
+            if self._full(len(sizes), len(landmarks)):
+                self._grow(len(sizes), len(landmarks), 1 / 2)
+            row = self._rows.end
+            self._rows.append(document, first_block, len(sizes))
+            start = int(self._ends[row])
+            self._tokens[start : start + len(landmarks)] = landmarks.numpy()
+            self._ends[row + 1 : row + 1 + len(sizes)] = start + np.cumsum(sizes)
+            self._scopes.clear()
 
     def reserve(self, tokens: int) -> None:
         """Make room for that many more tokens, so that adding them in pieces moves nothing."""
         with self._lock:
-            self._held.reserve(tokens)
+            if self._full(0, tokens):
+                # and for a few that come later: to move all for them takes seconds
+                self._grow(0, tokens, 1 / 16)
+
+    def _full(self, blocks: int, tokens: int) -> bool:
+        end = self._rows.end
+        room = len(self._ends) - 1 - end, len(self._tokens) - int(self._ends[end])
+        return blocks > room[0] or tokens > room[1]
+
+    def _grow(self, blocks: int, tokens: int, more: float) -> None:
+        """Move everything to where there is room for more, and for a share beyond."""
+        end = self._rows.end
+        tokens += int(self._ends[end])
+        moved = np.empty((int((1 + more) * tokens) + 64, self.width), np.int8)
+        moved[: self._ends[end]] = self._tokens[: self._ends[end]]
+        ends = np.empty(int((1 + more) * (end + blocks)) + 64, np.int64)
+        ends[: end + 1] = self._ends[: end + 1]
+        self._tokens, self._ends = moved, ends
+
+    def _leave_out_holes(self) -> None:
+        runs, rows = self._rows.all(), Rows()
+        lengths, tokens = [np.zeros(1, np.int64)], [self._tokens[:0]]
+        for document, run in runs:
+            ends = self._ends[run.start : run.start + run.size + 1]
+            rows.append(document, run.first_block, run.size)
+            lengths.append(np.diff(ends))
+            tokens.append(self._tokens[ends[0] : ends[-1]])
+        self._rows, self._ends = rows, np.cumsum(np.concatenate(lengths))
+        self._tokens = np.concatenate(tokens)
 
     def remove(self, document: int) -> None:
         """Drop a document's landmarks; an unknown one is no error."""
@@ -94,114 +95,40 @@ class TokenIndex:
     def trim(self, document: int, first_block: int) -> None:
         """Drop the landmarks of blocks < `first_block`."""
         with self._lock:
-            held = self._blocks.pop(document, None)
-            if held is None:
-                return
-            kept = held.kept(first_block, held.end)
-            if len(kept.lengths):
-                self._blocks[document] = kept
-            self._held.rows.trim(document, kept.first_token)
-            self._held.scopes.clear()
+            if self._rows.trim(document, first_block):
+                self._scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) that are held of a document; (0, 0) if none."""
         with self._lock:
-            held = self._blocks.get(document)
-            return (0, 0) if held is None else (held.first, held.end)
+            return self._rows.span(document)
 
     @property
     def bytes(self) -> int:
         """Memory held for landmarks."""
-        return self._held.keys.nbytes
+        return self._tokens.nbytes
 
     def maxima(self, q: Tensor, scope: Scope) -> Tensor:
         """The greatest product of each row with the landmarks of each block, [R, blocks of the
         scope] float32; a landmark counts as the unit vector that it stands for.
 
-        q: [R, width] float32. Raises DocumentNotFound if the scope names blocks that are not held,
-        InvalidInput for queries of another shape.
-        """
-        if q.dim() != 2 or q.shape[1] != self.width:
-            raise InvalidInput(
-                f"queries of shape {list(q.shape)} do not fit the index: expected [rows, "
-                f"{self.width}]"
-            )
-        q = q.float() / INT8_STEPS
-        keys, resolved = self._resolve(scope)
-        out = np.empty((len(q), len(resolved.lengths)), np.float32)
-        if not out.size:
-            return torch.from_numpy(out)
-        starts, ends = resolved.starts, resolved.ends
-        most = max(_PIECE // self.width, int(resolved.lengths.max()))
-        rows = torch.empty(most, self.width)
-        block = before = 0  # tokens of the ranges before
-        for start, end in resolved.ranges:
-            last = int(np.searchsorted(ends, before + end - start, "right"))
-            while block < last:
-                stop = min(last, int(np.searchsorted(ends, starts[block] + most, "right")))
-                low, high = starts[block] - before, ends[stop - 1] - before
-                some = rows[: high - low].copy_(keys[0, start + low : start + high])
-                first = starts[block:stop] - starts[block]
-                products = (q @ some.T).numpy()
-                np.maximum.reduceat(products, first, axis=1, out=out[:, block:stop])
-                block = stop
-            before += end - start
-        return torch.from_numpy(out)
-
-    def _resolve(self, scope: Scope) -> tuple[Tensor, _Resolved]:
-        """The landmarks as they are now and the scope's blocks in them; rows only ever move into
-        new tensors.
+        q: [R, width] float32. Raises DocumentNotFound if the scope names blocks that are not held.
         """
         with self._lock:
-            found: _Resolved = self._held.scopes.get(scope, lambda: self._look_up(scope))
-            return self._held.keys, found
-
-    def _look_up(self, scope: Scope) -> _Resolved:
-        tokens: list[tuple[int, int, int]] = []
-        lengths = [np.zeros(0, np.int64)]
-        for document, first, end in scope:
-            if end <= first:
-                continue
-            held = self._blocks.get(document)
-            if held is None or first < held.first or end > held.end:
-                raise DocumentNotFound(
-                    f"document {document} has no blocks {first}..{end - 1}: it was forgotten or "
-                    "changed; look at the memory's documents again"
-                )
-            if first == held.first and end == held.end:
-                tokens.append((document, *self._held.rows.span(document)))
-                lengths.append(held.lengths)
-                continue
-            some = held.kept(first, end)
-            tokens.append((document, some.first_token, some.end_token))
-            lengths.append(some.lengths)
-        joined = np.concatenate(lengths)
-        return _Resolved(self._held.rows.ranges(tokens), joined, np.cumsum(joined))
-
-
-class _Blocks(NamedTuple):
-    """The blocks that are held of a document."""
-
-    first: int
-    first_token: int
-    lengths: np.ndarray  # int64: tokens of each
-
-    @property
-    def end(self) -> int:
-        """The block that follows."""
-        return self.first + len(self.lengths)
-
-    @property
-    def end_token(self) -> int:
-        """The token that follows."""
-        return self.first_token + int(self.lengths.sum())
-
-    def extended(self, lengths: np.ndarray) -> "_Blocks":
-        """With more blocks."""
-        return self._replace(lengths=np.concatenate([self.lengths, lengths]))
-
-    def kept(self, first: int, end: int) -> "_Blocks":
-        """Those of them that are among blocks first .. end."""
-        low = min(max(0, first - self.first), len(self.lengths))
-        gone, lengths = self.lengths[:low], self.lengths[low : max(low, end - self.first)]
-        return _Blocks(self.first + low, self.first_token + int(gone.sum()), lengths)
+            ranges = self._scopes.get(scope, lambda: self._rows.ranges(scope))
+            tokens, ends = torch.from_numpy(self._tokens), self._ends
+        q, at = q.float() / INT8_STEPS, 0
+        out = np.empty((len(q), sum(end - start for start, end in ranges)), np.float32)
+        longest = [int(np.diff(ends[start : end + 1]).max()) for start, end in ranges]
+        most = max(_PIECE // self.width, *longest, 0)
+        rows = torch.empty(most, self.width)
+        for block, end in ranges:
+            while block < end:
+                first = int(ends[block])
+                stop = int(np.searchsorted(ends[: end + 1], first + most, "right")) - 1
+                some = rows[: ends[stop] - first].copy_(tokens[first : ends[stop]])
+                products = (q @ some.T).numpy()
+                into = out[:, at : at + stop - block]
+                np.maximum.reduceat(products, ends[block:stop] - first, axis=1, out=into)
+                at, block = at + stop - block, stop
+        return torch.from_numpy(out)

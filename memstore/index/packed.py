@@ -1,17 +1,15 @@
 """Exact search: all landmark keys of a layer in one tensor, one product for all KV heads."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.index.block_rows import ALL_BLOCKS, Hits, Layer, Ranges, Scope, to_candidates, to_rows
-from memstore.kernels.api import landmark_topk
+from memstore.index.block_rows import ALL_BLOCKS, Layer, Ranges, Scope, to_rows
+from memstore.kernels.api import Hits, landmark_topk
 from memstore.kernels.products import accumulate
 
 
@@ -26,8 +24,7 @@ class Lookup:
     return_lse: bool
     open_rows: Tensor | None
     bias: Tensor | None
-    rows: int  # query rows that are searched
-    kv_heads: list[int] | None  # that have such rows; None = all
+    kv_heads: list[int] | None  # that have rows to search; None = all
     packed: Layer  # the keys as they are now
     ranges: Ranges  # of the scope in them
 
@@ -95,16 +92,6 @@ class PackedIndex:
             packed = self._layers.get(layer)
             return packed.rows.span(document) if packed else (0, 0)
 
-    def holds(self, document: int) -> bool:
-        """Has a document keys in some layer?"""
-        with self._lock:
-            return any(document in packed.rows for packed in self._layers.values())
-
-    def documents(self) -> set[int]:
-        """Every document with keys in some layer."""
-        with self._lock:
-            return set().union(*(packed.rows.documents() for packed in self._layers.values()))
-
     @property
     def bytes(self) -> int:
         """Memory held for keys and for what is built over them."""
@@ -144,33 +131,24 @@ class PackedIndex:
         """
         q = self._checked(q, top_k)
         with self._lock:
-            rows, kv_heads = self._count(q, open_rows)
+            kv_heads = self._count(q, open_rows)
             found = self._resolve(layer, scope)
-            lookup = Lookup(
-                layer, q, scope, top_k, return_lse, open_rows, bias, rows, kv_heads, *found
-            )
-            finish = self._begin(lookup)
-        return finish()
+        return self._find(
+            Lookup(layer, q, scope, top_k, return_lse, open_rows, bias, kv_heads, *found)
+        )
 
-    def _begin(self, lookup: Lookup) -> Callable[[], Hits]:
-        """Do what of a search must not meet a change of the index; return what is left to do."""
-        return partial(self._exact, lookup)
-
-    def _count(self, q: Tensor, open_rows: Tensor | None) -> tuple[int, list[int] | None]:
-        """How many rows are searched, and the KV heads that have any (None = all)."""
+    def _count(self, q: Tensor, open_rows: Tensor | None) -> list[int] | None:
+        """Count a search and its rows; return the KV heads that have any (None = all)."""
         self.searches += 1
         if open_rows is None:
             self.rows += q.shape[0] * q.shape[1]
-            return q.shape[0] * q.shape[1], None
-        counts = [sum(of_head) for of_head in open_rows.tolist()]
-        group = len(counts) // self._shape[0]
-        rows = sum(counts)
-        self.rows += rows
-        return rows, [
-            head for head in range(self._shape[0]) if any(counts[head * group : (head + 1) * group])
-        ]
+            return None
+        counts = open_rows.sum(-1).view(self._shape[0], -1).sum(-1).tolist()
+        self.rows += sum(counts)
+        return [head for head, count in enumerate(counts) if count]
 
-    def _exact(self, lookup: Lookup) -> Hits:
+    def _find(self, lookup: Lookup) -> Hits:
+        """The exact search."""
         q, bias = lookup.q, lookup.bias
         found = landmark_topk(
             q.to(self.device),
@@ -181,11 +159,10 @@ class PackedIndex:
             kv_heads=lookup.kv_heads,
             bias=None if bias is None else bias.to(self.device),
         )
-        candidates = to_candidates(found.rows, lookup.ranges)
         if self.device == q.device:
-            return Hits(found.scores, candidates, found.lse)
+            return found
         lse = None if found.lse is None else found.lse.to(q.device)
-        return Hits(found.scores.to(q.device), candidates.to(q.device), lse)
+        return Hits(found.scores.to(q.device), found.candidates.to(q.device), lse)
 
     def keys(self, layer: int, scope: Scope) -> Tensor:
         """Keys [Hkv, N, D] of the N candidates of a scope; do not write to it."""

@@ -24,7 +24,8 @@ from memstore.index.index_file import (
     refusals,
     understood,
 )
-from memstore.index.token_lists import TokenLists, arrays_of, index_of
+from memstore.index.inverted_lists import arrays_of, index_of
+from memstore.index.token_lists import KIND, TokenLists
 from memstore.index.word_index import HeldPostings
 
 FILE = "passages.idx"
@@ -105,7 +106,8 @@ def decode(content: np.ndarray, digest: str, width: int) -> PassageLists:
         )
         if not right:
             raise ValueError("its numbers contradict each other")
-        index = index_of(centroids.reshape(-1, width), codebook, sizes, ids, parts[len(_KINDS) :])
+        centroids = centroids.reshape(-1, width)
+        index = index_of(KIND, centroids, codebook, sizes, ids, parts[len(_KINDS) :])
     words = (of_words, HeldPostings(keys, counts)) if len(of_words) else None
     lists = TokenLists(index, lengths, digests, header.stride, sample)
     return PassageLists(lists, words, covered, digest)

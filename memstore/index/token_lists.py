@@ -8,22 +8,21 @@ bound do on average, by a sample (lists and residuals: PLAID, arXiv 2205.09707; 
 XTR, arXiv 2304.01982; codes of 4 bits that are summed in registers: FAISS's FastScan).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.index.faiss.faiss_head import faiss
+from memstore.index.inverted_lists import empty_lists, faiss
 from memstore.index.late_interaction import INT8_STEPS
 
 CODE = 16  # bytes of a landmark's code
-LEVELS = 16  # values of a number of a code: 4 bits
+KIND = f"PQ{2 * CODE}x4fs"  # the codes, as FAISS calls them: two numbers of 4 bits a byte
 TRAINED = 64  # landmarks a list that k-means sees
 SAMPLED = 2048  # passages that bounds are estimated from
 LEAST_SAMPLED = 256  # of them in a scope: fewer are too few
 
-_BLOCK = 32  # landmarks whose codes FAISS stores together
 _ROUNDS = 8  # of k-means
 _HEAVY = 0.95  # of a question's weight: the heaviest tokens that hold it are looked up
 _MOST_HEAVY = 24  # of them; an exact search costs as much as more
@@ -138,7 +137,7 @@ def build(
     tokens: how many there are in all; batches: landmarks int8 [tokens, width] of the next
     passages, and the tokens of each, int64 [n]. Raises InvalidInput where FAISS is missing.
     """
-    index = _empty(some.shape[1], lists_of(tokens))
+    index = empty_lists(KIND, some.shape[1], lists_of(tokens))
     index.cp.niter, index.cp.seed = _ROUNDS, 1234
     index.train(some.astype(np.float32) / INT8_STEPS)
     lengths, digests = [np.zeros(0, np.int64)], list[int]()
@@ -158,65 +157,3 @@ def build(
 def lists_of(tokens: int) -> int:
     """How many lists so many landmarks are put into: up to the square root."""
     return min(1 << int(np.log2(max(1, tokens)) / 2), max(1, tokens // TRAINED))
-
-
-def arrays_of(index: Any) -> list[np.ndarray]:
-    """An index as arrays: centroids float32 [lists, width], codebook float32 [n], landmarks of each
-    list uint32 [lists], ids uint32 [landmarks], then the codes of each list, uint8.
-    """
-    library = faiss()
-    lists = library.downcast_InvertedLists(index.invlists)
-    sizes = np.array([lists.list_size(number) for number in range(index.nlist)], np.uint32)
-    ids, codes = [np.zeros(0, np.uint32)], []
-    for number, size in enumerate(sizes.tolist()):
-        ids.append(library.rev_swig_ptr(lists.get_ids(number), size).astype(np.uint32))
-        codes.append(library.rev_swig_ptr(lists.get_codes(number), _code_bytes(size)))
-    centroids = index.quantizer.reconstruct_n(0, index.nlist)
-    codebook = library.vector_to_array(index.pq.centroids)
-    return [centroids, codebook, sizes, np.concatenate(ids), *codes]
-
-
-def index_of(
-    centroids: np.ndarray,
-    codebook: np.ndarray,
-    sizes: np.ndarray,
-    ids: np.ndarray,
-    codes: Sequence[np.ndarray],
-) -> Any:
-    """The inverse of arrays_of. Raises ValueError where the arrays contradict each other,
-    InvalidInput where FAISS is missing.
-    """
-    count, width = centroids.shape
-    counts = sizes.tolist()
-    if (
-        [len(one) for one in codes] != [_code_bytes(size) for size in counts]
-        or (count, len(ids), codebook.size) != (len(codes), sum(counts), LEVELS * width)
-        or width % (2 * CODE)
-        or not (np.isfinite(centroids).all() and np.isfinite(codebook).all())
-    ):
-        raise ValueError("its lists contradict each other")
-    library, index = faiss(), _empty(width, count)
-    index.quantizer.add(centroids)
-    library.copy_array_to_vector(codebook, index.pq.centroids)
-    index.is_trained, index.ntotal, end = True, len(ids), 0
-    lists = library.downcast_InvertedLists(index.invlists)
-    for number, size in enumerate(counts):
-        if size:
-            lists.resize(number, size)
-            library.rev_swig_ptr(lists.get_ids(number), size)[:] = ids[end : end + size]
-            library.rev_swig_ptr(lists.get_codes(number), len(codes[number]))[:] = codes[number]
-            end += size
-    return index
-
-
-def _empty(width: int, lists: int) -> Any:
-    library = faiss()
-    index = library.index_factory(
-        width, f"IVF{lists},PQ{2 * CODE}x4fs", library.METRIC_INNER_PRODUCT
-    )
-    index.by_residual = True
-    return index
-
-
-def _code_bytes(size: int) -> int:
-    return -(-size // _BLOCK) * _BLOCK * CODE

@@ -175,11 +175,6 @@ class WordIndex:
             held = [*self._new, *self._sorted, *([self._taken] if self._taken else [])]
             return self._lengths.nbytes + sum(keys.nbytes + counts.nbytes for keys, counts in held)
 
-    def _parts(self, words: Sequence[int]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-        """Of each word the rows that hold it, and how often, from where words are held."""
-        held = self._sorted if self._taken is None else [self._taken, *self._sorted]
-        return [[postings.find(word) for postings in held] for word in words]
-
     def scores(
         self, words: Mapping[int, float], scope: Scope, whole: Scope | None = None
     ) -> Tensor:
@@ -247,7 +242,9 @@ class WordIndex:
         return found
 
     def _weighted(self, words: Mapping[int, float], found: "_Scope") -> Iterator["_Weighted"]:
-        for (word, weight), parts in zip(words.items(), self._parts([*words])):
+        held = self._sorted if self._taken is None else [self._taken, *self._sorted]
+        for word, weight in words.items():
+            parts = [postings.find(word) for postings in held]
             holding = found.holding.get(word)
             if holding is None:
                 holding = sum(int(found.holds[rows].sum()) for rows, _ in parts)
@@ -276,14 +273,13 @@ class WordIndex:
         here.
         """
         if self._rows.end > 2 * self._rows.live + 64:
-            first = self._taken_rows
-            live = sum(run.size for _, run in self._rows.all() if run.start >= first)
-            if self._rows.end - first > 2 * live + 64:
-                rows = Rows()
+            first, rows, live = self._taken_rows, Rows(), self._rows.live
+            for document, run in self._rows.all():
+                if run.start < first:
+                    rows.end = run.start
+                    rows.append(document, run.first_block, run.size)
+            if self._rows.end - first > 2 * (live - rows.live) + 64:
                 rows.end = first
-                for document, run in self._rows.all():
-                    if run.start < first:
-                        rows.insert(document, run)
                 self._renumber(rows, self._lengths[:first])
         if self._new:
             self._sorted.append(HeldPostings.of(*map(np.concatenate, zip(*self._new))))

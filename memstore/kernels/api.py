@@ -22,10 +22,10 @@ from memstore.kernels import (
     reference_memory_attention,
 )
 from memstore.kernels.dispatch import by_triton, use_triton
-from memstore.kernels.types import NEG, LocalAttention, TopK
+from memstore.kernels.types import NEG, Hits, LocalAttention
 
 __all__ = [
-    "NEG", "LocalAttention", "TopK",
+    "NEG", "Hits", "LocalAttention",
     "grouped_softmax_attention", "landmark_topk", "local_attention", "memory_attention",
 ]  # fmt: skip
 

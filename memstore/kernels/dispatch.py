@@ -75,3 +75,13 @@ def _installed() -> bool:
 def _say(implementation: str, device: str) -> None:
     """Once for each pair, which is once in a process that computes in one place."""
     _log.info("kernels: %s on %s", implementation, device)
+
+
+@lru_cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a device can run side by side; for the interpreter enough that splits are
+    exercised.
+    """
+    if device.type != "cuda":
+        return 8
+    return torch.cuda.get_device_properties(device).multi_processor_count

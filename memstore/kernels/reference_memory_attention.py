@@ -6,9 +6,6 @@ from torch import Tensor
 from memstore.kernels.products import accumulate
 from memstore.kernels.types import NEG, LocalAttention
 
-# slots that are looked at without tensors: in a decoding step every call costs more than they do
-_FEW = 64
-
 
 def memory_attention(
     q: Tensor,
@@ -41,12 +38,6 @@ def memory_attention(
     Returns output [B, H, T, D] and, if asked, the attention mass of each unit [B, H, T, K] (else
     None).
     """
-    if gated and slots.numel() <= _FEW and q.device.type == "cpu" and q.shape[:2] == (1, 1):
-        of_slots = slots.flatten().tolist()
-        if q.shape[3] == 1 and min(of_slots, default=-1) >= 0:
-            return _attend_token(
-                q, keys, values, lengths, slots, landmark_scores, local, return_mass
-            )
     missing = slots < 0
     logits = accumulate(landmark_scores).masked_fill(missing, NEG)
     if gated:
@@ -55,13 +46,7 @@ def memory_attention(
         gate = (logits.logsumexp(-1) - accumulate(local.lse)).sigmoid()
         keep = 1 - gate
     share = (logits.softmax(-1) * gate[..., None]).masked_fill(missing, 0.0)  # (B, H, T, K)
-    attend = (
-        _attend_rows
-        if slots.shape[2] > 1
-        else _attend_one
-        if q.shape[:2] == (1, 1)
-        else _attend_shared
-    )
+    attend = _attend_rows if slots.shape[2] > 1 else _attend_shared
     # A slot that no row names may hold anything, NaN too, and NaN times a weight of 0 is NaN: in
     # place of a missing unit one that is there is read, and where there is none nothing is.
     some = slots.amax()
@@ -71,47 +56,6 @@ def memory_attention(
     memory = attend(q, keys, values, lengths, read, rotations, share)
     output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
     return output + memory.to(output.dtype), share if return_mass else None
-
-
-def _attend_token(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor,
-    slots: Tensor,
-    landmark_scores: Tensor,
-    local: LocalAttention,
-    return_mass: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Gated attention of a decoding step whose heads all have their units: the same sums in half
-    the calls.
-    """
-    share = accumulate(landmark_scores).softmax(-1) * accumulate(local.gate)[..., None]
-    memory = _attend_one(q, keys, values, lengths, slots, slots, share)
-    return local.output + memory.to(local.output.dtype), share if return_mass else None
-
-
-def _attend_one(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor,
-    slots: Tensor,
-    rotations: Tensor,
-    share: Tensor,
-) -> Tensor:
-    """As `_attend_shared` for one sequence and one rotation, which is a decoding step: as few calls
-    as will do.
-    """
-    heads, _, k = slots.shape[1:]
-    index, size, dim = slots.flatten(), keys.shape[1], keys.shape[2]
-    unit_k = keys.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
-    unit_v = values.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
-    # (H, T, K, l)
-    s = accumulate(torch.bmm(q.flatten(0, 2), unit_k.transpose(1, 2))).view(heads, -1, k, size)
-    s = _mask_lengths(s, lengths.index_select(0, index).view(heads, 1, k), size)
-    weights = s.softmax(-1) * share[0, ..., None]  # (H, T, K, l)
-    return torch.bmm(weights.flatten(2).to(q.dtype), unit_v)[None]
 
 
 def _attend_shared(
@@ -124,17 +68,21 @@ def _attend_shared(
     share: Tensor,
 ) -> Tensor:
     """Every row reads the same units of its head: slots [B, H, 1, K]."""
-    batch, heads = slots.shape[:2]
-    index = slots[:, :, 0]  # (B, H, K)
-    unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (B, H, K, l, D)
-    b_index = torch.arange(batch, device=q.device)[:, None, None]
-    h_index = torch.arange(heads, device=q.device)[None, :, None]
-    rotated = q[rotations[:, :, 0], b_index, h_index]  # (B, H, K, T, D)
-    s = accumulate(rotated @ unit_k.transpose(-1, -2))  # (B, H, K, T, l)
-    s = _mask_lengths(s, lengths[index][:, :, :, None], keys.shape[1])
-    weights = s.softmax(-1) * share.transpose(-1, -2)[..., None]  # (B, H, K, T, l)
-    flat = weights.permute(0, 1, 3, 2, 4).flatten(3)  # (B, H, T, K * l)
-    return flat.to(q.dtype) @ unit_v.flatten(2, 3)
+    batch, heads, _, k = slots.shape
+    rows, size, dim = q.shape[3], keys.shape[1], keys.shape[2]
+    index = slots.flatten()
+    unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (B H K, l, D)
+    if len(q) == 1:  # a decoding step: as few calls as will do
+        whole = unit_k.view(batch * heads, k * size, dim)
+        s = torch.bmm(q.reshape(-1, rows, dim), whole.transpose(1, 2)).view(-1, rows, k, size)
+    else:
+        of_head = torch.arange(batch * heads, device=q.device).repeat_interleave(k)
+        rotated = q.flatten(1, 2)[rotations.flatten(), of_head]  # (B H K, T, D)
+        s = torch.bmm(rotated, unit_k.transpose(1, 2)).view(-1, k, rows, size).transpose(1, 2)
+    s = _mask_lengths(accumulate(s), lengths[index].view(-1, 1, k), size)  # (B H, T, K, l)
+    weights = s.softmax(-1) * share.flatten(0, 1)[..., None]
+    unit_v = unit_v.view(batch * heads, k * size, dim)
+    return torch.bmm(weights.flatten(2).to(q.dtype), unit_v).view(q.shape[1:])
 
 
 def _attend_rows(

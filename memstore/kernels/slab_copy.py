@@ -4,7 +4,6 @@ runs are many and short, one launch of a kernel that reads the page-locked slots
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -20,18 +19,6 @@ _SHORT = 1_000_000  # bytes of a run
 _FEW = 7  # runs
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """Units on their way; there already where no CUDA device takes part (then `event` is None)."""
-
-    event: torch.cuda.Event | None
-
-    def finish(self) -> None:
-        """Return when the units are there, and the host may write over what was loaded."""
-        if self.event is not None:
-            self.event.synchronize()
-
-
 def load_units(
     host: Tensor,
     device: Tensor,
@@ -39,7 +26,7 @@ def load_units(
     to_slots: Sequence[int],
     *,
     triton: bool | None = None,
-) -> Transfer:
+) -> torch.cuda.Event | None:
     """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from
     from_slots[i].
 
@@ -47,19 +34,20 @@ def load_units(
     where the device's is on a CUDA device, else a copy blocks. No slot is named twice in to_slots.
     triton: whether by the kernel, which a host's slab has to be page-locked for; None for what is
     faster. Begins after what the device's current stream (of this thread) was given before, which
-    may still read the slots that are written. The host's slab stays until the transfer is finished.
+    may still read the slots that are written. Returns what to wait for before the units are used or
+    the host's slab is written; None where they are there already.
     """
     if not from_slots or not host.numel():
-        return Transfer(None)
+        return None
     places = np.array([from_slots, to_slots], dtype=np.int64)
     if not device.is_cuda:
         _copy(host, device, places, triton)
-        return Transfer(None)
+        return None
     stream = _stream(device.device)
     stream.wait_stream(torch.cuda.current_stream(device.device))
     with torch.cuda.stream(stream):
         _copy(host, device, places, triton)
-        return Transfer(stream.record_event())
+        return stream.record_event()
 
 
 @lru_cache
@@ -71,13 +59,12 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 def _copy(host: Tensor, device: Tensor, places: np.ndarray, triton: bool | None) -> None:
     """places: int64 [2, n], from where and to where."""
     count = places.shape[1]
-    starts = [0, *run_ends(places)]
+    # where runs of slots that are consecutive on both sides begin
+    starts = [0, *(np.flatnonzero((np.diff(places) != 1).any(0)) + 1).tolist()]
     if triton is None:
-        triton = (
-            by_kernel(len(starts), count * (host.nbytes // len(host)))
-            and use_triton(device)
-            and (host.is_pinned() or not device.is_cuda)
-        )
+        short = count * (host.nbytes // len(host)) < len(starts) * _SHORT
+        reachable = host.is_pinned() or not device.is_cuda
+        triton = len(starts) > _FEW and short and reachable and use_triton(device)
     if triton:
         from memstore.kernels.triton_slab_copy import copy_units
 
@@ -92,16 +79,3 @@ def _copy(host: Tensor, device: Tensor, places: np.ndarray, triton: bool | None)
         device.index_copy_(
             0, given.to(device.device), host.index_select(0, taken).to(device.device)
         )
-
-
-def by_kernel(runs: int, size: int) -> bool:
-    """Are so many runs of so many bytes in all copied faster by a kernel than run by run?"""
-    return runs > _FEW and size < runs * _SHORT
-
-
-def run_ends(places: np.ndarray) -> list[int]:
-    """Where the longest runs of slots that are consecutive on both sides end, but for the last.
-    places: int64 [2, n].
-    """
-    ends: list[int] = (np.flatnonzero((np.diff(places) != 1).any(0)) + 1).tolist()
-    return ends

@@ -23,7 +23,6 @@ from memstore.kernels.triton_grouped_softmax_tile import (
     launch_options,
     load_blocks,
     load_controlled,
-    load_landmarks,
     load_rows,
     side_mass,
     store_rows,
@@ -37,17 +36,13 @@ from memstore.kernels.triton_grouped_softmax_tile import (
 def _forward_tile(
     q, k, v, under, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of blocks in the running softmax."""
-    keys, values = load_blocks(
-        k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL
-    )
-    k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
+    keys, values = load_blocks(k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, DIAGONAL)
     e, inner, mass = block_masses(
-        q, keys, k_landmark, under, shift, own, offset, first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
-    )  # fmt: skip
+        q, keys, under, shift, own, offset, first, BLOCK, L, NB, DIAGONAL, PRECISION
+    )
     new = tl.maximum(peak, tl.max(mass, 1))
     old, share = tl.exp2(peak - new), tl.exp2(mass - new[:, None])
     p = tl.reshape(e * (share / inner)[:, :, None], [q.shape[0], NB * L])
@@ -60,7 +55,7 @@ def _forward(
     q, k, v, cmt, controlled, out, lse, shifts, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b,
     o_h, o_t, length, heads, blocks,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    DP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out, lse and shifts of M rows of one head. The last rows come first: they take longest."""
     head, batch = (tl.program_id(1) % heads).to(tl.int64), (tl.program_id(1) // heads).to(tl.int64)
@@ -103,13 +98,13 @@ def _forward(
         mine = load_controlled(controlled, batch, blocks, first, NB)
         peak, total, acc = _forward_tile(
             queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
-            BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
+            BLOCK, L, NB, D, DP, False, PRECISION,
         )  # fmt: skip
     for first in range(diagonal, last + 1, NB):
         mine = load_controlled(controlled, batch, blocks, first, NB)
         peak, total, acc = _forward_tile(
             queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
-            BLOCK, L, NB, D, DP, IN_TILE, True, PRECISION,
+            BLOCK, L, NB, D, DP, True, PRECISION,
         )  # fmt: skip
 
     store_rows(out + batch * o_b + head * o_h, rows, keep, o_t, acc / total[:, None], D, DP)

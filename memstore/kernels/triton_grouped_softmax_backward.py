@@ -24,17 +24,14 @@ from memstore.kernels.triton_grouped_softmax_tile import (
     block_masses,
     column_index,
     kernel_constants,
-    landmark_index,
     launch_options,
     load_blocks,
     load_controlled,
-    load_landmarks,
     load_rows,
     logit_gradients,
     side_mass,
     store_rows,
     strides,
-    widened,
     width,
     with_rows,
 )
@@ -44,25 +41,18 @@ from memstore.kernels.triton_grouped_softmax_tile import (
 def _backward_q_tile(
     q, do, k, v, under, shift, lse, delta, own, offset, length, first, k_t, v_t, dq, gathered,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    keys, values = load_blocks(
-        k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL
-    )
-    k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
+    keys, values = load_blocks(k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, DIAGONAL)
     e, inner, mass = block_masses(
-        q, keys, k_landmark, under, shift, own, offset, first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
-    )  # fmt: skip
-    ds, dw, mean = logit_gradients(
+        q, keys, under, shift, own, offset, first, BLOCK, L, NB, DIAGONAL, PRECISION
+    )
+    ds, mean = logit_gradients(
         e / inner[:, :, None], tl.exp2(mass - lse[:, None]), do, values, under, delta, None, own,
         first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
+        BLOCK, L, NB, DIAGONAL, PRECISION,
     )  # fmt: skip
     dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=PRECISION)
-    if not IN_TILE:
-        wide = widened(dw, k_landmark.shape[0] // NB)
-        dq = tl.dot(wide.to(keys.dtype), k_landmark, dq, input_precision=PRECISION)
     if under is not None:
         gathered += tl.sum(tl.where(under[None, :], mean, 0.0), 1)
     return dq, gathered
@@ -73,7 +63,7 @@ def _backward_q(
     q, k, v, do, out, cmt, controlled, lse, shifts, dq, deltas, group_deltas, dc, q_b, q_h, q_t,
     k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t, length, heads, blocks,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    DP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of M rows of one head, and what the other gradients need of them: delta, U and dc. dq lies
     as out does.
@@ -112,14 +102,14 @@ def _backward_q(
         acc, gathered = _backward_q_tile(
             queries, d_out, k, v, mine, shift, row_lse, delta, own, offset, length, first, k_t, v_t,
             acc, gathered,
-            BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
+            BLOCK, L, NB, D, DP, False, PRECISION,
         )  # fmt: skip
     for first in range(diagonal, last + 1, NB):
         mine = load_controlled(controlled, batch, blocks, first, NB)
         acc, gathered = _backward_q_tile(
             queries, d_out, k, v, mine, shift, row_lse, delta, own, offset, length, first, k_t, v_t,
             acc, gathered,
-            BLOCK, L, NB, D, DP, IN_TILE, True, PRECISION,
+            BLOCK, L, NB, D, DP, True, PRECISION,
         )  # fmt: skip
 
     if cmt is not None:
@@ -146,10 +136,10 @@ def _backward_q(
 
 @triton.jit
 def _backward_kv_tile(
-    q, do, lse, shifts, deltas, group_deltas, keys, values, k_landmark, under, length, begin, first,
-    q_t, d_t, dk, dv, dk_landmark,
+    q, do, lse, shifts, deltas, group_deltas, keys, values, under, length, begin, first, q_t, d_t,
+    dk, dv,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+    DP: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = begin + tl.arange(0, M)
     keep = rows < length
@@ -162,23 +152,18 @@ def _backward_kv_tile(
         group_delta = tl.load(group_deltas + rows, mask=keep, other=0.0)
     own = rows // (BLOCK + 1)
     e, inner, mass = block_masses(
-        queries, keys, k_landmark, under, shift, own, rows % (BLOCK + 1), first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
+        queries, keys, under, shift, own, rows % (BLOCK + 1), first,
+        BLOCK, L, NB, DIAGONAL, PRECISION,
     )  # fmt: skip
     a, share = e / inner[:, :, None], tl.exp2(mass - row_lse[:, None])
     p = tl.reshape(a * share[:, :, None], [M, NB * L])
     dv = tl.dot(tl.trans(p.to(d_out.dtype)), d_out, dv, input_precision=PRECISION)
-    ds, dw, _ = logit_gradients(
+    ds, _ = logit_gradients(
         a, share, d_out, values, under, delta, group_delta, own, first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
+        BLOCK, L, NB, DIAGONAL, PRECISION,
     )  # fmt: skip
     dk = tl.dot(tl.trans(ds.to(queries.dtype)), queries, dk, input_precision=PRECISION)
-    if not IN_TILE:
-        wide = widened(dw, k_landmark.shape[0] // NB)
-        dk_landmark = tl.dot(
-            tl.trans(queries), wide.to(queries.dtype), dk_landmark, input_precision=PRECISION
-        )
-    return dk, dv, dk_landmark
+    return dk, dv
 
 
 @triton.jit
@@ -186,7 +171,7 @@ def _backward_kv(
     q, k, v, do, controlled, lse, shifts, deltas, group_deltas, dk, dv, q_b, q_h, q_t, k_b, k_h,
     k_t, v_b, v_h, v_t, d_b, d_h, d_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t, length, kv_heads, blocks,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    DP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of NB blocks of one KV head, from all later rows of its query heads."""
     kv_head = (tl.program_id(1) % kv_heads).to(tl.int64)
@@ -196,15 +181,12 @@ def _backward_kv(
     first = tl.program_id(0) * NB
     begin = first * (BLOCK + 1)
     k += batch * k_b + kv_head * k_h
-    index, keep = column_index(first, length, BLOCK, L, NB, IN_TILE)
+    index, keep = column_index(first, length, BLOCK, L, NB)
     keys = load_rows(k, index, keep, k_t, D, DP)
     values = load_rows(v + batch * v_b + kv_head * v_h, index, keep, v_t, D, DP)
-    k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
     mine = load_controlled(controlled, batch, blocks, first, NB)
     dk_acc = tl.zeros([NB * L, DP], tl.float32)
     dv_acc = tl.zeros([NB * L, DP], tl.float32)
-    # transposed: tensor cores want the long side first
-    dk_landmark = tl.zeros([DP, k_landmark.shape[0]], tl.float32)
     q += batch * q_b + kv_head * GROUP * q_h
     do += batch * d_b + kv_head * GROUP * d_h
     # rows for which some block may not be earlier
@@ -213,30 +195,24 @@ def _backward_kv(
     for step in range(GROUP * tiles):  # the heads of the group one after the other
         head, row = step // tiles, begin + step % tiles * M
         at = stats + head * stats_h
-        dk_acc, dv_acc, dk_landmark = _backward_kv_tile(
+        dk_acc, dv_acc = _backward_kv_tile(
             q + head * q_h, do + head * d_h, lse + at, shifts + at, deltas + at, group_deltas + at,
-            keys, values, k_landmark, mine, length, row, first, q_t, d_t, dk_acc, dv_acc,
-            dk_landmark,
-            BLOCK, L, NB, M, D, DP, IN_TILE, True, PRECISION,
+            keys, values, mine, length, row, first, q_t, d_t, dk_acc, dv_acc,
+            BLOCK, L, NB, M, D, DP, True, PRECISION,
         )  # fmt: skip
     tiles = tl.cdiv(tl.maximum(length - begin - SPAN, 0), M)
     for step in range(GROUP * tiles):
         head, row = step // tiles, begin + SPAN + step % tiles * M
         at = stats + head * stats_h
-        dk_acc, dv_acc, dk_landmark = _backward_kv_tile(
+        dk_acc, dv_acc = _backward_kv_tile(
             q + head * q_h, do + head * d_h, lse + at, shifts + at, deltas + at, group_deltas + at,
-            keys, values, k_landmark, mine, length, row, first, q_t, d_t, dk_acc, dv_acc,
-            dk_landmark,
-            BLOCK, L, NB, M, D, DP, IN_TILE, False, PRECISION,
+            keys, values, mine, length, row, first, q_t, d_t, dk_acc, dv_acc,
+            BLOCK, L, NB, M, D, DP, False, PRECISION,
         )  # fmt: skip
     dk += batch * dk_b + kv_head * dk_h
     dv += batch * dv_b + kv_head * dv_h
     store_rows(dk, index, keep, dk_t, dk_acc, D, DP)
     store_rows(dv, index, keep, dv_t, dv_acc, D, DP)
-    if not IN_TILE:
-        index, keep = landmark_index(first, length, BLOCK, NB)
-        store_rows(dk, index, keep, dk_t, tl.trans(dk_landmark), D, DP)
-        store_rows(dv, index, keep, dv_t, tl.zeros_like(k_landmark), D, DP)
 
 
 @torch.library.custom_op("memstore::grouped_softmax_backward", mutates_args=())

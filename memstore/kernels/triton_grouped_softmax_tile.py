@@ -1,9 +1,8 @@
 """How windows of landmark blocks are cut into tiles for the grouped-softmax kernels, and what one
 tile computes.
 
-A tile of keys holds whole landmark blocks, each padded to a power of two inside the tile: with its
-landmark as one more column where that costs no larger power (63 + 1, 50 + 1), else with landmarks
-in a narrow tile of their own (32 + 1). So a block's inner softmax never leaves a tile, and one
+A tile of keys holds whole landmark blocks, each with its landmark padded to a power of two, so
+that blocks of 31 or 63 tokens fill a tile. A block's inner softmax never leaves a tile, and one
 online softmax runs over the blocks' log-masses. All logarithms here are to base 2.
 """
 
@@ -41,59 +40,31 @@ def store_rows(base, index, keep, stride, x, D: tl.constexpr, DP: tl.constexpr):
 
 
 @triton.jit
-def column_index(
-    first, length, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr
-):
+def column_index(first, length, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr):
     """Rows of a tile's NB * L columns inside their sequence, and which of them exist."""
     column = tl.arange(0, NB * L)
     index = (first + column // L) * (BLOCK + 1) + column % L
-    return index, (column % L < BLOCK + IN_TILE) & (index < length)
+    return index, (column % L < BLOCK + 1) & (index < length)
 
 
 @triton.jit
 def load_blocks(
     k, v, first, length, k_t, v_t,
     BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
+    DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of a tile of blocks; off the diagonal all of them are complete."""
-    index, keep = column_index(first, length, BLOCK, L, NB, IN_TILE)
-    if not DIAGONAL and L == BLOCK + IN_TILE:
+    index, keep = column_index(first, length, BLOCK, L, NB)
+    if not DIAGONAL and L == BLOCK + 1:
         keep = None
     return load_rows(k, index, keep, k_t, D, DP), load_rows(v, index, keep, v_t, D, DP)
 
 
 @triton.jit
-def landmark_index(first, length, BLOCK: tl.constexpr, NB: tl.constexpr):
-    """The same of a narrow tile, where a block's landmark is the first of 8 columns or 16 and the
-    others are zeros.
-    """
-    WIDE: tl.constexpr = 8 if NB > 1 else 16
-    column = tl.arange(0, NB * WIDE)
-    index = (first + column // WIDE) * (BLOCK + 1) + BLOCK
-    return index, (column % WIDE == 0) & (index < length)
-
-
-@triton.jit
-def load_landmarks(
-    k, keys, first, length, k_t,
-    BLOCK: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, IN_TILE: tl.constexpr,
-):  # fmt: skip
-    """A narrow tile of landmark keys; `keys` itself, the tile of their blocks, where they lie in
-    there.
-    """
-    if IN_TILE:
-        return keys
-    else:
-        index, keep = landmark_index(first, length, BLOCK, NB)
-        return load_rows(k, index, keep, k_t, D, DP)
-
-
-@triton.jit
 def block_masses(
-    q, k, k_landmark, under, shift, own, offset, first,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, under, shift, own, offset, first,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of a tile: exp2 of content logits under their block's maximum [M, NB, L], its sums [M, NB],
     log-masses [M, NB].
@@ -107,11 +78,7 @@ def block_masses(
     # scaled before anything is masked: a GPU fuses a product with a difference into one operation,
     # which of NEG leaves its rounding, some 1e22, in place of 0
     s = tl.reshape(tl.dot(q, tl.trans(k), input_precision=PRECISION) * LOG2E, [M, NB, L])
-    if IN_TILE:
-        mass = tl.sum(tl.where(column == BLOCK, s, 0.0), 2)
-    else:
-        wide = tl.dot(q, tl.trans(k_landmark), input_precision=PRECISION)
-        mass = tl.sum(tl.reshape(wide, [M, NB, k_landmark.shape[0] // NB]), 2) * LOG2E
+    mass = tl.sum(tl.where(column == BLOCK, s, 0.0), 2)
     if under is not None:
         mass += tl.where(under[None, :], shift[:, None], 0.0)
     if DIAGONAL:
@@ -122,7 +89,7 @@ def block_masses(
             earlier, BLOCK, tl.where(mine, tl.minimum(offset + 1, BLOCK)[:, None], 0)
         )
         s = tl.where(column < visible[:, :, None], s, NEG)
-    elif L != BLOCK:
+    else:
         s = tl.where(column < BLOCK, s, NEG)
     peak = tl.max(s, 2)
     e = tl.exp2(s - peak[:, :, None])
@@ -135,11 +102,10 @@ def block_masses(
 @triton.jit
 def logit_gradients(
     a, share, do, values, under, delta, group_delta, own, first,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients ds of a tile's logits [M, NB * L], those dw of its landmarks, and P_B u_B (both [M,
-    NB]).
+    """Gradients of a tile's logits and landmarks [M, NB * L], and P_B u_B [M, NB].
 
     a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows,
     None while it is not known: then delta stands in for it.
@@ -159,18 +125,8 @@ def logit_gradients(
         base = tl.where(earlier, u, delta[:, None])
         mean = tl.where(earlier, mean, 0.0)
     ds = a * (share[:, :, None] * (dp - base[:, :, None]))
-    if IN_TILE:
-        ds = tl.where(tl.arange(0, L)[None, None, :] == BLOCK, dw[:, :, None], ds)
-    return tl.reshape(ds, [M, NB * L]), dw, mean
-
-
-@triton.jit
-def widened(dw, WIDE: tl.constexpr):
-    """dw [M, NB] in a narrow tile's columns [M, NB * WIDE], the first of each block's."""
-    M: tl.constexpr = dw.shape[0]
-    NB: tl.constexpr = dw.shape[1]
-    wide = tl.where(tl.arange(0, WIDE)[None, None, :] == 0, dw[:, :, None], 0.0)
-    return tl.reshape(wide, [M, NB * WIDE])
+    ds = tl.where(tl.arange(0, L)[None, None, :] == BLOCK, dw[:, :, None], ds)
+    return tl.reshape(ds, [M, NB * L]), mean
 
 
 @triton.jit
@@ -201,10 +157,10 @@ def load_controlled(controlled, batch, blocks, first, count: tl.constexpr):
 
 
 def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
-    """What the kernels are compiled for: blocks of BLOCK tokens in L columns, NB of them a tile; D
-    dimensions in DP.
+    """What the kernels are compiled for: blocks of BLOCK tokens and a landmark in L columns, NB of
+    them a tile; D dimensions in DP.
     """
-    size, dim = triton.next_power_of_2(block_size), q.shape[3]
+    size, dim = triton.next_power_of_2(block_size + 1), q.shape[3]
     return {
         "BLOCK": block_size,
         "L": size,
@@ -212,7 +168,6 @@ def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
         "D": dim,
         "DP": max(16, triton.next_power_of_2(dim)),
         "GROUP": q.shape[1] // k.shape[1],
-        "IN_TILE": triton.next_power_of_2(block_size + 1) == size,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }
 

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memstore.kernels import reference_landmark_topk as reference
-from memstore.kernels.launch import multiprocessors, next_power
-from memstore.kernels.types import NEG, TopK
+from memstore.kernels.dispatch import multiprocessors
+from memstore.kernels.types import NEG, Hits
 
 _NEG = tl.constexpr(NEG)
 _NONE = tl.constexpr(-(1 << 63))  # no candidate, and so is every number below _FIRST
@@ -110,12 +110,10 @@ def _partial_kernel(
 
 @triton.jit
 def _merge_kernel(
-    best_in, lse_in, table, wanted, scores, found, lse, rows, rows_a_head, parts, ranges, K,
+    best_in, lse_in, wanted, scores, found, lse, rows, rows_a_head, parts, K,
     LSE: tl.constexpr, TOP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows of all query heads): a row's shares [parts, TOP] -> its best K, best first, as
-    rows of the keys.
-    """
+    """Grid (rows of all query heads): a row's shares [parts, TOP] -> its best K, best first."""
     row = tl.program_id(0).to(tl.int64)
     searched = tl.load(wanted + row // rows_a_head) != 0
     at, part = tl.arange(0, PARTS * TOP), tl.arange(0, PARTS)
@@ -127,18 +125,10 @@ def _merge_kernel(
     for i in range(K):
         greatest = tl.max(best, 0)
         best = tl.where(best == greatest, _NONE, best)
-        candidate = greatest & 0xFFFFFFFF
-        low = 0
-        high = ranges - 1
-        while low < high:  # for the last range that begins at or before the candidate
-            middle = (low + high + 1) // 2
-            before = tl.load(table + middle * 3) <= candidate
-            low = tl.where(before, middle, low)
-            high = tl.where(before, high, middle - 1)
         none = greatest < _FIRST
         score = _ordered((greatest >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
         tl.store(scores + row * K + i, tl.where(none, _NEG, score))
-        tl.store(found + row * K + i, tl.where(none, -1, candidate + tl.load(table + low * 3 + 2)))
+        tl.store(found + row * K + i, tl.where(none, -1, greatest & 0xFFFFFFFF))
     if LSE:
         each = tl.load(lse_in + part * rows + row, mask=(part < parts) & searched, other=_NEG)
         top = tl.max(each, 0)
@@ -154,7 +144,7 @@ def landmark_topk(
     return_lse: bool = False,
     kv_heads: Sequence[int] | None = None,
     bias: Tensor | None = None,
-) -> TopK:
+) -> Hits:
     """See `memstore.kernels.api.landmark_topk`; all of top_k have to fit in registers."""
     heads, rows, dim = q.shape
     num_kv_heads = landmarks.shape[0]
@@ -186,23 +176,23 @@ def landmark_topk(
         LSE=return_lse, BIAS=bias is not None, GROUP=group, **sizes,
     )  # fmt: skip
     _merge_kernel[(heads * rows,)](
-        best, each, table, head_flags, scores, found, scores if lse is None else lse, heads * rows,
-        rows, parts, len(spans), top_k, LSE=return_lse, TOP=sizes["TOP"], PARTS=next_power(parts),
+        best, each, head_flags, scores, found, scores if lse is None else lse, heads * rows, rows,
+        parts, top_k, LSE=return_lse, TOP=sizes["TOP"], PARTS=triton.next_power_of_2(parts),
     )  # fmt: skip
-    return TopK(scores, found, lse)
+    return Hits(scores, found, lse)
 
 
 def tile_sizes(rows: int, top_k: int, dim: int, dtype: torch.dtype) -> dict[str, Any]:
     """Tiles of a search with `rows` query rows a KV head; smaller in float32, which runs without
     tensor cores.
     """
-    dot, most = rows > 4, 32 if dtype == torch.float32 else 64
+    dot, most, wide = rows > 4, 32 if dtype == torch.float32 else 64, triton.next_power_of_2(rows)
     return {
         "DOT": dot,
-        "TOP": next_power(top_k),
-        "BLOCK_M": min(most, max(16, next_power(rows))) if dot else next_power(rows),
+        "TOP": triton.next_power_of_2(top_k),
+        "BLOCK_M": min(most, max(16, wide)) if dot else wide,
         "BLOCK_N": most if dot else 64,
-        "BLOCK_D": max(16, next_power(dim)),
+        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
         "num_warps": 4,
     }
 

@@ -7,34 +7,15 @@ there are too few rows to fill the device, each takes some of the units and `_su
 parts in a fixed order.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstore.kernels.launch import multiprocessors, next_power
+from memstore.kernels.dispatch import multiprocessors
 from memstore.kernels.types import NEG, LocalAttention
 
 _NEG = tl.constexpr(NEG)
-
-
-@triton.jit
-def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.constexpr):
-    """Final weight of every unit [.., K], and what the local output keeps [..]. gate, lse: [..];
-    inside: k < K.
-    """
-    logits = tl.where(present, logits, _NEG)
-    top = tl.max(logits, AXIS)
-    e = tl.where(inside, tl.exp(logits - tl.expand_dims(top, AXIS)), 0.0)
-    total = tl.sum(e, AXIS)
-    keep = tl.full(gate.shape, 1.0, tl.float32)
-    if not GATED:
-        gate = 1.0 / (1.0 + tl.exp(lse - top - tl.log(total)))
-        keep = 1.0 - gate
-    share = tl.where(present, e * tl.expand_dims(gate / total, AXIS), 0.0)
-    return share, keep
 
 
 @triton.jit
@@ -46,16 +27,14 @@ def _unit(slab, slot, apart, length, token, channel, D):
 
 
 @triton.jit
-def _rows_kernel(
+def _attend_kernel(
     q, k, v, lengths, slots, rotations, scores, local, gates, lses, out, mass, H, T, K, L, D, units,
     k_apart, v_apart, q_r, q_b, q_h, q_t, s_b, s_h, s_t, s_k, r_b, r_h, r_t, r_k, m_b, m_h, m_t,
     m_k,
     GATED: tl.constexpr, MASS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows B * H * T, splits): a row reads units of its own, `units` of them in each
-    split.
-    """
+    """Grid (rows B * H * T, splits): a row reads its units, `units` of them in each split."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h, t = row // (H * T), row // T % H, row % T
     unit, token, channel = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_D)
@@ -66,7 +45,15 @@ def _rows_kernel(
         scores + b * m_b + h * m_h + t * m_t + unit * m_k, mask=unit < K, other=0.0
     ).to(tl.float32)
     gate, lse = tl.load(gates + row).to(tl.float32), tl.load(lses + row).to(tl.float32)
-    share, keep = _shares(logits, present, unit < K, gate, lse, GATED, 0)
+    logits = tl.where(present, logits, _NEG)
+    top = tl.max(logits, 0)
+    e = tl.where(unit < K, tl.exp(logits - top), 0.0)
+    total = tl.sum(e, 0)
+    keep = 1.0  # of the local output
+    if not GATED:
+        gate = 1.0 / (1.0 + tl.exp(lse - top - tl.log(total)))
+        keep = 1.0 - gate
+    share = tl.where(present, e * (gate / total), 0.0)  # final weight of every unit
     if MASS and split == 0:
         tl.store(mass + row * K + unit, share, mask=unit < K)
     if split == 0:
@@ -91,65 +78,6 @@ def _rows_kernel(
     tl.store(
         out + (split * rows + row) * D + channel, acc.to(out.dtype.element_ty), mask=channel < D
     )
-
-
-@triton.jit
-def _shared_kernel(
-    q, k, v, lengths, slots, rotations, scores, local, gates, lses, out, mass, H, T, K, L, D, units,
-    k_apart, v_apart, q_r, q_b, q_h, q_t, s_b, s_h, s_k, r_b, r_h, r_k, m_b, m_h, m_t, m_k,
-    GATED: tl.constexpr, MASS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of T, B * H, splits): all rows of a head read the same units, so a unit is read
-    once a tile of rows.
-
-    For half precision, whose products run on tensor cores; float32 rows go one by one.
-    """
-    head, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    b, h = head // H, head % H
-    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    unit, token, channel = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_D)
-    slots += b * s_b + h * s_h
-    rotations += b * r_b + h * r_h
-    rows = head * T + t
-    content = (t < T)[:, None] & (channel < D)[None, :]
-    present = tl.load(slots + unit * s_k, mask=unit < K, other=-1) >= 0
-    inside = (t < T)[:, None] & (unit < K)[None, :]
-    logits = tl.load(
-        scores + b * m_b + h * m_h + t[:, None] * m_t + unit[None, :] * m_k, mask=inside, other=0.0
-    ).to(tl.float32)  # fmt: skip
-    gate = tl.load(gates + rows, mask=t < T, other=0.0).to(tl.float32)
-    lse = tl.load(lses + rows, mask=t < T, other=0.0).to(tl.float32)
-    some = tl.zeros((BLOCK_T, 1), tl.int1) | present[None, :]
-    share, keep = _shares(logits, some, (unit < K)[None, :], gate, lse, GATED, 1)
-    if MASS and split == 0:
-        tl.store(mass + rows[:, None] * K + unit[None, :], share, mask=inside)
-    at = rows[:, None] * D + channel[None, :]
-    if split == 0:
-        acc = keep[:, None] * tl.load(local + at, mask=content, other=0.0).to(tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
-    share = tl.where((t < T)[:, None], share, 0.0)
-    q += b * q_b + h * q_h
-    for i in range(split * units, tl.minimum(K, (split + 1) * units)):
-        weight = tl.sum(tl.where(unit[None, :] == i, share, 0.0), 1)
-        if tl.max(tl.abs(weight), 0) != 0:
-            slot, turn = tl.load(slots + i * s_k), tl.load(rotations + i * r_k)
-            length = tl.load(lengths + slot)
-            query = tl.load(
-                q + turn * q_r + t[:, None] * q_t + channel[None, :], mask=content, other=0.0
-            )
-            tile = _unit(k, slot, k_apart, length, token, channel, D).to(query.dtype)
-            s = tl.dot(query, tl.trans(tile), input_precision="ieee")
-            s = tl.where(
-                (token < length)[None, :], s, tl.where(token < L, _NEG, float("-inf"))[None, :]
-            )
-            p = tl.exp(s - tl.max(s, 1)[:, None])
-            p *= (weight / tl.sum(p, 1))[:, None]
-            tile = _unit(v, slot, v_apart, length, token, channel, D).to(query.dtype)
-            acc = tl.dot(p.to(query.dtype), tile, acc, input_precision="ieee")
-    out += split * tl.num_programs(1).to(tl.int64) * T * D
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=content)
 
 
 @triton.jit
@@ -187,54 +115,22 @@ def memory_attention(
     if rows == 0:
         return output, mass
     q = q if q.stride(-1) == 1 else q.contiguous()
-    alike = slots.shape[2] == 1 and rows > 1 and q.dtype != torch.float32
-    sizes = tile_sizes(rows, k, keys.shape[1], dim, alike=alike)
-    tiles = triton.cdiv(rows, sizes["BLOCK_T"]) if alike else rows
-    units = units_a_split(k, tiles * batch * heads, multiprocessors(q.device))
+    # several programs a row where that many leave processors without work
+    wanted = max(1, 2 * multiprocessors(q.device) // (rows * batch * heads))
+    units = triton.cdiv(max(1, k), min(max(1, k), wanted))
     splits = max(1, triton.cdiv(k, units))
     into = output if splits == 1 else output.new_empty((splits, *output.shape), dtype=torch.float32)
-    tables = [x[:, :, 0] if alike else x.expand(-1, -1, rows, -1) for x in (slots, rotations)]
-    arguments: list[Any] = [
+    tables = [x.expand(-1, -1, rows, -1) for x in (slots, rotations)]
+    _attend_kernel[(rows * batch * heads, splits)](
         q, keys, values, lengths, slots, rotations, landmark_scores, local.output.contiguous(),
         local.gate.contiguous(), local.lse.contiguous(), into, output if mass is None else mass,
         heads, rows, k, keys.shape[1], dim, units, keys.stride(0), values.stride(0),
         *q.stride()[:4], *tables[0].stride(), *tables[1].stride(), *landmark_scores.stride(),
-    ]  # fmt: skip
-    settings: dict[str, Any] = {"GATED": gated, "MASS": return_mass, **sizes}
-    if alike:
-        _shared_kernel[(tiles, batch * heads, splits)](*arguments, **settings)
-    else:
-        _rows_kernel[(rows * batch * heads, splits)](*arguments, **settings)
+        GATED=gated, MASS=return_mass, BLOCK_K=triton.next_power_of_2(max(1, k)),
+        BLOCK_L=triton.next_power_of_2(keys.shape[1]), BLOCK_D=triton.next_power_of_2(dim),
+        num_warps=4,
+    )  # fmt: skip
     if splits > 1:
         size = output.numel()
         _sum_kernel[(triton.cdiv(size, 1024),)](into, output, splits, size, BLOCK=1024)
     return output, mass
-
-
-def tile_sizes(rows: int, k: int, block_size: int, dim: int, *, alike: bool) -> dict[str, int]:
-    """Tiles of a launch; `alike` where all rows of a head read the same units: tiles of a matrix
-    product.
-    """
-    least = 16 if alike else 1
-    sizes = {
-        "BLOCK_K": next_power(k),
-        "BLOCK_L": max(least, next_power(block_size)),
-        "BLOCK_D": max(least, next_power(dim)),
-        "num_warps": 8
-        if alike and dim > 64
-        else 4,  # else a thread has too few registers for its part
-    }
-    if alike:
-        most = max(
-            16, min(32 if dim > 64 else 64, 4096 // sizes["BLOCK_K"])
-        )  # the weights of all units stay there too
-        sizes["BLOCK_T"] = min(most, max(16, next_power(rows)))
-    return sizes
-
-
-def units_a_split(k: int, programs: int, processors: int) -> int:
-    """How many units one program reads: all, or fewer where that many programs leave processors
-    without work.
-    """
-    splits = min(k, max(1, 2 * processors // programs))
-    return triton.cdiv(k, max(1, splits)) if k else 1

@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstore.kernels.launch import next_power
-
 # 8 fill the bus of an H200 (.92 of it; 4 .57): few, since multiprocessors are for what computes
 # meanwhile. Twice that, for a bus that is faster.
 PROGRAMS = 16
@@ -53,7 +51,7 @@ def copy_units(
         # both copies live as long as needed: torch keeps a page-locked one until it was read, and
         # gives the other's memory to work of this stream only
         slots = slots.pin_memory().to(device.device, non_blocking=True)
-    chunk = min(_CHUNK // word, next_power(size // word))
+    chunk = min(_CHUNK // word, triton.next_power_of_2(size // word))
     units = places.shape[1]
     _copy_kernel[(min(programs, units * triton.cdiv(size // word, chunk)),)](
         host.view(-1).view(_WORDS[word]), device.view(-1).view(_WORDS[word]), slots, units,

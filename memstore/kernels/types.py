@@ -28,15 +28,16 @@ class LocalAttention:
 
 
 @dataclass(frozen=True)
-class TopK:
-    """The best landmark keys of each query row, best first.
+class Hits:
+    """The best candidates of each query row, best first.
 
-    scores: [H, T, top_k] float32, NEG where fewer candidates exist.
-    rows: [H, T, top_k] int64, the row in the packed landmark keys, -1 where fewer candidates exist.
+    scores: [H, T, top_k] float32, NEG where there are fewer candidates.
+    candidates: [H, T, top_k] int64, which of the candidates (0 = the oldest), -1 where there are
+    fewer.
     lse: [H, T] float32, logsumexp over every candidate (not only the best), or None if it was not
     asked for.
     """
 
     scores: Tensor
-    rows: Tensor
+    candidates: Tensor
     lse: Tensor | None

@@ -267,9 +267,7 @@ class MemoryStore(Closing):
         return retrieval.build(top_k, progress)
 
     def update_index(self) -> bool:
-        """Bring the index's files up to the documents that came since they were built; is it time
-        to build them again? Raises StorageFull, ReadOnlyMemory.
-        """
+        """Is it time to build the index, or to rebuild it: have many documents come since?"""
         return self.retrieval.update_engines()
 
     # Reading documents

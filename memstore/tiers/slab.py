@@ -230,7 +230,9 @@ class SlabTier:
                 for slot in some[: len(held)]
             ]
             with lease:  # until the copy is done: after that others may write over these slots
-                load_units(self.slab, slab, lease.held, there).finish()
+                loaded = load_units(self.slab, slab, lease.held, there)
+                if loaded is not None:
+                    loaded.synchronize()
                 lengths += lease.lengths.tolist()
                 tiers += lease.tiers
         return lengths, tiers

@@ -57,7 +57,7 @@ COMMANDS = {
     "ingest {origin}/other --name second --store {memory}": "memory/data.mdb",
     "rm story --store {memory}": "memory/data.mdb",
     "compact --store {memory}": "",
-    "index --index faiss-ivf-sq8 --store {memory}": "",
+    "index --store {memory}": "",
     "export story {disk}/story.memory --store {memory}": "",
     "import {origin}/story.memory --name again --store {memory}": "memory/data.mdb",
     "import {origin}/story.memory --store {disk}/new": "",
@@ -81,6 +81,7 @@ def test_a_command_reports_a_full_disk_and_works_once_there_is_room(
     if command.startswith("index"):
         pytest.importorskip("faiss")
         monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
+        monkeypatch.setattr("memstore.index.faiss_index.LEAST", 1)  # landmarks to build over
     memory, damaged = disk.path / "memory", disk.path / "damaged"
     words = [
         word.format(origin=origin, disk=disk.path, memory=memory, damaged=damaged)

@@ -85,7 +85,7 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
     outside.mkdir()
     (memory / "index").symlink_to(outside)
     with (
-        MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store,
+        MemoryStore.open(memory, host_budget=BUDGET) as store,
         pytest.raises(MemstoreError, match="link"),
     ):
         ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
@@ -141,7 +141,7 @@ def test_rewritten_files_preserve_permissions(memory: Path, tmp_path: Path, want
     export.chmod(wanted)
     umask = os.umask(0o000)
     try:
-        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
             ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
             store.compact()
             assert mode(memory / "data.mdb") == wanted
@@ -201,7 +201,7 @@ def test_next_writer_sweeps_only_partial_files_of_killed_processes(
     memory: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("faiss")
-    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
         ingest(store, "b", text=2, tokens=300 * CHUNK, commit_bytes=1 << 20)
         store.build_index()
     kept = {entry.name for entry in (memory / "index").iterdir()}

@@ -367,7 +367,6 @@ def test_a_memory_found_by_words_needs_no_index(tmp_path):
         assert made.codec == reader.codec == "int8"
     status, told = command("index")
     assert status == 0 and "every passage is scored" in told  # it has words alone, and no landmarks
-    assert command("index", "--index", "packed")[0] == 2
     status, told = command("search", "the copper anchor of the orchard")
     assert status == 0 and "  text.txt\n" in told
     assert "%" not in told  # scores, which have no greatest one

@@ -157,13 +157,9 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
     order = list(range(cut, n)) + list(range(cut))
     for h in range(2 * group):
         for t in range(rows):
-            scores = keys[h // group] @ q[h, t]
-            if biased:
-                scores = scores.index_add(0, torch.tensor(order, dtype=torch.int64), bias)
-            expected = sorted(range(n), key=lambda i: (-scores[order[i]].item(), -i))[:k]
-            assert found.rows[h, t].tolist() == [order[i] for i in expected] + [-1] * (
-                k - len(expected)
-            )
+            scores = keys[h // group, order] @ q[h, t] + (bias if biased else 0)
+            expected = sorted(range(n), key=lambda i: (-scores[i].item(), -i))[:k]
+            assert found.candidates[h, t].tolist() == expected + [-1] * (k - len(expected))
             assert (found.scores[h, t, len(expected) :] == NEG).all()
             if n:
                 torch.testing.assert_close(found.lse[h, t], scores.logsumexp(0))
@@ -184,7 +180,7 @@ def test_landmark_topk_of_many_keys_is_a_sort_too(
     for h in range(2):
         for t in range(4):
             order = (keys[h] @ q[h, t]).flip(0).sort(descending=True, stable=True).indices[:4]
-            assert found.rows[h, t].tolist() == (n - 1 - order).tolist()
+            assert found.candidates[h, t].tolist() == (n - 1 - order).tolist()
             assert torch.equal(found.scores[h, t], keys[h, n - 1 - order] @ q[h, t])
 
 
@@ -201,9 +197,9 @@ def test_landmark_topk_of_some_heads_is_that_of_all_for_them_and_nothing_for_the
         if head // 2 in wanted:
             torch.testing.assert_close(some.scores[head], every.scores[head])
             torch.testing.assert_close(some.lse[head], every.lse[head])
-            assert torch.equal(some.rows[head], every.rows[head])
+            assert torch.equal(some.candidates[head], every.candidates[head])
         else:
-            assert (some.rows[head] == -1).all() and (some.scores[head] == NEG).all()
+            assert (some.candidates[head] == -1).all() and (some.scores[head] == NEG).all()
 
 
 def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:

@@ -5,8 +5,6 @@ A kernel's error is judged against the reference in float64, and may be twice th
 the same dtype.
 """
 
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -23,15 +21,18 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from memstore.kernels import (
+    dispatch,
     reference_landmark_topk,
     reference_memory_attention,
     triton_landmark_topk,
     triton_memory_attention,
 )
 from memstore.kernels.slab_copy import load_units
-from memstore.kernels.types import NEG, LocalAttention, TopK
+from memstore.kernels.types import NEG, Hits, LocalAttention
+from memstore.model.landmark.landmark_model import load_model
+from memstore.store.memory_store import MemoryStore
 from support import triton_interpreter  # noqa: F401 (before anything imports Triton)
-from support.paths import ROOT, TESTS
+from support.tiny_model import save_tiny_model, text
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -189,12 +190,9 @@ def test_memory_attention_equals_the_reference(
     step.check(gated=gated)
 
 
-@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
-def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(
-    shared: bool, gated: bool
-) -> None:
-    step = Step.draw(3, torch.float16, rows=2, chosen=2, shared=shared)
+def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(gated: bool) -> None:
+    step = Step.draw(3, torch.float16, rows=2, chosen=2)
     step.slots[:, 0] = -1
     step.slots[:, 1] = torch.arange(2)
     step.local.gate[:, 1] = 0
@@ -216,7 +214,7 @@ def check_search(
     k: int,
     kv: list[int] | None = None,
     bias: Tensor | None = None,
-) -> TopK:
+) -> Hits:
     """The kernel's result, with the scores of its own rows right and its rows the best by those
     scores.
     """
@@ -229,18 +227,17 @@ def check_search(
         )
         for a in (q, q.double())
     )
-    assert found.scores.shape == found.rows.shape == (*q.shape[:2], k)
-    assert found.scores.dtype == torch.float32 and found.rows.dtype == torch.int64
+    assert found.scores.shape == found.candidates.shape == (*q.shape[:2], k)
+    assert found.scores.dtype == torch.float32 and found.candidates.dtype == torch.int64
     assert found.lse is not None and own.lse is not None and exact.lse is not None
     assert_as_exact(found.lse, own.lse, exact.lse)
     assert_as_exact(
-        found.scores.masked_fill(found.rows < 0, 0),
-        own.scores.masked_fill(own.rows < 0, 0),
-        exact.scores.masked_fill(exact.rows < 0, 0),
+        found.scores.masked_fill(found.candidates < 0, 0),
+        own.scores.masked_fill(own.candidates < 0, 0),
+        exact.scores.masked_fill(exact.candidates < 0, 0),
     )
-    assert (
-        torch.equal(found.rows < 0, exact.rows < 0) and (found.scores[found.rows < 0] == NEG).all()
-    )
+    none = found.candidates < 0
+    assert torch.equal(none, exact.candidates < 0) and (found.scores[none] == NEG).all()
     return found
 
 
@@ -260,6 +257,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts=st.lists(st.integers(0, 120), max_size=4),
     coarse=st.booleans(),
     biased=st.booleans(),
+    wanted=st.sampled_from([None, [1]]),
     seed=st.integers(0, 999),
 )
 def test_landmark_topk_equals_the_reference(
@@ -271,6 +269,7 @@ def test_landmark_topk_equals_the_reference(
     cuts: list[int],
     coarse: bool,
     biased: bool,
+    wanted: list[int] | None,
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -284,23 +283,11 @@ def test_landmark_topk_equals_the_reference(
     # the later rows are the older ones here; some ranges are empty
     ranges = list(pairwise(edges))[::-1]
     bias = draw(n).to(DEVICE) if biased else None
-    found = check_search(q, keys, ranges, k, bias=bias)
+    found = check_search(q, keys, ranges, k, wanted, bias)
     if coarse:  # all sums are exact, so equal scores are equal: the newer has to win
-        assert torch.equal(
-            found.rows, reference_landmark_topk.landmark_topk(q, keys, ranges, k, bias=bias).rows
-        )
-
-
-@pytest.mark.parametrize("wanted", [[1], [0, 2]])
-def test_landmark_topk_of_some_heads_finds_nothing_for_the_rest(wanted: list[int]) -> None:
-    generator = torch.Generator().manual_seed(4)
-    q, keys = (torch.randn(*s, generator=generator).to(DEVICE) for s in ((6, 1, 8), (3, 70, 8)))
-    every, some = (check_search(q, keys, [(3, 40), (50, 70)], 4, kv) for kv in (None, wanted))
-    for head in range(6):
-        if head // 2 in wanted:
-            assert torch.equal(some.rows[head], every.rows[head])
-        else:
-            assert (some.rows[head] == -1).all() and (some.scores[head] == NEG).all()
+        reference = reference_landmark_topk.landmark_topk
+        best = reference(q, keys, ranges, k, kv_heads=wanted, bias=bias)
+        assert torch.equal(found.candidates, best.candidates)
 
 
 # Moving units
@@ -315,7 +302,9 @@ def check_load(host: Tensor, taken: list[int], given_to: list[int], triton: bool
     slab = slab.view(host.dtype).view(host.shape)
     kept = slab.view(torch.uint8).cpu().view(SLOTS, -1)
     kept[given_to] = host.view(torch.uint8).view(SLOTS, -1)[taken]
-    load_units(host, slab, taken, given_to, triton=triton).finish()
+    loaded = load_units(host, slab, taken, given_to, triton=triton)
+    if loaded is not None:
+        loaded.synchronize()
     assert torch.equal(slab.view(torch.uint8).cpu().view(SLOTS, -1), kept)
 
 
@@ -357,88 +346,40 @@ def test_slots_past_what_32_bits_count_are_found() -> None:
     # not there until written
     host, slab = (torch.from_numpy(np.zeros((slots, size), dtype=np.uint8)) for _ in range(2))
     host[slots - 1, -3:] = torch.tensor([1, 2, 3])
-    load_units(host, slab, [slots - 1], [slots - 2], triton=True).finish()
+    load_units(host, slab, [slots - 1], [slots - 2], triton=True)
     assert torch.equal(slab[slots - 2], host[slots - 1]) and not slab[slots - 1].any()
 
 
 # Which implementation runs
 
-STEP = f"""
-import logging, os, sys
-logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
-sys.path.insert(0, {str(TESTS)!r})
-import torch
-from pathlib import Path
-from support.tiny_model import save_tiny_model, text
-from memstore.kernels import dispatch
-from memstore.kernels.api import grouped_softmax_attention
-from memstore.model.landmark.landmark_model import load_model
-from memstore.store.memory_store import MemoryStore
-torch.set_num_threads(1)
-for kernels in ("torch", "triton"):
-    if kernels == "triton":
-        os.environ["MEMSTORE_KERNELS"] = kernels
-        dispatch._chosen.cache_clear()
-        from support import triton_interpreter
-    for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "bfloat16")):
-        directory = save_tiny_model(
-            Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2,
-            num_kv_heads=1, head_dim=8, block_size=4, chunk_blocks=1, top_k=2)
-        model = load_model(directory, dtype=getattr(torch, dtype))
-        memory = MemoryStore.in_memory(model.signature, host_budget=1 << 22)
-        with memory as store, model.session(store, []) as session:
-            states = session.feed(model.tokenizer.encode(text(4)))
-            assert store.stats()["index"]["searches"]
-        print(kernels, dtype, *(f"{{x:.9g}}" for x in states.flatten().tolist()))
-    rows = torch.randn(1, 1, 9, 8)
-    assert grouped_softmax_attention(rows, rows, rows, 4).isfinite().all()
-    print("imported", "triton" in sys.modules)
-"""
-
 
 @pytest.mark.skipif(CUDA, reason="forces the interpreter")
-def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_triton(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("granularity", "dtype"), [("per_token_per_head", torch.float32), ("shared", torch.bfloat16)]
+)
+def test_a_session_on_the_kernels_equals_one_on_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, dtype: torch.dtype
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STEP, str(tmp_path / "model")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    directory = save_tiny_model(
+        tmp_path,
+        cmt_cutoff=0.0,
+        granularity=granularity,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        block_size=4,
+        chunk_blocks=1,
+        top_k=2,
     )
-    lines = [line.split() for line in run.stdout.splitlines()]
-    found = {
-        (name, dtype): torch.tensor([float(x) for x in numbers])
-        for name, dtype, *numbers in lines
-        if name in ("torch", "triton")
-    }
-    said = [line[2] for line in lines if line[:2] == ["memstore", "kernels:"]]
-    assert said == ["torch", "Triton"]
-    assert [line[1] for line in lines if line[0] == "imported"] == ["False", "True"]
-    assert len(found["torch", "float32"]) == len(found["torch", "bfloat16"]) > 0
-    torch.testing.assert_close(
-        found["triton", "float32"], found["torch", "float32"], rtol=1e-4, atol=1e-5
-    )
-    # of numbers to 3
-    torch.testing.assert_close(
-        found["triton", "bfloat16"], found["torch", "bfloat16"], rtol=0, atol=0.1
-    )
-
-
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_kernels_at_real_sizes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_landmark_topk, "_SHARE", 512)
-    for rows, shared, chosen in ((1, False, 4), (256, True, 4), (256, False, 4), (64, True, 64)):
-        for size, dim in ((63, 128), (50, 64), (32, 40)):
-            sizes = {"heads": 32, "rows": rows, "chosen": chosen, "size": size, "dim": dim}
-            for gated in (True, False):
-                Step.draw(rows, dtype, shared=shared, turns=5, slots=500, **sizes).check(
-                    gated=gated
-                )  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(0)
-    for n, rows, k in ((1 << 20, 1, 4), (1 << 16, 1, 64), (1 << 16, 256, 4), (5000, 16, 64)):
-        keys = torch.randn(8, n, 128, generator=generator).to(DEVICE, dtype)
-        q = torch.randn(32, rows, 128, generator=generator).to(DEVICE, dtype)
-        check_search(q, keys, [(n // 2, n), (17, n // 3)], k)
+    model = load_model(directory, dtype=dtype)
+    found = []
+    for kernels in ("reference", "triton"):
+        monkeypatch.setenv("MEMSTORE_KERNELS", kernels)
+        dispatch._chosen.cache_clear()
+        memory = MemoryStore.in_memory(model.signature, host_budget=1 << 22)
+        with memory as store, model.session(store, []) as session:
+            found.append(session.feed(model.tokenizer.encode(text(4))).float())
+            assert store.stats()["index"]["searches"]
+    dispatch._chosen.cache_clear()
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1  # of numbers to 3
+    torch.testing.assert_close(*found, rtol=1e-4, atol=tolerance)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.index import FaissIndex, make_index
+from memstore.index import FaissIndex, faiss_index
 from memstore.model.landmark.landmark_model import (
     LandmarkModel,
     load_checkpoint,
@@ -74,13 +74,16 @@ def test_weights_are_another_model_only_where_they_lose_digits(
     assert load_model(finer).signature != load_model(finer, dtype=dtype).signature
 
 
-@pytest.mark.parametrize("kind", ["packed", "faiss-ivf-sq8"])
-def test_a_half_precision_query_is_scored_against_the_keys_as_they_are_held(kind: str) -> None:
+@pytest.mark.parametrize("engine", [False, True])
+def test_a_half_precision_query_is_scored_against_the_keys_as_they_are_held(
+    engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faiss_index, "_LEAST_ASKED", 1)
     generator = torch.Generator().manual_seed(0)
-    index = make_index(kind, 2, 16)
+    index = FaissIndex(2, 16)
     index.add(1, 0, 0, torch.randn(600, 2, 16, generator=generator))
-    if isinstance(index, FaissIndex):
-        index.build(0)
+    if engine:
+        index.build([0])
     q = torch.randn(4, 3, 16, generator=generator).bfloat16()
     half, whole = (index.search(0, x, [(1, 0, 600)], 5) for x in (q, q.float()))
     assert half.scores.dtype == torch.float32

@@ -1,6 +1,4 @@
-"""A memory's index over a real store: built with the model's queries, kept in files, followed by
-later documents.
-"""
+"""A memory's index over a real store: built with the model's queries and kept in files."""
 
 import logging
 import shutil
@@ -12,13 +10,19 @@ from typer.testing import CliRunner
 
 from memstore.cli.main import app
 from memstore.errors import InvalidInput, ReadOnlyMemory
-from memstore.index.faiss.faiss_files import PAYING
+from memstore.index import faiss_index
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text, tiny_model
 
 LAYER = 1
 WORDS = 1500  # more than the 256 blocks that are worth an engine
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are asked, however few keys there are."""
+    monkeypatch.setattr(faiss_index, "_LEAST_ASKED", 1)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
 def built(tmp_path_factory: pytest.TempPathFactory, model: LandmarkModel) -> Path:
     """A memory of two documents with an index."""
     path = tmp_path_factory.mktemp("built") / "memory"
-    with MemoryStore.create(path, model.signature, index="faiss-ivf-sq8") as store:
+    with MemoryStore.create(path, model.signature) as store:
         for seed, name in enumerate(("one", "two")):
             model.ingest(text(WORDS, seed), store, name=name)
         model.build_index(store)
@@ -72,36 +76,26 @@ def test_a_later_process_searches_with_the_engines_that_were_saved(
 ) -> None:
     with MemoryStore.open(memory, model.signature, index="packed") as store:
         scores, exact = hits(store)
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8", read_only=True) as store:
+    with MemoryStore.open(memory, model.signature, read_only=True) as store:
         found_scores, found = hits(store)
         described = store.stats()["index"]
-    assert described["asked"] == 1 and described["engines"][LAYER]["family"] == "ivf-sq8"
+    assert described["asked"] == 1
     assert min(described["engines"][LAYER]["recall"]) >= 0.95
     assert recall(found, exact) > 0.7  # random queries are not what the engine was calibrated with
     same = found == exact
     torch.testing.assert_close(found_scores[same], scores[same], atol=1e-5, rtol=1e-5)
 
 
-def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(
-    memory: Path, model: LandmarkModel
-) -> None:
-    with MemoryStore.open(memory, model.signature, read_only=True) as store:
-        document = store.document("one")
-        q = torch.randn(4, 1, store.signature.head_dim)
-        store.retrieval.search_landmarks(LAYER, q, ((document.id, 0, document.blocks),), 3)
-        described = store.stats()["index"]
-    assert described["engines"][LAYER]["family"] == "ivf-sq8"
-    assert described["asked"] == 0  # so few landmarks are searched faster exactly
-
-
 def test_answers_are_the_same_where_the_engine_misses_nothing(
     memory: Path, model: LandmarkModel
 ) -> None:
     for file in (memory / "index").iterdir():
-        file.unlink()  # without a sample of queries an engine looks at everything
+        file.unlink()
     answers = []
-    for kind in ("packed", "faiss-ivf-sq8"):
+    for kind in ("packed", "auto"):
         with MemoryStore.open(memory, model.signature, index=kind) as store:
+            if kind == "auto":
+                store.build_index()  # without a sample of queries an engine looks at everything
             answers.append(
                 model.ask(
                     "the quiet river of winter", store, max_new_tokens=6, until_sentence=False
@@ -113,7 +107,7 @@ def test_answers_are_the_same_where_the_engine_misses_nothing(
 def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(
     memory: Path, model: LandmarkModel
 ) -> None:
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
+    with MemoryStore.open(memory, model.signature) as store:
         hits(store)
         model.ingest(text(700, 9), store, name="three")
         store.forget("one")
@@ -125,48 +119,36 @@ def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(
         assert recall(found, hits(store, ("two", "three"))[1]) > 0.7
 
 
-def test_a_damaged_file_is_built_again_with_a_warning(
+def test_a_damaged_file_is_not_used_and_is_built_again(
     memory: Path, model: LandmarkModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
-        _, before = hits(store)
     file = memory / "index" / f"layer-{LAYER}.idx"
     damaged = bytearray(file.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     file.write_bytes(damaged)
-    with caplog.at_level(logging.WARNING):
-        with MemoryStore.open(
-            memory, model.signature, index="faiss-ivf-sq8", read_only=True
-        ) as store:
-            assert torch.equal(hits(store)[1], before)
-        assert file.read_bytes() == damaged
-        with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
-            assert torch.equal(hits(store)[1], before)
-    assert caplog.text.count("is damaged; building it again") == 2
-    caplog.clear()
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
-        assert torch.equal(hits(store)[1], before)
-    assert not caplog.text
+    with MemoryStore.open(memory, model.signature, index="packed") as store:
+        exact = hits(store)[1]
+    with caplog.at_level(logging.WARNING), MemoryStore.open(memory, model.signature) as store:
+        assert torch.equal(hits(store)[1], exact)
+        assert caplog.text.count("is damaged; searching exactly") == 1
+        store.build_index()
+    with MemoryStore.open(memory, model.signature) as store:
+        hits(store)
+        assert store.stats()["index"]["asked"] == 1
 
 
-def test_a_file_that_cannot_be_read_or_written_ends_no_search(
-    memory: Path, model: LandmarkModel, caplog: pytest.LogCaptureFixture
+def test_an_index_that_cannot_be_written_is_an_error_and_ends_no_search(
+    memory: Path, model: LandmarkModel
 ) -> None:
-    for file in (memory / "index" / f"layer-{LAYER}.idx", memory / "index" / "queries.idx"):
-        file.unlink()
-        file.mkdir()
-        (file / "in the way").touch()
-    with (
-        caplog.at_level(logging.WARNING),
-        MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store,
-    ):
-        found = hits(store)[1]
+    file = memory / "index" / f"layer-{LAYER}.idx"
+    file.unlink()
+    file.mkdir()
+    (file / "in the way").touch()
+    with MemoryStore.open(memory, model.signature) as store:
+        hits(store)
         with pytest.raises(ReadOnlyMemory, match="cannot be written"):
             store.build_index()
-    assert "building it again" in caplog.text and "cannot be written" in caplog.text
-    with MemoryStore.open(memory, model.signature, index="packed") as store:
-        # without a sample of queries an engine looks at everything
-        assert torch.equal(found, hits(store)[1])
+        hits(store)
 
 
 def test_what_cannot_be_indexed_is_refused_by_name(
@@ -186,7 +168,7 @@ def test_what_cannot_be_indexed_is_refused_by_name(
         pytest.raises(ReadOnlyMemory),
     ):
         model.build_index(store)
-    with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
+    with pytest.raises(InvalidInput, match="auto, packed"):
         MemoryStore.open(memory, model.signature, index="hnsw")
 
 
@@ -197,8 +179,7 @@ def test_update_asks_for_an_engine_where_one_would_pay(
     path = shutil.copytree(unbuilt, tmp_path / "memory")
     with MemoryStore.open(path, model.signature) as store:
         assert not store.update_index()
-        assert store.document("one").blocks < PAYING
-        monkeypatch.setattr("memstore.index.faiss.faiss_files.PAYING", store.document("one").blocks)
+        monkeypatch.setattr(faiss_index, "PAYING", store.document("one").blocks)
         assert store.update_index()
         model.build_index(store)
         assert not store.update_index()
@@ -210,18 +191,8 @@ def test_the_command_builds_and_says_what(
     monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
     weights = save_tiny_model(tmp_path / "model")
     shutil.copytree(unbuilt, tmp_path / "memory")
-    arguments = [
-        "index",
-        "--store",
-        str(tmp_path / "memory"),
-        "--model",
-        str(weights),
-        "--index",
-        "faiss-ivf-sq8",
-    ]
-    told = CliRunner().invoke(app, arguments)
+    memory = tmp_path / "memory"
+    told = CliRunner().invoke(app, ["index", "--store", str(memory), "--model", str(weights)])
     assert told.exit_code == 0, told.output
-    assert "layer 1: ivf-sq8 over" in told.stdout
-    assert (tmp_path / "memory" / "index" / "layer-1.idx").exists()
-    refused = CliRunner().invoke(app, [*arguments[:-1], "best"])
-    assert refused.exit_code == 2 and "unknown index 'best'" in refused.output
+    assert " landmarks; effort of its heads" in told.stdout
+    assert (memory / "index" / "layer-1.idx").exists()

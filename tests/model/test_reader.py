@@ -46,7 +46,7 @@ def test_another_reader_is_told_apart_and_builds_its_own_index(
 ) -> None:
     monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
     reader, other = ToyReader(), tiny_model(tmp_path / "model")
-    with MemoryStore.create(tmp_path / "m", reader.signature, index="faiss-ivf-sq8") as store:
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
         reader.ingest(BODY, store, name="book")
         assert set(reader.build_index(store)["engines"]) == {0, 2}
     with pytest.raises(WrongModel):

@@ -144,7 +144,7 @@ def test_killed_index_build_is_complete_or_absent(children: ForkServer, tmp_path
     for kill in range(max(1, KILLS // 2)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
         children.kill(chance.uniform(0, seconds), "index_job", memory)
-        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
             check_content(store, store.document("book"), text=1)
             q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
             scope = [(store.document("book").id, 0, store.document("book").blocks)]

@@ -207,7 +207,7 @@ def test_erasing_removes_index_files_and_what_was_begun_and_other_openings_go_on
     path: Path,
 ) -> None:
     pytest.importorskip("faiss")
-    with opened(path) as store, MemoryStore.open(path, index="faiss-ivf-sq8") as other:
+    with opened(path) as store, MemoryStore.open(path) as other:
         ingest(other, "long", 300 * CHUNK, text=4, commit_bytes=1 << 20)
         other.build_index()
         built = {file.name for file in (path / "index").iterdir()}
@@ -234,7 +234,7 @@ with replacement(Path(sys.argv[1])) as file:
         hits = other.retrieval.search_landmarks(1, query, [(document.id, 0, document.blocks)], 2)
         assert hits is not None
         assert [row.name for row in other.documents()] == ["before", "after", "long"]
-        other.update_index()  # what it writes is built from what is there
+        other.build_index()  # what it writes is built from what is there
         assert found(path) == {}
         check_content(other, ingest(other, "next", 100, text=5), text=5)
         assert [row.name for row in store.documents()][-1] == "next"

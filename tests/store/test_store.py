@@ -107,7 +107,7 @@ def test_open_refuses_missing_and_foreign_memories(path: Path, tmp_path: Path) -
     with pytest.raises(BudgetExceeded):
         MemoryStore.create(tmp_path / "other", SIGNATURE, host_budget=10)
     assert not (tmp_path / "other").exists()
-    with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
+    with pytest.raises(InvalidInput, match="auto, packed"):
         MemoryStore.open(path, index="hnsw")
     MemoryStore.open(path, SIGNATURE).close()
 

@@ -204,7 +204,7 @@ def killed_job(told: str, last: str, name: str, *arguments: str) -> int:
 
 def index_job(path: str) -> int:
     """Build the files of an index."""
-    with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
         store.build_index()
     return RIGHT
 

@@ -279,9 +279,9 @@ def test_host_slot_is_leased_until_its_copy_is_done(
         def __init__(self, *arguments: Any) -> None:
             self._arguments = arguments
 
-        def finish(self) -> None:
+        def synchronize(self) -> None:
             assert set(self._arguments[2]) <= host._table.leases.keys()
-            load_units(*self._arguments).finish()
+            load_units(*self._arguments)
 
     monkeypatch.setattr("memstore.tiers.slab.load_units", Late)
     device, host = make_pair(below, 8, 3)

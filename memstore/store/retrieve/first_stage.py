@@ -19,8 +19,8 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput, ObjectNotFound
 from memstore.index.block_rows import Scope
-from memstore.index.faiss.faiss_head import has_faiss
 from memstore.index.index_file import Unusable
+from memstore.index.inverted_lists import has_faiss
 from memstore.index.passage_files import Covered, PassageDirectory, PassageLists, covered_by, decode
 from memstore.index.token_lists import CODE, SAMPLED, TRAINED, build, lists_of
 from memstore.index.word_index import HeldPostings, WordsBeside, keys_of

@@ -39,8 +39,7 @@ def load_landmarks(
         for layer in catalog.signature.memory_layers:
             index.reserve(layer, sum(row.blocks for row in rows))
     for row in rows:
-        if index.holds(row.id):
-            index.remove(row.id)
+        index.remove(row.id)
         _load(index, catalog, txn, row)
 
 

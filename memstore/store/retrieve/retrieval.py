@@ -20,7 +20,6 @@ from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index import FaissIndex, Hits, PackedIndex, make_index
 from memstore.index.block_rows import Scope
-from memstore.index.faiss.faiss_files import FaissFiles
 from memstore.index.passage_files import PassageDirectory
 from memstore.index.word_index import WordsBeside
 from memstore.paused_collection import paused_collection
@@ -61,15 +60,8 @@ class Retrieval:
             # mathematics).
             torch.promote_types(dtype, torch.float32),
             device=usable_device(options.get("device") or "cpu"),
+            directory=None if catalog is None or catalog.source else catalog.database.path / INDEX,
         )
-        self._engines: FaissFiles | None = None
-        if isinstance(self.index, FaissIndex):
-            self._engines = FaissFiles(
-                self.index,
-                signature.memory_layers,
-                None if catalog.source else catalog.database.path / INDEX,
-                read_only=catalog.database.read_only,
-            )
         of_units = UnitShape.of_blocks if selector is None else UnitShape.of_passages
         self.tiers = Cascade(
             DiskTier(catalog) if catalog.source is None else catalog.source,
@@ -106,8 +98,6 @@ class Retrieval:
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """
         self.hold(scope)
-        if self._engines is not None:
-            self._engines.open(layer)  # from their file, before the layer is first searched
         return self.index.search(
             layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
         )
@@ -195,8 +185,8 @@ class Retrieval:
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
-        if self._engines is not None:
-            self._engines.drop()
+        if isinstance(self.index, FaissIndex):
+            self.index.drop()
         if self._first_stage is not None:
             self._first_stage.close()
 
@@ -282,14 +272,16 @@ class Retrieval:
         """Keep the queries of the searches made meanwhile, all of them exact: what `build` trains
         with. Raises InvalidInput for a packed index.
         """
-        return self._building_engines().sampled()
+        return self._building_index().sampled(self._catalog.signature.memory_layers)
 
     def update_engines(self) -> bool:
         """See MemoryStore.update_index."""
+        written = self._catalog.source is not None or not self._catalog.database.read_only
         if self._first_stage is not None:
-            written = self._catalog.source is not None or not self._catalog.database.read_only
             return written and self._first_stage.due(self._loaded)
-        return self._engines is not None and self._engines.update()
+        if self._catalog.source is not None or not isinstance(self.index, FaissIndex):
+            return False
+        return written and self.index.due(self._catalog.signature.memory_layers)
 
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """See MemoryStore.build_index."""
@@ -298,20 +290,20 @@ class Retrieval:
                 raise ReadOnlyMemory(
                     f"{self._catalog.database.path} is published; a reader builds no index there"
                 )
-            return self._building_engines().build(top_k, progress)
+            return self._building_index().build(
+                self._catalog.signature.memory_layers, top_k, progress
+            )
         return self._first_stage.build(self._loaded, progress)
 
     def tells_of_gone(self) -> bool:
         """Do the stored lists cover documents that are gone or have changed?"""
         return self._first_stage is not None and self._first_stage.tells_of_gone(self._loaded)
 
-    def _building_engines(self) -> FaissFiles:
-        """What builds the index. Raises InvalidInput for an index that builds nothing."""
-        if self._engines is None:
-            raise InvalidInput(
-                "a packed index builds nothing; open the memory with index auto or one of FAISS"
-            )
-        return self._engines
+    def _building_index(self) -> FaissIndex:
+        """The index. Raises InvalidInput for one that builds nothing."""
+        if not isinstance(self.index, FaissIndex):
+            raise InvalidInput("a packed index builds nothing; open the memory with index auto")
+        return self.index
 
     def describe(self) -> dict[str, Any]:
         """What was looked up, and what searches: its part of MemoryStore.stats."""

@@ -1,1 +1,0 @@
-"""Approximate engines over landmark keys, by FAISS."""
