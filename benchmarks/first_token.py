@@ -150,7 +150,7 @@ def model_of(options: argparse.Namespace) -> HuggingFacePassageModel:
             tokenizer,
             Adaptation(Selector()),
             weights=f"random {options.shape}",
-            adapter=ReadingAdapter.untrained(model, "both", 16),
+            adapter=ReadingAdapter.untrained(model, 16),
         )
     reader.gate = None
     return reader

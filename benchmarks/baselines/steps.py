@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines.transformer import BaselineTransformer
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss, Trainee, next_token_loss
+from memstore.training.objectives import Loss, next_token_loss
 from memstore.training.steps import Steps
 
 
@@ -17,7 +18,9 @@ class BaselineSteps(Steps):
     segments of it where the memory lets them (Infini-attention, full attention).
     """
 
-    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, model: Transformer, data: RecallData, device: torch.device, seed: int
+    ) -> None:
         super().__init__(model, data, device, seed)
         assert isinstance(model, BaselineTransformer)
         self._baseline = model

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.baselines.config import MEMORIES
-from benchmarks.baselines.subject import baseline_subject
+from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import add
 from benchmarks.common.starting import start
 from memstore.model.landmark.landmark_model import read_configuration
@@ -60,7 +60,7 @@ def main() -> None:
         init=options.init,
         precision=options.precision,
     )
-    subject = partial(baseline_subject, MEMORIES[options.memory])
+    subject = partial(BaselineSubject, MEMORIES[options.memory])
     train(config, options.texts, resume=options.resume, report=report, subject=subject)
     print(f"trained; python -m benchmarks.quality.recall --model {options.out}")
 

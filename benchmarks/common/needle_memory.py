@@ -20,7 +20,8 @@ from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session import StepReads
 from memstore.training import facts as language
@@ -118,7 +119,7 @@ class Reply:
 
 
 def reply(
-    model: LandmarkAPI | BaselineModel, session: AnySession, question: Question, *, generate: bool
+    model: LandmarkModel | BaselineModel, session: AnySession, question: Question, *, generate: bool
 ) -> Reply:
     """Ask in a fresh session.
 
@@ -149,7 +150,7 @@ def reply(
 
 
 def ask(
-    model: LandmarkAPI,
+    model: LandmarkModel,
     store: MemoryStore,
     plan: Plan,
     task: str,
@@ -224,7 +225,7 @@ def ask_streamed(
 
 def asked(task: str, length: int, settings: LookupSettings) -> dict[str, Any]:
     """What was asked, and how memory was looked up."""
-    names = ("granularity", "top_k", "score_range", "cmt_cutoff")
+    names = ("granularity", "top_k", "cmt_cutoff")
     return {"task": task, "length": length} | {name: getattr(settings, name) for name in names}
 
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from benchmarks.common.needles import Question
 from benchmarks.common.text import Books
+from memstore.model.tokenizer import Tokenizer
 from memstore.training import facts as language
-from memstore.training.corpus import CorpusTokenizer
-from memstore.training.facts import Fact, Pools, Sentence, draw_value
-from memstore.training.vocabulary import Split
+from memstore.training.facts import Fact, Pools, Sentence, Split, draw_value
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question
@@ -25,9 +24,7 @@ class Writer:
     passage; twice that where it holds several sentences.
     """
 
-    def __init__(
-        self, tokenizer: CorpusTokenizer, books: Books, rng: Random, size: int = 512
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, books: Books, rng: Random, size: int = 512) -> None:
         self.tokenizer, self.books, self.rng, self.size = tokenizer, books, rng, size
         self.pools = Pools.of("held_out", books.words)
         texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]

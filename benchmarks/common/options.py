@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.reading import MEMORY, load_baseline
-from benchmarks.common.sessions import AnyModel, LandmarkReader
+from benchmarks.common.sessions import AnyModel
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
-from memstore.hf.models_by_name import reader_named
-from memstore.model.landmark import SHIPPED_NAME
 
 
 def add(
@@ -64,20 +62,6 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     return load_model(options.model)
 
 
-def landmark_reader(name: str | None) -> LandmarkReader:
-    """The model that ships (None), or a directory that `memstore train` wrote, with --model or
-    without.
-    """
-    reader = reader_named(name or SHIPPED_NAME)
-    if isinstance(reader, LandmarkModel):
-        return reader
-    from memstore.hf.landmark_decoder import HuggingFaceLandmarkModel
-
-    if not isinstance(reader, HuggingFaceLandmarkModel):
-        raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
-    return reader
-
-
 def load_any(options: argparse.Namespace) -> AnyModel:
     """The model under test, of whichever memory."""
     prepare(options.threads)
@@ -85,10 +69,12 @@ def load_any(options: argparse.Namespace) -> AnyModel:
 
 
 def named_model(name: str | None) -> AnyModel:
-    """`landmark_reader`, or a model of another memory (`benchmarks.baselines.train`)."""
+    """The model that ships (None), a directory that `memstore train` wrote, or a model of another
+    memory (`benchmarks.baselines.train`).
+    """
     if name and (Path(name) / MEMORY).is_file():
         return load_baseline(name)
-    return landmark_reader(name)
+    return load_model(name)
 
 
 def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:

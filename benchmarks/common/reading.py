@@ -8,7 +8,8 @@ import numpy as np
 from benchmarks.common.text import Books
 from memstore import MemoryStore
 from memstore.closing import Closing
-from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_session import LandmarkSession
 
 TARGETS = 256  # tokens
 LONGEST_CHUNK = 256  # blocks
@@ -46,7 +47,7 @@ def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]
     ]
 
 
-def score_whole(model: LandmarkAPI, before: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+def score_whole(model: LandmarkModel, before: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
     """Log probabilities [n - 1] of targets[1:], text and targets being one chunk at its true
     positions, without memory (arXiv 2305.16300, figure 6); None for more than a chunk can hold.
     """
@@ -68,7 +69,7 @@ class Reading(Closing):
     context manager.
     """
 
-    def __init__(self, model: LandmarkAPI, text: np.ndarray) -> None:
+    def __init__(self, model: LandmarkModel, text: np.ndarray) -> None:
         """Read the text, attending to its latest blocks, as an ingest does."""
         chunk = model.lookup.chunk_blocks * model.shape.block_size
         if len(text) % chunk:

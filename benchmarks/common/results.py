@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.reading import BaselineModel
-from memstore.model.landmark.landmark_session import LandmarkAPI
+from memstore.model.landmark.landmark_model import LandmarkModel
 
 
 def machine() -> dict[str, Any]:
@@ -54,7 +54,7 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def write_results(
-    options: argparse.Namespace, model: LandmarkAPI | BaselineModel, results: dict[str, Any]
+    options: argparse.Namespace, model: LandmarkModel | BaselineModel, results: dict[str, Any]
 ) -> None:
     """`write`, with the hash of the model's weights, and of another memory than landmarks what it
     is.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +12,7 @@ from memstore import MemoryStore
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.landmark.landmark_session import LandmarkSession
 
-if TYPE_CHECKING:
-    from memstore.hf.landmark_decoder import HuggingFaceLandmarkModel
-
-LandmarkReader: TypeAlias = "LandmarkModel | HuggingFaceLandmarkModel"
-AnyModel: TypeAlias = "LandmarkReader | BaselineModel"
+AnyModel = LandmarkModel | BaselineModel
 AnySession = LandmarkSession | Reading
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from memstore.training.corpus import CorpusTokenizer, is_held_out, read_documents
+from memstore.model.tokenizer import Tokenizer
+from memstore.training.corpus import is_held_out, read_documents
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Books:
     words: tuple[str, ...]
 
     @classmethod
-    def read(cls, paths: Sequence[str], tokenizer: CorpusTokenizer, cache: Path) -> "Books":
+    def read(cls, paths: Sequence[str], tokenizer: Tokenizer, cache: Path) -> "Books":
         """Tokenise the files, or take what was tokenised into the directory `cache` before."""
         named = [
             f"{Path(path).name} {Path(path).stat().st_size}"

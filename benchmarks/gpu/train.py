@@ -54,7 +54,7 @@ def steps(setting: Setting, length: int, windows: int) -> Iterator[Row]:
     """The rows of one length."""
     paths = {"kernel": True, "reference": False} if setting.cuda else {"reference": False}
     training = Training(PRESETS["paper" if setting.cuda else "test"], setting.place, setting.seed)
-    training.draw(windows, max(1, length // training.config.stride))
+    training.draw(windows, max(1, length // training.config.shape.stride))
     peak = peak_tflops(setting.place)
     result = measure(training, paths, 1 if setting.tiny else 8, peak)
     what = f"a step of {windows} x {result['length']}"
@@ -94,7 +94,7 @@ class Training:
         """Take random windows [windows, blocks * (block_size + 1)] from here on."""
         ids = torch.randint(
             self.config.vocab_size - 2,
-            (windows, blocks, self.config.stride),
+            (windows, blocks, self.config.shape.stride),
             generator=self.generator,
         )
         ids[:, :, -1] = self.config.landmark_id

@@ -29,7 +29,7 @@ from benchmarks.common.options import add, load, parser
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
 from memstore.devices import fast_dtype
-from memstore.kernels.api import LocalAttention, grouped_softmax_attention
+from memstore.kernels.api import grouped_softmax_attention
 from memstore.training.corpus import TokenCorpus
 
 BLOCKS = 8  # of a window
@@ -44,14 +44,14 @@ def landmark_keys(model: LandmarkModel, content: Tensor) -> dict[int, Tensor]:
     size, layers = config.block_size, config.memory_layers or ()
     blocks = content.view(len(content), -1, size)
     landmarks = torch.full((*blocks.shape[:2], 1), config.landmark_id)
-    positions = torch.arange(blocks.shape[1] * config.stride)
+    positions = torch.arange(blocks.shape[1] * config.shape.stride)
     cmt_keys = model.cmt_keys
     found: dict[int, Tensor] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer in layers:
             # (W * n, Hkv, D)
-            at_landmarks = k[:, :, size :: config.stride].transpose(1, 2).flatten(0, 1)
+            at_landmarks = k[:, :, size :: config.shape.stride].transpose(1, 2).flatten(0, 1)
             found[layer] = rope(at_landmarks.float(), torch.tensor(size))
         if layer == max(layers):
             return torch.zeros_like(q)  # what comes after the last keys is nobody's
@@ -107,30 +107,16 @@ def lookups(
     group = model.config.num_heads // model.config.num_kv_heads
     writer = Writer(model.tokenizer, books, rng)
     found: list[tuple[int, int, Tensor]] = []
-    gates: dict[int, Tensor] = {}
-
-    class Watch:
-        """Notes the gate of a layer before its lookup."""
-
-        def attended(self, layer: int, local: LocalAttention) -> None:
-            gates[layer] = local.gate[0]  # (H, T)
-
-        def missed(self) -> None:
-            pass
 
     with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
         session.feed(books.place(rng, memory).tolist())
         search = store.retrieval.search_landmarks
 
         def noted(layer: int, q: Tensor, *arguments: Any, **options: Any) -> Any:
-            opened = gates[layer] >= model.config.cmt_cutoff
-            # of the tokens that are searched for: those with an open head
-            opened = opened[:, opened.any(0)]
-            for head, rows in enumerate(opened):
+            for head, rows in enumerate(options["open_rows"]):  # those whose gate is open
                 found.append((layer, head // group, q[head, rows].clone()))
             return search(layer, q, *arguments, **options)
 
-        session.attention.observer = Watch()
         with patch.object(store.retrieval, "search_landmarks", noted):
             for _ in range(turns):
                 session.feed(books.place(rng, 256).tolist())

@@ -46,7 +46,7 @@ class Encoder(Transformer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.mask_id = config.cmt_id
+        self.mask_id = config.vocab_size - 1
 
     def encode(self, ids: Tensor, top_k: int | None = None) -> Tensor:
         """Texts [B, n] of content, n a multiple of block_size -> the states [B, n, hidden_size] of

@@ -24,7 +24,7 @@ from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import blocks
 from benchmarks.paper.runs import parser
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_session import LandmarkAPI
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.landmark.transformer import PRESETS
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.session import StepReads
@@ -60,7 +60,7 @@ class Distinct:
         return {layer: len(read) for layer, read in sorted(layers.items())}
 
 
-def distinct_blocks(model: LandmarkAPI, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
+def distinct_blocks(model: LandmarkModel, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
     """What the last `chunk` tokens of a text read of the blocks before them, in one session that
     retrieves from its own text; lookup: LookupSettings that shall differ.
     """
@@ -100,7 +100,7 @@ def count_blocks(
 ) -> dict[str, list[float]]:
     """Of every text, the mean over heads and layers and that over layers."""
     model = measured.model
-    assert isinstance(model, LandmarkAPI)
+    assert isinstance(model, LandmarkModel)
     counted: dict[str, list[float]] = {"by_head": [], "by_layer": []}
     for segment in segments(measured.books, texts, length - TARGETS, seed):
         text = np.concatenate([segment.before, segment.targets])

@@ -21,7 +21,7 @@ from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.runs import parser
-from memstore.model.landmark.landmark_session import LandmarkAPI
+from memstore.model.landmark.landmark_model import LandmarkModel
 
 JUMPS = 100
 Found = dict[str, dict[int, np.ndarray]]
@@ -49,7 +49,7 @@ def losses(measured: Measured, bench: Bench, length: int, longest: int) -> list[
 
     def compute() -> list[float]:
         model, found = measured.model, []
-        assert isinstance(model, LandmarkAPI)
+        assert isinstance(model, LandmarkModel)
         for segment in segments(measured.books, count, longest - TARGETS, seed):
             before = segment.before[longest - length :]
             whole = score_whole(model, before, segment.targets)

@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.baselines.config import MEMORIES
-from benchmarks.baselines.subject import baseline_subject
+from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.tables import table
 from memstore.disk.files import replacement
@@ -34,7 +34,7 @@ from memstore.model.landmark.transformer import PRESETS
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import Precision, TrainConfig
+from memstore.training.subject import Precision, Subject, TrainConfig
 from memstore.training.train import train
 
 MAIN = ("landmark", "transformer-xl", "memorizing", "infini", "none")
@@ -183,7 +183,7 @@ class Runs:
                 precision=self._precision,
             )
             memory = MEMORIES.get("none" if run.memory == START else run.memory)
-            subject = None if memory is None else partial(baseline_subject, memory)
+            subject = Subject if memory is None else partial(BaselineSubject, memory)
             line: dict[str, Any] = said.get("last", {})
             said = wanted | {"cpu_seconds": said.get("cpu_seconds", 0.0), "finished": False}
             began = time.process_time()

@@ -12,7 +12,8 @@ from benchmarks.baselines.past import Attended
 from benchmarks.baselines.reading import BaselineModel, Reading
 from benchmarks.common.sessions import AnyModel
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_session import LandmarkAPI, LandmarkSession
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_session import LandmarkSession
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not
 _AT_ONCE = 1 << 13
@@ -74,7 +75,7 @@ def score(model: AnyModel, way: Way, ids: np.ndarray, begin: int = 1) -> Scored:
 
 
 def _score_landmarks(
-    model: LandmarkAPI, session: LandmarkSession, ids: np.ndarray, begin: int
+    model: LandmarkModel, session: LandmarkSession, ids: np.ndarray, begin: int
 ) -> Scored:
     shape, lookups = model.shape, session.lookups
     first, keys, at = (lookups.done, lookups.skipped), 0.0, begin - 1

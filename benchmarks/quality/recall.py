@@ -39,7 +39,7 @@ from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process
 from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.landmark.landmark_session import LandmarkAPI
+from memstore.model.landmark.landmark_model import LandmarkModel
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def ask_again(
 
 
 def ask_stored(
-    model: LandmarkAPI, directory: Path, kind: str, options: argparse.Namespace
+    model: LandmarkModel, directory: Path, kind: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any] | None]:
     """A row a task and length, from the memory on disk."""
     plan = Plan.load(directory)

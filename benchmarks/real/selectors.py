@@ -46,7 +46,7 @@ from memstore.model.passages.selector import (
     confidence,
 )
 from memstore.training.corpus import read_documents
-from memstore.training.selectors.measure import Haystack
+from memstore.training.selectors.make_selector import Haystack
 from memstore.training.selectors.states import captured
 
 LENGTH = 32_768  # tokens of a document

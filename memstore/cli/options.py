@@ -162,7 +162,7 @@ class Lookup:
     ] = None
     score_range: Annotated[
         float | None,
-        option("--score-range", "B", "Read only blocks that score within B of the best."),
+        option("--score-range", "B", "Read only passages that score within B of the best."),
     ] = None
     cmt_cutoff: Annotated[
         float | None,

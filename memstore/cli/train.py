@@ -1,6 +1,5 @@
 """The command `train`: check its options, build a TrainConfig, run the training."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
-    "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
     interrupted="interrupted; --resume continues from the last checkpoint",
 )
 def train(
@@ -33,8 +31,7 @@ def train(
         option(
             "--preset",
             "NAME",
-            "Shape: test, books, small, medium or paper; default: that of --resume or --init, else "
-            "test.",
+            "Shape: test, books or paper; default: that of --resume or --init, else test.",
         ),
     ] = None,
     minutes: Annotated[
@@ -47,23 +44,6 @@ def train(
     from_stage: Annotated[
         str | None, option("--from-stage", "NAME", "Begin the plan at this stage (with --init).")
     ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            "--model",
-            "NAME",
-            "Fine-tune this Hugging Face decoder (smollm2, a directory, a hub name).",
-        ),
-    ] = None,
-    full: Annotated[
-        bool, flag("--full", "With --model: train all weights; else adapters (LoRA).")
-    ] = False,
-    rank: Annotated[
-        int | None, option("--rank", "N", "Of the adapters; default: 16.", min=1)
-    ] = None,
-    block_size: Annotated[
-        int | None, option("--block-size", "N", "With --model: tokens; default: 32.", min=2)
-    ] = None,
     resume: Annotated[bool, flag("--resume", "Go on from the run in DIR.")] = False,
     threads: Annotated[int, option("--threads", "N", "CPU cores to use.", min=1)] = 1,
     device: Annotated[str, option("--device", "DEVICE", "Where to compute: cpu or cuda.")] = "cpu",
@@ -75,30 +55,18 @@ def train(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a model on text; the directory of a landmark model can be given to --model."""
-    from memstore.training.curriculum import default_curriculum, finetune_stages, stages_from
-    from memstore.training.subject import Finetune, TrainConfig
+    """Train a landmark model on text; --model of other commands takes its directory."""
+    from memstore.training.curriculum import default_curriculum, stages_from
+    from memstore.training.subject import TrainConfig
     from memstore.training.train import train as run_training
 
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, got {minutes}")
-    if model is None and (full or rank or block_size):
-        raise typer.BadParameter("--full, --rank and --block-size need --model")
-    if model is not None and (preset or init):
-        raise typer.BadParameter("--model names the model to train; leave out --preset and --init")
-    if full and rank:
-        raise typer.BadParameter("--full trains all weights, --rank adapters; choose one")
-    finetune, stages = None, default_curriculum()
-    if model is not None:
-        defaults = Finetune(model)
-        rank = None if full else rank or defaults.rank
-        finetune, stages = replace(defaults, block_size=block_size, rank=rank), finetune_stages()
     start = out if resume and (out / "config.json").is_file() else init
     config = TrainConfig(
         out=out,
-        model=_config(preset, start if model is None else None),
-        stages=stages_from(from_stage, stages),
-        finetune=finetune,
+        model=_config(preset, start),
+        stages=stages_from(from_stage, default_curriculum()),
         minutes=minutes,
         seed=seed or 0,
         threads=threads,

@@ -241,16 +241,15 @@ def _mask(former: str) -> Callable[..., Any]:
 
 def run_layers(
     decoder: nn.Module,
-    given: Tensor,
+    ids: Tensor,
     cache: ForwardCache,
     *,
     layers: int | None = None,
     enter: Enter | None = None,
 ) -> Tensor:
-    """Run ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
-    (None: all layers and the final norm) -> states [B, T, hidden_size].
+    """Run ids [B, T] through a decoder's first `layers` layers (None: all layers and the final
+    norm) -> states [B, T, hidden_size].
     """
-    inputs = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
     last: list[Tensor] = []
 
     def entering(layer: int, states: Tensor) -> None:
@@ -263,10 +262,10 @@ def run_layers(
     cache.stop, cache.enter = None if whole else layers, entering
     try:
         states = decoder(
-            **inputs, **cache_argument(decoder, cache), use_cache=True
+            input_ids=ids, **cache_argument(decoder, cache), use_cache=True
         ).last_hidden_state
     except _Stopped:
-        cache.advance(given.shape[1])
+        cache.advance(ids.shape[1])
         return last[0]
     return cast(Tensor, states)
 

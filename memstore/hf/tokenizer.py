@@ -57,15 +57,6 @@ class OffsetTokenizer(TokenText):
             )
 
 
-class LandmarkTokenizer(OffsetTokenizer):
-    """The same, with a landmark id that no text has."""
-
-    def __init__(self, tokenizer: Any, landmark_id: int) -> None:
-        super().__init__(tokenizer)
-        self.check_known(landmark_id)
-        self.landmark_id = landmark_id
-
-
 def _plain(described: dict[str, Any]) -> dict[str, Any]:
     """The description of a tokenizer that adds nothing to a text and truncates nothing."""
 

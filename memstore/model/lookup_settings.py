@@ -42,7 +42,7 @@ class LookupSettings:
 
     # blocks retrieved per lookup, and recent blocks of a session
     top_k: Annotated[int, Meta(ge=1, le=1024)] = 4
-    # of these, only those that score at least the best - score_range; None = all
+    # of a passage model: only those within so many standard deviations of the best; None = all
     score_range: Amount | None = None
     # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     recency: Amount = 0.0

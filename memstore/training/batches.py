@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from memstore.training.corpus import CorpusTokenizer, TokenCorpus
+from memstore.model.tokenizer import Tokenizer
+from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import RecallConfig
 from memstore.training.facts import Pools, draw_pass_key
 from memstore.training.pages import PLAIN, Known, Page, Source, StatedFact, forms
@@ -76,9 +77,15 @@ class RecallData:
     """
 
     def __init__(
-        self, tokenizer: CorpusTokenizer, corpus: TokenCorpus, config: RecallConfig, seed: int
+        self,
+        tokenizer: Tokenizer,
+        corpus: TokenCorpus,
+        config: RecallConfig,
+        block_size: int,
+        seed: int,
     ) -> None:
-        self.config = config
+        """block_size: content tokens in a block; a landmark follows each."""
+        self.config, self._block_size = config, block_size
         self._landmark_id = tokenizer.landmark_id
         self._rng = Random(seed)
         self._source = Source(tokenizer, corpus, self._rng)
@@ -187,7 +194,7 @@ class RecallData:
             view, purpose = self._view(memory, visible)
             if purpose == "text":
                 follows = rng.random() < config.text_follows
-                text = self._source.text(memory.text_windows[view[0]], blocks * config.block_size)
+                text = self._source.text(memory.text_windows[view[0]], blocks * self._block_size)
                 page.put(text.tolist(), PLAIN)
             else:
                 follows = rng.random() < config.question_follows
@@ -252,7 +259,7 @@ class RecallData:
             if stated.current and (stated.replaces is None or stated.replaces in view)
         ]
         rng.shuffle(known)
-        recent_from = size - recents * self.config.block_size
+        recent_from = size - recents * self._block_size
         recents_first = recents > 0 and rng.random() < 0.5
         pass_key_first = purpose == "pass key" or rng.random() < 0.5
 
@@ -276,7 +283,7 @@ class RecallData:
         return pools.narrowed(rng) if rng.random() < hard else pools
 
     def _page(self, blocks: int) -> Page:
-        return Page(self._source, self.config, blocks * self.config.block_size)
+        return Page(self._source, self.config, blocks, self._block_size)
 
     def _with_landmarks(
         self, pages: Sequence[Page], blocks: int
@@ -286,7 +293,7 @@ class RecallData:
         """
         for page in pages:
             page.finish()
-        size = self.config.block_size
+        size = self._block_size
         shape = (len(pages), blocks, size)
         ids = torch.full((len(pages), blocks, size + 1), self._landmark_id, dtype=torch.int64)
         weights = torch.zeros((len(pages), blocks, size + 1), dtype=torch.float32)

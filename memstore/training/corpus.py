@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import zstandard
 
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput
+from memstore.model.tokenizer import Tokenizer
 
 ENTITY_WORDS = 6000  # words collected from a corpus to name things with
 HELD_OUT_PERCENT = 15  # of the entity words, kept from training
@@ -108,36 +109,12 @@ def _read_json_lines(path: Path) -> Iterator[str]:
         raise InvalidInput(f"{path} holds no documents")
 
 
-class CorpusTokenizer(Protocol):
-    """What texts are cut by: ours, or that of a Hugging Face model beside a landmark."""
-
-    landmark_id: int  # of no text
-    fingerprint: str
-
-    @property
-    def text_ids(self) -> int:
-        """How many ids stand for text; they are the first ones."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
-
-    def segments(self, pieces: Iterable[str]) -> Iterator[str]:
-        """A text that arrives in pieces, in the segments that are cut one by one."""
-
-
 @dataclass(frozen=True)
 class TokenCorpus:
     """All documents of some files as one array of token ids, and words that occur in them.
 
-    `tokens` is uint16 [n], of a large vocabulary uint32 (a memory map), documents one after the
-    other. `words` are lower-case words of 4-10 letters to name things with, without those that are
-    held out for evaluation.
+    `tokens` is uint16 [n] (a memory map), documents one after the other. `words` are lower-case
+    words of 4-10 letters to name things with, without those that are held out for evaluation.
     """
 
     tokens: np.ndarray
@@ -145,7 +122,7 @@ class TokenCorpus:
 
     @classmethod
     def build(
-        cls, paths: Sequence[str | Path], tokenizer: CorpusTokenizer, cache_dir: str | Path
+        cls, paths: Sequence[str | Path], tokenizer: Tokenizer, cache_dir: str | Path
     ) -> TokenCorpus:
         """Tokenise the files into `cache_dir`, or reuse what is there from the same files and
         tokenizer.
@@ -164,7 +141,7 @@ class TokenCorpus:
             counts = _write_tokens(files, tokenizer, ids_file)
             with replacement(words_file, mode=0o644) as file:
                 file.write(json.dumps(_entity_words(counts)).encode())
-        tokens = np.memmap(ids_file, dtype=_dtype(tokenizer), mode="r")
+        tokens = np.memmap(ids_file, dtype=np.uint16, mode="r")
         return cls(tokens, tuple(json.loads(words_file.read_text())))
 
     def __len__(self) -> int:
@@ -181,19 +158,12 @@ class TokenCorpus:
         return rng.randrange(len(self.tokens) - length + 1)
 
 
-def _dtype(tokenizer: CorpusTokenizer) -> type[np.unsignedinteger]:
-    return np.uint16 if tokenizer.text_ids <= 1 << 16 else np.uint32
-
-
-def _cache_key(paths: Sequence[Path], tokenizer: CorpusTokenizer) -> str:
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise InvalidInput(f"no such file: {missing[0]}")
+def _cache_key(paths: Sequence[Path], tokenizer: Tokenizer) -> str:
     described = [tokenizer.fingerprint, *(f"{path.name}:{path.stat().st_size}" for path in paths)]
     return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()
 
 
-def _write_tokens(paths: Sequence[Path], tokenizer: CorpusTokenizer, target: Path) -> Counter[str]:
+def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> Counter[str]:
     """Write the ids of all documents to `target` and count the words met."""
     counts: Counter[str] = Counter()
 
@@ -206,7 +176,7 @@ def _write_tokens(paths: Sequence[Path], tokenizer: CorpusTokenizer, target: Pat
         segments = (segment for text in documents() for segment in tokenizer.segments([text]))
         while batch := list(islice(segments, _SLICE_SEGMENTS)):
             for ids in tokenizer.encode_batch(batch):
-                file.write(np.asarray(ids, dtype=_dtype(tokenizer)).tobytes())
+                file.write(np.asarray(ids, dtype=np.uint16).tobytes())
     return counts
 
 

@@ -14,7 +14,6 @@ class RecallConfig:
     0 and 1.
     """
 
-    block_size: int = 32  # content tokens in a block; a landmark follows each
     # of an answer's first token: it has to be looked up, the others follow from those before
     first_weight: float = 3.0
     stop_weight: float = 0.9  # of the full stop that ends an answer
@@ -46,10 +45,6 @@ class RecallConfig:
     repeats: float = 0.3  # numbers of few different digits
     simple: float = 0.0  # windows and memories of plain sentences, short names, digits and words
     one_form: float = 0.4  # memories that state all facts in one form
-
-    def __post_init__(self) -> None:
-        if self.block_size < 2:
-            raise InvalidConfig(f"block_size is {self.block_size}; a block needs at least 2 tokens")
 
 
 @dataclass(frozen=True)
@@ -87,12 +82,7 @@ def default_curriculum() -> tuple[Stage, ...]:
     sentences and repeated digits from the start the model learns those, and its lookup stays at the
     plateau.
     """
-    windows, varied, memory = _lookup_stages()
-    return windows, varied, memory, *_text_stages(memory)
-
-
-def _lookup_stages() -> tuple[Stage, Stage, Stage]:
-    """Looking up, without the gate: inside a window, in varied sentences, then in fresh chunks."""
+    # looking up, without the gate: inside a window, in varied sentences, then in fresh chunks
     data = RecallConfig()
     plain = replace(data, simple=1.0, repeats=0.0, hard=0.0, updates=0.0, near=0.05)
     windows = Stage("windows", "windows", steps=1200, lr=3e-3, muon_lr=0.02, warmup=50, data=plain)
@@ -108,11 +98,7 @@ def _lookup_stages() -> tuple[Stage, Stage, Stage]:
             data, simple=0.5, repeats=0.1, pass_key=0.5, plain=0.0, continuations=0.0, updates=0.03
         ),
     )
-    return windows, varied, memory
-
-
-def _text_stages(memory: Stage) -> tuple[Stage, ...]:
-    """With the gate, among text that goes on: then the rarer questions, and every form."""
+    # with the gate, among text that goes on: then the rarer questions, and every form
     text = replace(
         memory,
         name="text",
@@ -164,42 +150,7 @@ def _text_stages(memory: Stage) -> tuple[Stage, ...]:
             readings=0.1,
         ),
     )
-    return text, polish, finish, wide
-
-
-def finetune_stages() -> tuple[Stage, ...]:
-    """Windows, in which attention to earlier blocks has to pass by their landmarks; then fresh
-    chunks that read windows as a memory, against other windows' landmarks. The gate takes part from
-    the start.
-    """
-    data = replace(
-        default_curriculum()[0].data, simple=0.6, plain_share=0.2, copy_share=0.2, repeats=0.1
-    )
-    windows = Stage(
-        "windows",
-        "windows",
-        steps=200,
-        lr=1e-3,
-        muon_lr=0.0,  # no matrix learns by it here
-        cmt=True,
-        batch=4,
-        blocks=5,
-        warmup=10,
-        data=data,
-    )
-    memory = replace(
-        windows,
-        name="memory",
-        kind="memory",
-        steps=250,
-        memory_windows=4,
-        memory_blocks=5,
-        chunk_blocks=2,
-        queue=200,
-        negative_ramp=0.5,
-        data=replace(data, plain=0.2, continuations=0.2, pass_key=0.7, updates=0.03),
-    )
-    return windows, memory
+    return windows, varied, memory, text, polish, finish, wide
 
 
 def stages_from(name: str | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

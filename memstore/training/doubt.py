@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -24,15 +23,19 @@ from memstore.store.memory_store import MemoryStore
 from memstore.training.reading_questions import AskedContext, AskedQuestion
 
 _LEFT_OUT = 0.3  # of the contexts: nothing answers their questions
-_FEW = (3, 8, 25, 60)  # documents that every second question is asked of, in place of all
+# documents that every second question is asked of, in place of all: the right one if there is one,
+# half of them of its article
+_FEW = (3, 8, 25, 60)
 _SETS = 8  # the largest ones are asked about
 _FOLDS = 5
+
+Case = tuple[tuple[float, float, float, float], float, float]
+"""Of a question: Evidence.numbers, and 1 if its passages lack the answer, if all documents do."""
 
 
 def fit_doubt(
     reader: HuggingFacePassageModel,
     contexts: Sequence[AskedContext],
-    work: Path,
     *,
     questions: int = 2000,
     seed: int = 0,
@@ -42,9 +45,8 @@ def fit_doubt(
     that is refused with each of CAUTIONS, by cross-validation.
 
     Contexts of one source and language make one memory; `questions` are divided among the largest
-    of these. Asked are questions whose answer is in their context verbatim. work: directory of the
-    results so far; an interrupted run continues there. None where there are too few questions.
-    Raises InvalidInput for a reader without an adapter that refuses.
+    of these. Asked are questions whose answer is in their context verbatim. None where there are
+    too few questions. Raises InvalidInput for a reader without an adapter that refuses.
     """
     if reader.refusal is None or reader.adapter is None:
         raise InvalidInput("the model has no reading adapter that refuses")
@@ -54,22 +56,12 @@ def fit_doubt(
             sets[one.collection].append(msgspec.structs.replace(one, questions=asked))
     names = sorted(sets, key=lambda name: (-len(sets[name]), name))[:_SETS]
     sets = {name: sets[name] for name in names if len(sets[name]) >= 1 / _LEFT_OUT}
-    cases = []
-    work.mkdir(parents=True, exist_ok=True)
+    cases = list[Case]()
     for number, (name, some) in enumerate(sorted(sets.items())):
         report(f"asking about {name}: {number + 1} of {len(sets)}")
-        count = questions // len(sets)
-        of = (reader.adapter.digest, reader.selector.spec, reader.selector.word_weight, name)
-        digest = blake2b(repr((*of, some, count, seed)).encode(), digest_size=8)
-        path = work / f"asked-{digest.hexdigest()}.pt"
-        if not path.is_file():
-            found = _ask(reader, some, count, Random(f"{seed} {name}"))
-            torch.save(found, path.with_suffix(".partial"))
-            path.with_suffix(".partial").replace(path)
-        cases.append(torch.load(path, weights_only=True))
-    numbers = torch.cat([numbers for numbers, _, _ in cases] or [torch.zeros(0, 4)])
-    lacking = torch.cat([lacking for _, lacking, _ in cases] or [torch.zeros(0)])
-    unanswered = torch.cat([unanswered for _, _, unanswered in cases] or [torch.zeros(0)])
+        cases += _ask(reader, some, questions // len(sets), Random(f"{seed} {name}"))
+    columns = zip(*cases) if cases else ([], [], [])
+    numbers, lacking, unanswered = (torch.tensor(column) for column in columns)
     if min(int(unanswered.sum()), int((1 - unanswered).sum())) < _FOLDS:
         return None
     fold = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)) % _FOLDS
@@ -95,10 +87,8 @@ def _stands_in(question: AskedQuestion, context: str) -> bool:
 
 def _ask(
     reader: HuggingFacePassageModel, contexts: Sequence[AskedContext], count: int, rng: Random
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Evidence.numbers [n, 4] of so many questions; 1 for each whose passages lack the answer [n],
-    and 1 for each that nothing in the memory answers [n].
-    """
+) -> list[Case]:
+    """Ask so many questions of a memory that lacks some of the contexts."""
     titles = sorted({one.title for one in contexts})
     place = {title: at for at, title in enumerate(rng.sample(titles, len(titles)))}
     some = sorted(contexts, key=lambda one: place[one.title])[: max(8, count // 2)]
@@ -106,7 +96,7 @@ def _ask(
     out = set(rng.sample(names, round(_LEFT_OUT * len(some))))
     kept = [name for name in names if name not in out]
     asked = [(name, q) for name, one in zip(names, some) for q in one.questions if q.answers]
-    numbers, lacking, unanswered = [], [], []
+    cases = list[Case]()
     with TemporaryDirectory(prefix="memstore-", ignore_cleanup_errors=True) as directory:
         store = MemoryStore.create(Path(directory) / "m", reader.signature, selector=reader.keeps)
         with store:
@@ -114,7 +104,10 @@ def _ask(
                 reader.ingest(some[int(name)].context, store, name=name)
             for name, question in rng.sample(asked, min(count, len(asked))):
                 like = [n for n in kept if some[int(n)].title == some[int(name)].title]
-                few = _few(name if name in kept else None, like, kept, rng)
+                count = min(rng.choice(_FEW), len(kept))
+                near = rng.sample(like, min(count // 2, len(like)))
+                right = [name] if name in kept else []
+                few = list(dict.fromkeys([*right, *near, *rng.sample(kept, len(kept))]))[:count]
                 with reader.session(store, kept if rng.random() < 0.5 else few) as session:
                     session.ask(question.question, lambda: None)
                     if session.evidence is not None:
@@ -125,19 +118,10 @@ def _ask(
                             if one.document == document
                             for passage in store.passages(one.document, one.block, one.block + 1)
                         ]
-                        numbers.append(torch.tensor(session.evidence.numbers))
-                        lacking.append(float(not any(_stands_in(question, one) for one in texts)))
-                        unanswered.append(float(name in out))
-    read = torch.stack(numbers) if numbers else torch.zeros(0, 4)
-    return read, torch.tensor(lacking), torch.tensor(unanswered)
-
-
-def _few(right: str | None, like: Sequence[str], kept: Sequence[str], rng: Random) -> list[str]:
-    """A few documents: the right one if there is one, half of them like it."""
-    count = min(rng.choice(_FEW), len(kept))
-    near = rng.sample(like, min(count // 2, len(like)))
-    first = [right] if right else []
-    return list(dict.fromkeys([*first, *near, *rng.sample(kept, len(kept))]))[:count]
+                        lacking = not any(_stands_in(question, one) for one in texts)
+                        numbers = session.evidence.numbers
+                        cases.append((numbers, float(lacking), float(name in out)))
+    return cases
 
 
 def _fit(numbers: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
 """The language of planted facts: made-up things with attributes and values, and the sentences that
-state them, update them and ask for them.
+state them, update them and ask for them. facts.txt has the words and the sentence forms.
 
-Landmark training, the questions of `planted.py` and the benchmarks of landmark models plant these
-facts. Every pool of words and every list of sentence forms has a part that training never sees, for
-the split "held_out".
+Landmark training and the benchmarks of landmark models plant these facts. Every pool of words and
+every list of sentence forms has a part that training never sees, for the split "held_out".
 """
 
 from __future__ import annotations
@@ -11,41 +10,36 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Literal
 
-from memstore.training.vocabulary import SPLITS, Split, between_commas, forms, sections
-
-_TEXT = sections("forms")
-Forms = dict[Split, tuple[str, ...]]
-
-
-def _forms(name: str) -> Forms:
-    return {split: forms(_TEXT[f"{name} {split}"]) for split in SPLITS}
+Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
+_PARTS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split("[")[1:]
+_SECTIONS = {name: text.strip() for name, _, text in (part.partition("]") for part in _PARTS)}
 
 
-def _questions(name: str) -> Forms:
-    return {split: tuple(one.replace("|", " ") for one in _forms(name)[split]) for split in SPLITS}
+def _forms(name: str) -> dict[Split, tuple[str, ...]]:
+    """Sentence forms, one a line; \\n is a new line."""
+    lines = {split: _SECTIONS[f"{name} {split}"].splitlines() for split in SPLITS}
+    return {split: tuple(x.replace("\\n", "\n") for x in lines[split]) for split in SPLITS}
 
 
-def _with_answers(name: str) -> dict[Split, tuple[tuple[str, str], ...]]:
-    """Question forms that are whole sentences, each with the words that begin its answer."""
-    divided = {s: (form.partition("|") for form in _forms(name)[s]) for s in SPLITS}
-    return {s: tuple((asked, begun) for asked, _, begun in divided[s] if begun) for s in SPLITS}
+def _between_commas(name: str) -> tuple[str, ...]:
+    return tuple(" ".join(word.split()) for word in _SECTIONS[name].split(","))
 
 
 def _words(name: str) -> dict[Split, tuple[str, ...]]:
-    return {split: between_commas(_TEXT[f"{name} {split}"]) for split in SPLITS}
+    return {split: _between_commas(f"{name} {split}") for split in SPLITS}
 
 
 # In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article,
 # {a} the attribute, {v} the value. A question says everything up to its answer. The first four of
 # each list are the plain ones that training may begin with.
-STATEMENTS, UPDATES, PASS_KEY_STATEMENTS = map(
-    _forms, ("STATEMENTS", "UPDATES", "PASS_KEY_STATEMENTS")
+STATEMENTS, UPDATES, QUESTIONS, PASS_KEY_STATEMENTS, PASS_KEY_QUESTIONS = map(
+    _forms, ("STATEMENTS", "UPDATES", "QUESTIONS", "PASS_KEY_STATEMENTS", "PASS_KEY_QUESTIONS")
 )
-QUESTIONS, PASS_KEY_QUESTIONS = map(_questions, ("QUESTIONS", "PASS_KEY_QUESTIONS"))
-ASKED, PASS_KEY_ASKED = map(_with_answers, ("QUESTIONS", "PASS_KEY_QUESTIONS"))
 
 ValueKind = Literal["digits", "repeats", "words", "name", "code", "format"]
 # How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats
@@ -71,7 +65,7 @@ _SYLLABLES = _words("SYLLABLES")
 _HELD_OUT_NAME = re.compile(f"(?:{'|'.join(_SYLLABLES['held_out'])})+")
 # Of training's names, more than a list of syllables gives: from few, the model learns those instead
 # of copying.
-_ONSETS = between_commas(_TEXT["ONSETS"])
+_ONSETS = _between_commas("ONSETS")
 _CODAS = ("", "", "", *"nrlstmkd")
 
 
@@ -281,15 +275,10 @@ def named(entity: str) -> str:
     return entity if entity[:1].isupper() else f"the {entity}"
 
 
-def capital(text: str) -> str:
-    """The text with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
 def filled(form: str, fact: Fact) -> str:
     """A form without a value as the text of a fact."""
     name = named(fact.entity)
-    words = {"E": name, "C": capital(name), "e": fact.entity, "a": fact.attribute}
+    words = {"E": name, "C": name[:1].upper() + name[1:], "e": fact.entity, "a": fact.attribute}
     return form.format_map(words)
 
 

@@ -8,7 +8,6 @@ of the top k, and landmarks of all other windows are negatives with values.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,42 +15,8 @@ from torch import Tensor
 
 from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
 from memstore.kernels.products import accumulate, scores, weighted
-from memstore.kernels.types import LocalAttention
-from memstore.model.adapter import Attend, Shape
-from memstore.model.lookup_settings import LookupSettings
-from memstore.model.rotary import Rope
-
-
-class Trainee(Protocol):
-    """A decoder that attends by landmarks, differentiable: a Transformer, or a Hugging Face decoder
-    (memstore.hf.landmark_decoder).
-    """
-
-    shape: Shape
-    lookup: LookupSettings  # what it will be read with
-    rope: Rope
-    landmark_id: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-
-    def parameters(self) -> Any:
-        """Its weights."""
-
-    def named_parameters(self) -> Any:
-        """Its weights with their names."""
-
-    def cmt_keys(self) -> Sequence[Tensor] | None:
-        """The context miss token's key of every layer, [Hkv, D], at position -1; None for a model
-        without one.
-        """
-
-    def hidden(self, ids: Tensor, attend: Attend) -> Tensor:
-        """As ModelAdapter.hidden."""
-
-    def logits(self, hidden: Tensor, /) -> Tensor:
-        """States [n, hidden_size] -> next-token logits [n, vocabulary]."""
+from memstore.model.landmark.transformer import Transformer
+from memstore.training.batches import QuestionBatch
 
 
 @dataclass(frozen=True)
@@ -78,7 +43,7 @@ class Negatives:
 
 
 def encode_windows(
-    model: Trainee,
+    model: Transformer,
     ids: Tensor,
     controlled: Tensor | None = None,
     jumps: Tensor | None = None,
@@ -136,24 +101,9 @@ def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
     ]
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """Chunks that read a memory of windows.
-
-    ids: [C, T], T a multiple of block_size + 1. visible: [C, V] the windows whose blocks a chunk
-    may read. continues: [C] bool, chunks that directly follow the end of window visible[:, 0]: its
-    last top_k blocks, as the model looks them up, stand at their true positions before the chunk,
-    the rest and all other windows at the fixed distance.
-    """
-
-    ids: Tensor
-    visible: Tensor
-    continues: Tensor
-
-
 def read_memory(
-    model: Trainee,
-    chunks: Chunks,
+    model: Transformer,
+    chunks: QuestionBatch,
     memory: Sequence[WindowMemory],
     negatives: Sequence[Negatives] | None = None,
     *,
@@ -163,6 +113,8 @@ def read_memory(
 ) -> Tensor:
     """Chunks that see themselves, the content of some windows as memory, and negatives.
 
+    chunks: one that continues a window has the window's last top_k blocks, as the model looks them
+    up, at their true positions before it; the rest and other windows are at the fixed distance.
     negatives: by layer, landmarks that compete without being visible; bias: 0 or less, is added to
     their scores. top_k: of visible blocks and negatives together every (token, head) sees only its
     best, as inference does; None = all. All tensors are on the model's device. Returns hidden
@@ -178,8 +130,8 @@ class _Reading:
 
     def __init__(
         self,
-        model: Trainee,
-        chunks: Chunks,
+        model: Transformer,
+        chunks: QuestionBatch,
         memory: Sequence[WindowMemory],
         negatives: Sequence[Negatives] | None,
         bias: float,
@@ -237,7 +189,10 @@ class _Reading:
         output = weighted(weights.flatten(-2), values)
         if negatives is not None:
             output = output + _shared(share[..., self.count :].to(output.dtype), negatives.values)
-        gate, base = _gate(local, competing, by_cmt=k_cmt is not None)
+        gate, base = local.gate, local.output
+        if k_cmt is None:
+            gate = (competing.logsumexp(-1) - local.lse).sigmoid()
+            base = base * (1 - gate)[..., None].to(base.dtype)
         if not searched:
             gate = gate * self.chunks.continues[:, None, None]
         return base + (output * gate[..., None]).to(base.dtype)
@@ -283,14 +238,6 @@ class _Reading:
         return F.pad(mine.repeat_interleave(self.num_blocks, 1), padding)
 
 
-def _gate(local: LocalAttention, competing: Tensor, *, by_cmt: bool) -> tuple[Tensor, Tensor]:
-    """How much of what was read is taken, [C, H, T], and what it is added to."""
-    if by_cmt:
-        return local.gate, local.output
-    gate = (competing.logsumexp(-1) - local.lse).sigmoid()
-    return gate, local.output * (1 - gate)[..., None].to(local.output.dtype)
-
-
 def _shared(x: Tensor, shared: Tensor) -> Tensor:
     """x [C, H, T, n] times a matrix every chunk shares, [Hkv, n, m] -> [C, H, T, m]: one product
     per KV head.
@@ -302,28 +249,22 @@ def _shared(x: Tensor, shared: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Loss:
-    """total: weighted sum of cross entropies; weight: sum of the weights; correct, answers: answer
-    tokens right, and in all.
-
-    lookups_correct, lookups: the same of the tokens that weigh more than 1, the first of each
-    answer.
+    """total: weighted sum of cross entropies; weight: sum of the weights; correct, lookups: tokens
+    right, and in all, of those that weigh more than 1, the first of each answer.
     """
 
     total: Tensor
     weight: Tensor
     correct: Tensor
-    answers: int
-    lookups_correct: Tensor
     lookups: int
 
 
-def next_token_loss(model: Trainee, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
+def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
     """Weighted next-token cross entropy with the landmark rules of docs/appendix/method.md section
     7.
 
     ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token
-    before a landmark predicts the token after it, and so does the landmark itself. Tokens of weight
-    1 or more are answers and are counted.
+    before a landmark predicts the token after it, and so does the landmark itself.
     """
     targets, target_weights = ids[:, 1:], weights[:, 1:]
     before_landmark = targets == model.landmark_id
@@ -334,13 +275,7 @@ def next_token_loss(model: Trainee, hidden: Tensor, ids: Tensor, weights: Tensor
     logits = model.logits(hidden[:, :-1][rows]).float()
     targets, target_weights = targets[rows], target_weights[rows]
     entropy = F.cross_entropy(logits, targets, reduction="none")
-    answers = target_weights >= 1
-    right, first = logits.detach().argmax(-1) == targets, target_weights > 1
-    return Loss(
-        (entropy * target_weights).sum(),
-        target_weights.sum(),
-        right[answers].sum(),
-        int(answers.sum()),
-        right[first].sum(),
-        int(first.sum()),
-    )
+    first = target_weights > 1
+    correct = (logits.detach().argmax(-1) == targets)[first].sum()
+    total = (entropy * target_weights).sum()
+    return Loss(total, target_weights.sum(), correct, int(first.sum()))

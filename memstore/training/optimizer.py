@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_MOMENTUM, _DECAY = 0.95, 0.01
+
 
 def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrix to `gradient` [m, n], approximately, by a quintic
@@ -32,14 +34,8 @@ class Muon(torch.optim.Optimizer):
     gains a tenth on one with them; losses are alike.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -50,10 +46,10 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
-                buffer = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                gradient = p.grad.lerp(buffer, group["momentum"])
+                buffer = state["momentum"].lerp_(p.grad, 1 - _MOMENTUM)
+                gradient = p.grad.lerp(buffer, _MOMENTUM)
                 update = orthogonalise(gradient.bfloat16() if gradient.is_cuda else gradient)
-                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.mul_(1 - group["lr"] * _DECAY)
                 p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 
 

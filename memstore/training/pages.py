@@ -10,8 +10,9 @@ from random import Random
 
 import numpy as np
 
+from memstore.model.tokenizer import Tokenizer
 from memstore.training import facts as language
-from memstore.training.corpus import CorpusTokenizer, TokenCorpus
+from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import RecallConfig
 from memstore.training.facts import Fact, Pools, Sentence, draw_value
 
@@ -35,7 +36,7 @@ class Source:
     everything.
     """
 
-    def __init__(self, tokenizer: CorpusTokenizer, corpus: TokenCorpus, rng: Random) -> None:
+    def __init__(self, tokenizer: Tokenizer, corpus: TokenCorpus, rng: Random) -> None:
         self.rng = rng
         self.corpus = corpus
         self.encode = tokenizer.encode
@@ -70,14 +71,15 @@ or None where it cannot be updated.
 
 
 class Page:
-    """Content ids (no landmarks) and loss weights of one window or chunk of `size` tokens, in the
+    """Content ids (no landmarks) and loss weights of one window or chunk of so many blocks, in the
     order of writing.
     """
 
-    def __init__(self, source: Source, config: RecallConfig, size: int) -> None:
+    def __init__(self, source: Source, config: RecallConfig, blocks: int, block_size: int) -> None:
         self.ids: list[int] = []
         self.weights: list[float] = []
-        self._source, self._config, self._size, self._rng = source, config, size, source.rng
+        self._source, self._config, self._rng = source, config, source.rng
+        self._size, self._block_size = blocks * block_size, block_size
         self._flowing = self._rng.random() < _FLOWING
         self._place: int | None = None  # where in the corpus a flowing page's next filler begins
 
@@ -125,7 +127,7 @@ class Page:
         last. With `across`, filler first moves it so that the end of a block falls inside the first
         value, if it can.
         """
-        rng, block = self._rng, self._config.block_size
+        rng, block = self._rng, self._block_size
         if self.ids and rng.random() < 0.15:
             self.put(self._source.encode("\n"), _FILLER)
         if not self.ids:

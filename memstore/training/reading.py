@@ -190,25 +190,23 @@ class Reading:
 
     @torch.no_grad()
     def validate(self, packs: Sequence[Sequence[Composed]]) -> dict[str, float]:
-        """Loss; "right": share of answers that greedy decoding gives verbatim. An adapter of kind
-        "both" gets the threshold of doubt that refuses a tenth of the answerable questions here;
+        """Share of answers that greedy decoding gives verbatim ("right"). An adapter of kind "both"
+        gets the threshold of doubt that refuses a tenth of the answerable questions here;
         "unanswerable refused" is the share of others that it refuses.
         """
-        losses: list[float] = []
         right: list[bool] = []
         doubts: dict[bool, list[float]] = {True: [], False: []}  # by whether there is an answer
         unknown = self.model.tokenizer.encode(UNKNOWN)[0]
         for examples in packs:
             pack = Pack(self.model, examples, as_text=False)
             logits, targets = self.logits(pack), pack.targets[pack.answering]
-            losses.append(float(cross_entropy(logits, targets)))
             parts = zip(examples, logits.split(pack.counts), targets.split(pack.counts))
             for one, scores, wanted in parts:
                 doubts[one.answer != UNKNOWN].append(float(scores[0].softmax(-1)[unknown]))
                 if one.answer != UNKNOWN:
                     scores[0, unknown] = -torch.inf
                     right.append(bool((scores.argmax(-1) == wanted).all()))
-        found = {"loss": _mean(losses), "right": _mean(right)}
+        found = {"right": _mean(right)}
         if self.adapter.kind == "both" and doubts[True]:
             above = float(torch.tensor(doubts[True]).quantile(0.9))
             self.adapter.refuse_above = above
@@ -286,8 +284,10 @@ def train_reading(
             _save(path, reading, optimizer, step, seen, skip)
             report(str(reading.validate(check)))
             saved = time.monotonic()
-    adapter.scores = {k: v for k, v in reading.validate(check).items() if k != "loss"}
-    adapter.tokens += seen
+    _save(path, reading, optimizer, step, seen, skip)
+    adapter.scores = reading.validate(check)
+    if before < options.tokens:  # else this run had ended before, and was counted
+        adapter.tokens += seen
     return adapter
 
 
@@ -309,7 +309,7 @@ def adapt_reading(
     learned, checked = (Examples(part, model) for part in parts)
     before = model.adapter
     if before is None or before.kind != kind:
-        before = ReadingAdapter.untrained(model.model, kind, _RANK, options.seed)
+        before = ReadingAdapter.untrained(model.model, _RANK, options.seed, kind)
         before.separator = model.tokenizer.decode(model.separator_ids)
     before.weights = (model.signature.weights,)
     return train_reading(Reading(model, before), learned, checked, work, options, report)

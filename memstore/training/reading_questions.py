@@ -8,9 +8,10 @@ import math
 import re
 import unicodedata
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from random import Random
 
@@ -21,12 +22,15 @@ from memstore.errors import InvalidInput
 from memstore.hf.reading_adapter import UNKNOWN
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.repositioned_attention import PassageModel
+from memstore.model.sentences import split
 from memstore.training.corpus import lines_of
 
 _WORD = re.compile(r"\w+")
 _REASONS = ("why", "how", "pourquoi", "comment", "warum", "wieso", "wie")
 _POSTINGS = 400  # words in more passages than this are not used to find distractors
 _MOST_OWN = 8  # passages of one context in an example
+# of questions made from texts: characters of a part, parts of a title, questions of a part
+_PART, _PARTS_OF_A_TITLE, _ASKED = 1200, 20, 3
 
 
 class AskedQuestion(msgspec.Struct, frozen=True):
@@ -73,6 +77,33 @@ def read_questions(path: Path) -> list[AskedContext]:
             raise InvalidInput(f"{path} line {number}: {error}") from None
     if not any(one.questions for one in found):
         raise InvalidInput(f"{path} holds no questions")
+    return found
+
+
+def questions_of(texts: Sequence[str], count: int, seed: int) -> list[AskedContext]:
+    """Questions that texts ask of themselves, for models that nobody has questions for: of `count`
+    parts of some 1,200 characters, drawn at random, what is said about a word that one of the
+    sentences has and the others do not; the answer is that sentence.
+    """
+    rng, parts = Random(seed), []
+    for number, text in enumerate(texts):
+        units = [text[one.start : one.end] for one in split(text)]
+        ends = [*accumulate(map(len, units))]
+        for at, some in groupby(zip(ends, units), lambda pair: pair[0] // _PART):
+            sentences = [" ".join(sentence.split()) for _, sentence in some]
+            parts.append((f"{number} {at // _PARTS_OF_A_TITLE}", sentences))
+    known = Counter(word for _, some in parts for one in some for word in set(plain_words(one)))
+    found = []
+    for title, sentences in rng.sample(parts, min(count, len(parts))):
+        asked = []
+        for sentence in rng.sample(sentences, len(sentences)):
+            others = {word for one in sentences if one != sentence for word in plain_words(one)}
+            rare = sorted(_WORD.findall(sentence), key=lambda word: known[word.lower()])
+            own = [one for one in rare if len(one) > 3 and one.lower() not in others]
+            if own and 30 <= len(sentence) <= 240:
+                asked.append(AskedQuestion(f"What does it say about {own[0]}?", [sentence]))
+        if asked:
+            found.append(AskedContext(" ".join(sentences), asked[:_ASKED], title, "text"))
     return found
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch, moved
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import (
-    Chunks,
     Loss,
     Negatives,
-    Trainee,
     encode_windows,
     negatives_of,
     next_token_loss,
@@ -29,7 +28,7 @@ class Steps:
     same on every device.
     """
 
-    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int):
+    def __init__(self, model: Transformer, data: RecallData, device: torch.device, seed: int):
         self._model, self._data, self._device = model, data, device
         self._rng = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed + 1)
@@ -123,7 +122,7 @@ class Steps:
                 bias = _NEGATIVE_START * max(0.0, 1 - share / stage.negative_ramp)
         answered = read_memory(
             model,
-            Chunks(questions.ids, questions.visible, questions.continues),
+            questions,
             encoded,
             negatives,
             bias=bias,

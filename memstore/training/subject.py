@@ -3,9 +3,8 @@ learn, and how they are stored.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,27 +19,12 @@ from memstore.model.landmark.landmark_model import (
 )
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.tokenizer import Tokenizer
-from memstore.training.corpus import CorpusTokenizer, passages, read_documents
+from memstore.training.corpus import passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
 from memstore.training.steps import Steps
 
 Precision = Literal["auto", "float32", "bfloat16"]
-_BLOCK_SIZE = 32  # of a decoder that is fine-tuned
-_ROWS = 3.0  # times as fast as its other weights the two new embeddings learn
-
-
-@dataclass(frozen=True)
-class Finetune:
-    """Landmark fine-tuning of a Hugging Face decoder (arXiv 2305.16300, section 4.2).
-
-    rank: of the adapters (LoRA) that learn beside its linear layers; None: all of its weights do.
-    """
-
-    model: str  # as load_reader takes it: smollm2, a directory, a GGUF file, a hub name
-    block_size: int | None = None  # None: 32, or that of a model trained with landmarks before
-    rank: int | None = 16
 
 
 @dataclass(frozen=True)
@@ -61,8 +45,6 @@ class TrainConfig:
     # weights and tokenizer to start from: of this architecture
     init: Path | None = None
     tokenizer: Path | None = None  # a tokenizer.json, without init; None = one is made of the texts
-    # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`
-    finetune: Finetune | None = None
     # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
     # is faster at; in a resumed run what that began with, so that it ends with the same bits
     precision: Precision = "auto"
@@ -70,48 +52,37 @@ class TrainConfig:
     log_every: int = 20  # steps a line of metrics stands for
 
 
-@dataclass(frozen=True)
 class Subject:
-    """What a run trains; the model is on the device of the run.
-
-    optimizers: makes fresh ones for a stage. save: leaves a model that --model takes, raises
-    OSError. identity: what a run must have in common with the one that it resumes, in plain values.
-    steps: computes the losses of steps.
+    """What a run trains: a landmark model with its tokenizer, on the device of the run. A model
+    with another memory overrides what differs.
     """
 
-    model: Trainee
-    tokenizer: CorpusTokenizer
-    optimizers: Callable[[Stage], list[torch.optim.Optimizer]]
-    save: Callable[[Path], None]
-    identity: dict[str, Any] = field(default_factory=dict)
-    steps: type[Steps] = Steps
+    steps: type[Steps] = Steps  # computes the losses of steps
+
+    def __init__(
+        self, config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
+    ) -> None:
+        """resume: the run in `config.out`, whose weights are then copied into the model's."""
+        model, self.tokenizer = begin_model(config, texts, resume)
+        self.model: Transformer = model.to(device)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run must have in common with the one that it resumes, in plain values."""
+        return {}
 
     @property
     def learning(self) -> dict[str, Tensor]:
         """The weights that learn, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
+        """Fresh ones for a stage."""
+        return make_optimizers(self.model, stage.lr, stage.muon_lr)
 
-MakeSubject = Callable[[TrainConfig, Sequence[Path], torch.device, bool], Subject]
-"""Takes the run, its texts, the device, and whether a run in `config.out` is resumed, whose weights
-are then copied into the subject's.
-"""
-
-
-def by_landmarks(
-    config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
-) -> Subject:
-    """A MakeSubject: a landmark model, or the Hugging Face decoder of `config.finetune`."""
-    if config.finetune is not None:
-        return _hugging_face_model(config.finetune, config.seed, device)
-    model, tokenizer = begin_model(config, texts, resume)
-    model.to(device)
-    return Subject(
-        model,
-        tokenizer,
-        lambda stage: make_optimizers(model, stage.lr, stage.muon_lr),
-        partial(save_checkpoint, model, tokenizer),
-    )
+    def save(self, directory: Path) -> None:
+        """Leave a model that --model takes. Raises OSError."""
+        save_checkpoint(self.model, self.tokenizer, directory)
 
 
 def begin_model(
@@ -183,55 +154,3 @@ def _tokenizer(
     if not resume:
         tokenizer.save(path)
     return tokenizer
-
-
-def _hugging_face_model(chosen: Finetune, seed: int, device: torch.device) -> Subject:
-    """A LandmarkDecoder, of whose model adapters learn, or all weights, and the two embeddings in
-    any case. Raises InvalidInput, InvalidWeights, InvalidConfig for what cannot be loaded, or
-    cannot attend by landmarks.
-    """
-    from memstore.hf.models_by_name import check_transformers
-
-    check_transformers()
-    from memstore.hf.landmark_decoder import (
-        FILE,
-        LandmarkDecoder,
-        LandmarkSpec,
-        Saver,
-        add_adapters,
-        load_landmarks,
-    )
-    from memstore.hf.load import load_stock
-    from memstore.hf.tokenizer import LandmarkTokenizer
-    from memstore.hf.weights import digest_of
-
-    model, tokenizer, directory = load_stock(chosen.model)
-    digest, saver = digest_of(model), Saver(model, tokenizer)
-    model.float()
-    form, rows = LandmarkSpec(block_size=chosen.block_size or _BLOCK_SIZE), None
-    if (directory / FILE).is_file():
-        form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
-        if chosen.block_size not in (None, form.block_size):
-            raise InvalidConfig(
-                f"{chosen.model} is trained with blocks of {form.block_size} tokens; it cannot "
-                f"go on with {chosen.block_size}"
-            )
-    decoder = LandmarkDecoder(model, form, rows)
-    if chosen.rank is not None:
-        add_adapters(model, chosen.rank, seed)
-    decoder.to(device)
-
-    def optimizers(stage: Stage) -> list[torch.optim.Optimizer]:
-        groups = [
-            {"params": [p for p in model.parameters() if p.requires_grad], "lr": stage.lr},
-            {"params": list(decoder.rows.parameters()), "lr": stage.lr * _ROWS},
-        ]
-        return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
-
-    return Subject(
-        decoder,
-        LandmarkTokenizer(tokenizer, decoder.landmark_id),
-        optimizers,
-        partial(saver.save, decoder),
-        {"weights": digest, "rank": chosen.rank, "block_size": form.block_size},
-    )

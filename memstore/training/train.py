@@ -9,21 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from memstore import devices
 from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.freed_memory import keep_freed_memory
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss, Trainee
-from memstore.training.subject import MakeSubject, Precision, Subject, TrainConfig, by_landmarks
+from memstore.training.objectives import Loss
+from memstore.training.subject import Precision, Subject, TrainConfig
 
 _CLIP = 1.0
 _MIN_LR = 0.03  # of the learning rates, at the end of a stage
@@ -38,7 +39,6 @@ class Progress:
 
     stage: int = 0
     step: int = 0  # inside the stage
-    total_steps: int = 0
     seconds: float = 0.0
     stage_seconds: float = 0.0
 
@@ -49,20 +49,15 @@ def train(
     *,
     resume: bool = False,
     report: Report | None = None,
-    subject: MakeSubject | None = None,
-) -> Trainee:
+    subject: Callable[[TrainConfig, Sequence[Path], torch.device, bool], Subject] = Subject,
+) -> Transformer:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
-    resume: go on from the run that stands there, with its model and tokenizer. report: called with
-    every line of metrics, the first of which says the precision. subject: makes what is trained, if
-    that is neither a landmark model nor `config.finetune`. An interrupted run resumes at its last
-    checkpoint. Raises InvalidConfig for an unknown precision, a device that this machine does not
-    have, and another model than the resumed run's.
+    resume: go on from the run that is there, with its model and tokenizer. report: called with
+    every line of metrics, the first of which says the precision. subject: makes what is trained. An
+    interrupted run resumes at its last checkpoint. Raises InvalidConfig for a device that this
+    machine does not have, and another model than the resumed run's.
     """
-    if config.precision not in get_args(Precision):
-        raise InvalidConfig(
-            f"precision {config.precision!r}; choose one of {', '.join(get_args(Precision))}"
-        )
     device = devices.usable_device(config.device)
     torch.set_num_threads(config.threads)
     keep_freed_memory()
@@ -76,7 +71,7 @@ def train(
             "directory"
         )
     state = _read_state(state_path) if resume else None
-    trained = (subject or by_landmarks)(config, texts, device, resume)
+    trained = subject(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
     precision = _precision(config.precision, device, state)
     run = _Run(config, trained, corpus, device, precision, report or (lambda line: None))
@@ -108,7 +103,7 @@ def _precision(asked: Precision, device: torch.device, state: dict[str, Any] | N
     return str(devices.fast_dtype(device)).removeprefix("torch.")
 
 
-def update(model: Trainee, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
+def update(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
     """One step down the loss: gradients, clipped, and the optimisers."""
     for optimizer in optimizers:
         optimizer.zero_grad()
@@ -132,7 +127,10 @@ class _Run:
     ) -> None:
         self.config, self.subject, self.device = config, subject, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
-        self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
+        size = subject.model.shape.block_size
+        self.data = RecallData(
+            subject.tokenizer, corpus, config.stages[0].data, size, config.seed + 2
+        )
         self.steps = subject.steps(subject.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -140,7 +138,7 @@ class _Run:
 
     def _start_stage(self) -> None:
         stage = self.stage
-        self.data.config = replace(stage.data, block_size=self.subject.model.shape.block_size)
+        self.data.config = stage.data
         self.optimizers = self.subject.optimizers(stage)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -194,7 +192,7 @@ class _Run:
         update(self.subject.model, self.optimizers, loss)
         self.metrics.add(float(loss.detach()), document, question)
         spent, p = time.monotonic() - started, self.progress
-        p.step, p.total_steps = p.step + 1, p.total_steps + 1
+        p.step += 1
         p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
 
     def _log(self, share: float) -> None:
@@ -202,11 +200,9 @@ class _Run:
         self.metrics.log(
             stage=self.stage.name,
             step=p.step,
-            total_steps=p.total_steps,
             tokens=self.steps.tokens,
             share=round(share, 4),
             seconds=round(p.seconds, 1),
-            seconds_per_step=round(p.stage_seconds / p.step, 3),
         )
 
     def save(self) -> None:
@@ -266,9 +262,7 @@ class Metrics:
         self._steps, self._loss = self._steps + 1, self._loss + loss
         for kind, part in (("window", window), ("chunk", chunk)):
             if part is not None:
-                self._right[f"{kind}_accuracy"] += int(part.correct)
-                self._asked[f"{kind}_accuracy"] += part.answers
-                self._right[f"{kind}_lookup_accuracy"] += int(part.lookups_correct)
+                self._right[f"{kind}_lookup_accuracy"] += int(part.correct)
                 self._asked[f"{kind}_lookup_accuracy"] += part.lookups
 
     def log(self, **line: Any) -> None:

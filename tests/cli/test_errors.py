@@ -108,8 +108,7 @@ def test_a_missing_or_old_transformers_is_reported(
     for command in (
         ("ask", "Who?", "--store", store, "--model", "smollm2"),
         ("ingest", story, "--store", store, "--model", "some/decoder"),
-        ("adapt", "smollm2", "--text", story),
-        ("train", story, "--model", "smollm2", "--out", store.parent / "out"),
+        ("adapt", "smollm2", "--questions", story),
     ):
         refused(run(*command), words, "pip install '.[hf]'")
     with pytest.raises(InvalidConfig, match=words):

@@ -41,7 +41,6 @@ def test_no_arguments_show_the_help() -> None:
         ("ingest a.txt --address localhost:6379", "ingest", "--to"),
         ("ingest a.txt --to s3://x --sync", "ingest", "--sync"),
         ("train a.txt --out run --preset huge", "train", "paper"),
-        ("train a.txt --out run --rank 4", "train", "--model"),
         ("serve --port 99999", "serve", "give a number from 0 to 65535"),
         ("serve --port abc", "serve", "'abc' is no port"),
         ("share push", "share push", "URL"),
@@ -127,7 +126,7 @@ def test_a_tilde_is_the_home_directory_wherever_a_path_is_given(
 
 
 def test_every_command_of_a_memory_has_the_same_default() -> None:
-    no_memory = {"train", "adapt", "calibrate", "demo", "share rm", "share prune"}
+    no_memory = {"train", "adapt", "demo", "share rm", "share prune"}
     for path in COMMANDS.keys() - {f"memstore {name}" for name in no_memory}:
         (option,) = (p for p in COMMANDS[path].params if "--store" in p.opts)
         assert (option.required, option.envvar) == (False, "MEMSTORE_STORE"), path

@@ -22,7 +22,6 @@ from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.load import load_reader, load_stock, wrap
 from memstore.hf.model_directory import new_directory
 from memstore.hf.models_by_name import reader_named
-from memstore.hf.tokenizer import LandmarkTokenizer
 from memstore.hf.weights import made_here
 from memstore.model.passages.adaptation import UNADAPTED
 
@@ -278,5 +277,3 @@ def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused() -> None:
         made.add_tokens([f"lighthouse{len(made)}"])
     with pytest.raises(InvalidWeights, match="the model knows"):
         wrap(model, made)
-    with pytest.raises(InvalidWeights, match="the model knows"):
-        LandmarkTokenizer(made, model.config.vocab_size)

@@ -1,4 +1,6 @@
-"""A landmark model's checkpoint is refused where its weights contradict its config."""
+"""A landmark model's checkpoint is refused where its weights contradict its config; and the values
+of its context miss token.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from memstore import MemoryStore
+from memstore.block import BlockKey
 from memstore.errors import InvalidWeights
-from memstore.model.landmark.landmark_model import load_checkpoint
-from support.tiny_model import save_tiny_model
+from memstore.model.landmark.landmark_model import load_checkpoint, load_model
+from memstore.training.subject import new_model
+from support.tiny_model import save_tiny_model, text
+
+TEXT = text(900)
 
 
 @pytest.mark.parametrize(
@@ -31,3 +38,34 @@ def test_weights_that_contradict_the_config_are_refused(
     save_file(change(weights, sorted(weights)[0]), model / "model.safetensors")
     with pytest.raises(InvalidWeights):
         load_checkpoint(model)
+
+
+def test_values_of_the_context_miss_token_change_what_is_read_and_nothing_that_is_stored(
+    tmp_path: Path,
+) -> None:
+    plain, valued = (load_model(save_tiny_model(tmp_path / "m")) for _ in range(2))
+    valued.cmt_values = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
+    stored: list[torch.Tensor] = []
+    states: list[torch.Tensor] = []
+    for model in (plain, valued):
+        with MemoryStore.create(tmp_path / f"of{len(stored)}", model.signature) as store:
+            model.ingest(TEXT[:1800], store, name="a")
+            model.ingest(TEXT[1800::-1], store, name="b", cmt_cutoff=0.5)
+            units = [BlockKey(n, 1, block, 0) for n in (1, 2) for block in (0, 20, 40)]
+            with store.lease(units) as lease:
+                stored.append(torch.stack([x[lease.slots] for x in (lease.k, lease.v)]))
+            with model.session(store, ["a"], cmt_cutoff=1.0) as session:
+                states.append(session.feed(model.tokenizer.encode("the quiet river")))
+    assert stored[0].abs().max() > 0 and torch.equal(*stored)
+    assert not torch.allclose(*states)
+
+
+def test_values_are_of_the_weights_they_were_measured_with(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "m")
+    weights = load_file(path / "model.safetensors")
+    save_file(weights | {"cmt_values": torch.zeros(1, 4, 8)}, path / "model.safetensors")
+    with pytest.raises(InvalidWeights, match="size mismatch for cmt_values"):
+        load_model(path)
+    save_file(weights | {"cmt_values": torch.ones(2, 4, 8)}, path / "model.safetensors")
+    assert load_model(path).cmt_values is not None
+    assert new_model(load_model(path).config, path, 0).cmt_values is None

@@ -175,7 +175,7 @@ def test_what_cannot_be_indexed_is_refused_by_name(
 def test_update_asks_for_an_engine_where_one_would_pay(
     tmp_path: Path, unbuilt: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
+    monkeypatch.setattr("memstore.model.landmark.landmark_model._STRETCHES", 1)  # of eight
     path = shutil.copytree(unbuilt, tmp_path / "memory")
     with MemoryStore.open(path, model.signature) as store:
         assert not store.update_index()
@@ -188,7 +188,7 @@ def test_update_asks_for_an_engine_where_one_would_pay(
 def test_the_command_builds_and_says_what(
     tmp_path: Path, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memstore.model.landmark.landmark_session._STRETCHES", 1)  # of eight
+    monkeypatch.setattr("memstore.model.landmark.landmark_model._STRETCHES", 1)  # of eight
     weights = save_tiny_model(tmp_path / "model")
     shutil.copytree(unbuilt, tmp_path / "memory")
     memory = tmp_path / "memory"

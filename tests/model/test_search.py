@@ -84,19 +84,22 @@ def test_a_document_that_was_not_chosen_never_appears(
     assert model.search(PHRASE, store, documents=[]) == []
 
 
-def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
+def test_a_shortlist_is_what_landmarks_find_and_bounds_what_is_read(
     model: LandmarkModel, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model.search(PHRASE, store, top_k=1000)
     weights = {(source.document, source.block): source.weight for source in whole}
-    before = store.tier_stats()["host"]
+    monkeypatch.setattr(search, "_HITS", 1)
     monkeypatch.setattr(search, "SHORTLIST", 10)
+    before = store.tier_stats()["host"]
     listed = model.search(PHRASE, store, top_k=1000)
     after = store.tier_stats()["host"]
-    assert after["hits"] + after["misses"] - before["hits"] - before["misses"] == 10 == len(listed)
+    read = after["hits"] + after["misses"] - before["hits"] - before["misses"]
+    assert 1 < read == len(listed) < len(whole)
     for source in listed:
         place = source.document, source.block
         assert source.weight == pytest.approx(weights[place], rel=1e-5)
+    monkeypatch.undo()
 
     scope = [(document.id, 0, document.blocks) for document in store.documents()]
     blocks = len(whole)
@@ -107,16 +110,8 @@ def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
     ).softmax(-1)
     # every softmax written out
     gain = look.gate[..., None] * share * (blocks * share).log().clamp(min=0)
-    heads = search._sharpest(store, scope, looks, blocks)
-    assert heads == [(1, head) for head in gain.sum((1, 2)).sort(descending=True).indices.tolist()]
-    expected = (
-        (look.gate[..., None] * (blocks * share).log1p())
-        .sum(1)[[head for _, head in heads[:2]]]
-        .sum(0)
-    )
-    torch.testing.assert_close(
-        search._point(store, scope, looks, heads[:2], blocks), expected, rtol=1e-4, atol=1e-5
-    )
+    (layer, head), _ = search._sharpest(store, scope, looks, blocks)
+    assert (layer, head) == (1, int(gain.sum((1, 2)).argmax()))
 
 
 def test_a_phrase_is_compared_token_by_token_at_every_offset(
@@ -149,7 +144,9 @@ def test_models_of_other_kinds_search_too(tmp_path: Path, changes: dict[str, obj
         assert len(other.search(PHRASE, store, top_k=9)) == 9
 
 
-def test_a_long_phrase_is_searched_piece_by_piece(model: LandmarkModel, store: MemoryStore) -> None:
+def test_a_long_phrase_is_searched_by_its_beginning(
+    model: LandmarkModel, store: MemoryStore
+) -> None:
     page = f"{text(60, seed=9)} {PHRASE}. {text(60, seed=10)}"
     assert (
         len(model.tokenizer.encode(page)) > 2 * model.config.chunk_blocks * model.config.block_size

@@ -40,7 +40,7 @@ from memstore.model.passages.selector import (
     standardise,
 )
 from memstore.store.retrieve import first_stage
-from memstore.training.selectors.measure import Haystack
+from memstore.training.selectors.make_selector import Haystack
 from support.many_passages import SPEC, add, create, everything, question
 from support.rounding import assert_same_to_rounding
 

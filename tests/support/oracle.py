@@ -219,28 +219,18 @@ class Head:
 
 
 def choose(
-    scores: np.ndarray,
-    granularity: str,
-    top_k: int,
-    open_rows: np.ndarray,
-    group: int,
-    score_range: float | None,
+    scores: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int
 ) -> list[list[list[int]]]:
     """Blocks of every [head][row] from candidate scores [H, T, N], by section 5."""
     weights = scores
     if granularity != "per_token_per_head":
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights = np.log(weights / weights.sum(-1, keepdims=True))
-    return choose_by(weights, granularity, top_k, open_rows, group, score_range)
+    return choose_by(weights, granularity, top_k, open_rows, group)
 
 
 def choose_by(
-    weights: np.ndarray,
-    granularity: str,
-    top_k: int,
-    open_rows: np.ndarray,
-    group: int,
-    score_range: float | None,
+    weights: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int
 ) -> list[list[list[int]]]:
     """The same from the values [H, T, N] that maxima are taken over; -inf = no candidate. Of equals
     the newer wins.
@@ -252,8 +242,6 @@ def choose_by(
         order = sorted(
             (c for c in range(n) if values[c] > -math.inf), key=lambda c: (-values[c], -c)
         )[:top_k]
-        if score_range is not None:
-            order = [c for c in order if values[c] >= values[order[0]] - score_range]
         return sorted(order)
 
     if granularity == "per_token_per_head":

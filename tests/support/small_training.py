@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memstore.training.curriculum import Stage
-from memstore.training.subject import TrainConfig
+from memstore.training.subject import Subject, TrainConfig
 from memstore.training.train import train
 from support.fake_device import FakeDevice
 
@@ -35,7 +35,7 @@ def train_in_turns(
     turns: Sequence[TrainConfig],
     books: Sequence[Path],
     every: int = 1,
-    subject: Callable[..., Any] | None = None,
+    subject: Callable[..., Any] = Subject,
 ) -> tuple[list[float], Any]:
     """The losses and the model of one run, which is interrupted after so many steps at the end of
     every turn but the last. The device "cuda" is a stand-in for one.

@@ -169,7 +169,7 @@ def random_adapter(model: Any, kind: "Kind" = "both", seed: int = 0) -> "Reading
     """A reading adapter that changes what a tiny decoder computes."""
     from memstore.hf.reading_adapter import ReadingAdapter
 
-    adapter = ReadingAdapter.untrained(model, kind, 4, seed)
+    adapter = ReadingAdapter.untrained(model, 4, seed, kind)
     generator = torch.Generator().manual_seed(seed)
     for name, (a, b) in adapter.pairs.items():
         adapter.pairs[name] = a, 0.05 * torch.randn(b.shape, generator=generator)

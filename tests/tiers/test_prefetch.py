@@ -161,7 +161,6 @@ VARIANTS: list[tuple[dict[str, object], dict[str, object]]] = [
     *(({}, {"granularity": granularity}) for granularity in GRANULARITIES),
     ({"top_k": 1, "cmt_cutoff": 0.0}, {}),
     ({"top_k": 4, "old_block_position": "stingy", "cmt_cutoff": 0.0}, {}),
-    ({}, {"granularity": "per_head", "score_range": 0.5}),
     (
         {"cmt": False, "num_kv_heads": 4, "old_block_position": "stingy", "memory_layers": (0, 2)},
         {},

@@ -14,13 +14,13 @@ from benchmarks.baselines import steps as baseline_steps
 from benchmarks.baselines import train as command
 from benchmarks.baselines.config import MEMORIES, MemoryConfig
 from benchmarks.baselines.reading import load_baseline
-from benchmarks.baselines.subject import baseline_subject
+from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import named_model
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.landmark.transformer import PRESETS
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.subject import TrainConfig, new_model
+from memstore.training.subject import Subject, TrainConfig, new_model
 from memstore.training.train import train
 from support.small_config import MODEL
 from support.small_training import small, train_in_turns
@@ -36,7 +36,7 @@ def run(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of a run that is interrupted after every second step."""
     config = TrainConfig(out, MODEL, stages(), precision="float32", seed=3, log_every=1)
-    subject = None if memory is None else partial(baseline_subject, memory)
+    subject = Subject if memory is None else partial(BaselineSubject, memory)
     losses, model = train_in_turns([config] * turns, [book], every=2, subject=subject)
     return losses, dict(model.state_dict())
 
@@ -106,7 +106,7 @@ def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothi
         for name, x in new_model(MODEL, tmp_path / "none", 9).state_dict().items()
     )
     config = TrainConfig(tmp_path, MODEL, stages(), init=tmp_path / "none")
-    subject = baseline_subject(MEMORIES["infini"], config, [book], torch.device("cpu"), False)
+    subject = BaselineSubject(MEMORIES["infini"], config, [book], torch.device("cpu"), False)
     begun = {name: p.detach() for name, p in subject.learning.items()}
     assert not begun.pop("memory.gate").any()
     assert begun.keys() == none.keys() and all(torch.equal(begun[n], x) for n, x in none.items())
@@ -114,7 +114,7 @@ def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothi
     with pytest.raises(InvalidWeights, match=r"Unexpected key.*memory\.gate"):
         new_model(MODEL, tmp_path / "learned", 9)
     resumed = replace(config, out=tmp_path / "learned", init=None)
-    for other in (None, partial(baseline_subject, MEMORIES["none"])):
+    for other in (Subject, partial(BaselineSubject, MEMORIES["none"])):
         with pytest.raises(InvalidConfig, match=r"begun with another .*'infini', 'segment': 32"):
             train(resumed, [book], resume=True, subject=other)
 

@@ -15,8 +15,7 @@ from memstore.training import facts as language
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
 from memstore.training.curriculum import RecallConfig
-from memstore.training.facts import VALUE_SHARES, Fact, Pools, draw_fact
-from memstore.training.vocabulary import SPLITS
+from memstore.training.facts import SPLITS, VALUE_SHARES, Fact, Pools, draw_fact
 
 BLOCK = 16
 
@@ -59,7 +58,7 @@ def corpus(files, tokenizer, tmp_path_factory):
 
 
 def recall(tokenizer, corpus, seed=0, **settings):
-    return RecallData(tokenizer, corpus, RecallConfig(block_size=BLOCK, **settings), seed)
+    return RecallData(tokenizer, corpus, RecallConfig(**settings), BLOCK, seed)
 
 
 # --- documents and corpora

@@ -9,8 +9,8 @@ from memstore.model.landmark.memory_attention import MemoryAttention
 from memstore.model.landmark.transformer import ModelConfig, Transformer
 from memstore.model.session import SessionBlocks
 from memstore.store.memory_store import MemoryStore
+from memstore.training.batches import QuestionBatch
 from memstore.training.objectives import (
-    Chunks,
     Negatives,
     encode_windows,
     negatives_of,
@@ -53,6 +53,12 @@ def window(blocks: int, seed: int) -> Tensor:
     ids = torch.randint(0, 48, (blocks, SIZE + 1), generator=torch.Generator().manual_seed(seed))
     ids[:, SIZE] = 48
     return ids.flatten()
+
+
+def chunks(ids: Tensor, visible: list[list[int]], *, continues: bool) -> QuestionBatch:
+    return QuestionBatch(
+        ids, torch.zeros(ids.shape), torch.tensor(visible), torch.tensor([continues])
+    )
 
 
 def attach(
@@ -119,11 +125,7 @@ def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
     trained = read_memory(
-        built,
-        Chunks(question, torch.tensor([[0, 2]]), torch.tensor([False])),
-        memory,
-        cmt=cmt,
-        top_k=top_k,
+        built, chunks(question, [[0, 2]], continues=False), memory, cmt=cmt, top_k=top_k
     )
     store = store_for(built.config)
     attention = session(built, store, SessionBlocks(attach(store, built, memory, [0, 2])))
@@ -141,9 +143,7 @@ def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(c
     windows = torch.stack([window(6, seed) for seed in (1, 2)])
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
-    trained = read_memory(
-        built, Chunks(question, torch.tensor([[1]]), torch.tensor([True])), memory, cmt=cmt
-    )
+    trained = read_memory(built, chunks(question, [[1]], continues=True), memory, cmt=cmt)
     store = store_for(built.config)
     [(own, blocks)] = attach(store, built, memory, [1])
     attention = session(built, store, SessionBlocks(own_document=own, own_end=blocks))
@@ -160,7 +160,7 @@ def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> Non
     windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows)
-    arguments = (built, Chunks(question, torch.tensor([[0, 2]]), torch.tensor([False])), memory)
+    arguments = (built, chunks(question, [[0, 2]], continues=False), memory)
     plain = read_memory(*arguments)
     negatives = negatives_of(memory, 1)
     assert not torch.allclose(read_memory(*arguments, negatives), plain)
@@ -189,7 +189,7 @@ def test_loss_skips_landmarks_and_predicts_across_them() -> None:
     pairs = [(0, 1), (1, 2), (2, 3), (3, 5), (4, 5), (5, 6), (6, 7), (7, 8)]
     expected = -sum(logits[row, ids[0, target]] for row, target in pairs)
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=1e-5)
-    assert loss.weight == len(pairs) and loss.answers == len(pairs)
+    assert loss.weight == len(pairs) and loss.lookups == 0
 
 
 def test_position_jumps_move_later_blocks_only() -> None:

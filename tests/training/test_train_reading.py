@@ -21,13 +21,14 @@ from memstore.hf.reading_adapter import UNKNOWN, ReadingAdapter
 from memstore.model.passages.adaptation import UNADAPTED
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
-from memstore.training.doubt import _fit, fit_doubt
+from memstore.training.doubt import _ask, _fit, fit_doubt
 from memstore.training.reading import Pack, Reading, ReadingOptions, train_reading
 from memstore.training.reading_questions import (
     AskedContext,
     AskedQuestion,
     Composed,
     Examples,
+    questions_of,
     read_questions,
 )
 
@@ -144,7 +145,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
 
     def untrained(rank: int = 4) -> Reading:
         reader = model_of(num_hidden_layers=3)
-        return Reading(reader, ReadingAdapter.untrained(reader.model, of, rank))
+        return Reading(reader, ReadingAdapter.untrained(reader.model, rank, kind=of))
 
     examples = Examples(CONTEXTS, model_of())
 
@@ -167,6 +168,21 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(of, tmp_path, monkeypatc
         run(tmp_path / "parts", untrained(rank=8))
 
 
+def test_texts_ask_about_a_word_of_one_of_their_sentences():
+    texts = [" ".join(one.context for one in CONTEXTS)] * 2
+    found = questions_of(texts, 100, 0)
+    assert len({one.title for one in found}) == 2
+    for one in found:
+        for asked in one.questions:
+            (answer,) = asked.answers
+            word = asked.question.removeprefix("What does it say about ").rstrip("?")
+            assert answer in one.context and word in answer
+            assert word not in one.context.replace(answer, "")
+    assert found == questions_of(texts, 100, 0) != questions_of(texts, 100, 1)
+    (few,) = questions_of(texts, 1, 0)
+    assert few in found
+
+
 def test_lines_that_are_no_questions_are_named(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(
@@ -185,7 +201,7 @@ def test_lines_that_are_no_questions_are_named(tmp_path):
         read_questions(path)
 
 
-def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer(tmp_path, monkeypatch):
+def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer():
     model = decoder("llama", num_hidden_layers=2)
     adapter = replace(random_adapter(model), refuse_above=0.5)
     reader = HuggingFacePassageModel(
@@ -197,22 +213,17 @@ def test_a_doubt_is_fitted_to_questions_with_and_without_an_answer(tmp_path, mon
         for source in ("mill", "barn")
         for one in CONTEXTS
     ]
-    found, shares = fit_doubt(reader, contexts, tmp_path, questions=48)
+    found, shares = fit_doubt(reader, contexts, questions=48)
     assert found.adapter == adapter.digest
     assert [*found.above] == sorted(found.above, reverse=True)
     assert [*shares.values()] == sorted(shares.values())
-    asked = [torch.load(path) for path in tmp_path.glob("asked-*.pt")]
-    assert len(asked) == 2
-    for numbers, lacking, unanswered in asked:
-        assert numbers.shape == (12, 4) and 0 < unanswered.sum() < 9
-        # the passages may miss an answer that the memory holds
-        assert unanswered.sum() <= lacking.sum() < 12 and (lacking >= unanswered).all()
-    # what was asked before an interruption is not asked again
-    monkeypatch.setattr("memstore.training.doubt._ask", None)
-    assert fit_doubt(reader, contexts, tmp_path, questions=48) == (found, shares)
-    assert fit_doubt(reader, contexts[:2], tmp_path / "few") is None
+    numbers, lacking, unanswered = map(torch.tensor, zip(*_ask(reader, contexts, 24, Random(0))))
+    assert numbers.shape == (12, 4) and 0 < unanswered.sum() < 9
+    # the passages may miss an answer that the memory holds
+    assert unanswered.sum() <= lacking.sum() < 12 and (lacking >= unanswered).all()
+    assert fit_doubt(reader, contexts[:2]) is None
     with pytest.raises(InvalidInput, match="no reading adapter that refuses"):
-        fit_doubt(model_of(), contexts, tmp_path)
+        fit_doubt(model_of(), contexts)
 
 
 def test_a_logistic_regression_finds_what_tells_apart():

@@ -95,15 +95,6 @@ def test_a_run_on_a_gpu_is_near_that_on_the_cpu(
     assert found == pytest.approx(expected, abs=0.02)
 
 
-def test_an_unknown_precision_is_refused_before_a_directory_is_made(
-    tmp_path: Path, book: Path
-) -> None:
-    unknown: Any = "float8"
-    with pytest.raises(InvalidConfig, match="auto, float32, bfloat16"):
-        train(TrainConfig(tmp_path / "run", MODEL, precision=unknown), [book])
-    assert not (tmp_path / "run").exists()
-
-
 # Resumed and killed runs
 
 LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))

@@ -25,60 +25,55 @@ Locate = Callable[[int], tuple[int, int]]
 """(document, block) of a candidate."""
 
 
-@dataclass(frozen=True)
-class BlockRequest:
-    """What rows chose: candidates [h, T or 1, K] (-1 = none) of a layer's query heads from
-    first_head on, `group` of them to a KV head.
-    """
-
-    layer: int
-    candidates: Tensor
-    first_head: int
-    group: int
-
-    def part(self, rows: slice) -> "BlockRequest":
-        """The same of some rows."""
-        return BlockRequest(self.layer, self.candidates[:, rows], self.first_head, self.group)
-
-
 def lease_requested(
-    lease: Callable[[list[BlockKey]], Lease], wanted: BlockRequest, locate: Locate
+    lease: Callable[[list[BlockKey]], Lease],
+    layer: int,
+    candidates: Tensor,
+    group: int,
+    locate: Locate,
 ) -> tuple[Lease, Tensor]:
-    """A lease on the distinct units that are wanted, and their slots in the candidates' shape (-1 =
-    none). NumPy finds them: a decoding step has few, and calls of torch would cost more.
+    """A lease on the distinct units of candidates [H, T or 1, K] (-1 = none), and their slots in
+    the same shape (-1 = none). group: query heads of a KV head. NumPy finds them: a decoding step
+    has few, and calls of torch would cost more.
     """
-    candidates = wanted.candidates.cpu().numpy()
-    heads = (np.arange(len(candidates)) + wanted.first_head) // wanted.group
-    kv_heads = int(heads[-1]) + 1  # those below it are enough
-    units = np.where(candidates >= 0, candidates * kv_heads + heads[:, None, None], -1)
+    chosen = candidates.cpu().numpy()
+    kv_heads = len(chosen) // group
+    heads = np.arange(len(chosen)) // group
+    units = np.where(chosen >= 0, chosen * kv_heads + heads[:, None, None], -1)
     distinct, inverse = np.unique(units, return_inverse=True)
     absent = int(len(distinct) > 0 and distinct[0] < 0)
     leased = lease(
         [
-            BlockKey(document, wanted.layer, block, unit % kv_heads)
+            BlockKey(document, layer, block, unit % kv_heads)
             for unit in distinct[absent:].tolist()
             for document, block in [locate(unit // kv_heads)]
         ]
     )
     slots = torch.nn.functional.pad(leased.slots, (absent, 0), value=-1)
     at = torch.from_numpy(inverse.reshape(units.shape)).to(slots.device)
-    return leased, slots[at].to(wanted.candidates.device)
+    return leased, slots[at].to(candidates.device)
 
 
 def requested_reads(
-    wanted: BlockRequest, row: int, mass: Tensor, slots: Tensor, lease: Lease, locate: Locate
+    layer: int,
+    candidates: Tensor,
+    row: int,
+    mass: Tensor,
+    slots: Tensor,
+    lease: Lease,
+    locate: Locate,
 ) -> StepReads:
-    """What one row read: mass [h, T, K] by row, slots as `lease_requested` gave them."""
-    own = min(row, wanted.candidates.shape[1] - 1)
-    chosen = zip(wanted.candidates[:, own].tolist(), mass[:, row].tolist(), slots[:, own].tolist())
+    """What one row read: mass [H, T, K] by row, slots as `lease_requested` gave them."""
+    own = min(row, candidates.shape[1] - 1)
+    chosen = zip(candidates[:, own].tolist(), mass[:, row].tolist(), slots[:, own].tolist())
     read = [
         (head, candidate, weight, slot)
-        for head, of_head in enumerate(chosen, wanted.first_head)
+        for head, of_head in enumerate(chosen)
         for candidate, weight, slot in zip(*of_head)
         if candidate >= 0 and weight > 0
     ]
     units = [
-        ReadUnit(wanted.layer, head, *locate(candidate), lease.fetched.get(slot, lease.tier))
+        ReadUnit(layer, head, *locate(candidate), lease.fetched.get(slot, lease.tier))
         for head, candidate, _, slot in read
     ]
     return StepReads(units, np.array([weight for _, _, weight, _ in read]))
@@ -95,23 +90,6 @@ class Selection:
 
     candidates: Tensor
     scores: Tensor | None
-
-
-@dataclass(frozen=True)
-class OpenRows:
-    """The rows of a layer step whose gate is open: rows [H, T] bool, how many, and the heads that
-    have one.
-    """
-
-    rows: Tensor
-    count: int
-    heads: list[int]
-
-    @classmethod
-    def of(cls, rows: Tensor) -> "OpenRows":
-        """Count rows [H, T]."""
-        counts = [sum(of_head) for of_head in rows.tolist()]
-        return cls(rows, sum(counts), [head for head, count in enumerate(counts) if count])
 
 
 @dataclass
@@ -138,10 +116,10 @@ class Lookup:
         return rotated[: self.candidates.prefix.size, 0].to(self.exact) @ keys
 
     def search(
-        self, layer_idx: int, rotated: Tensor, near: Tensor | None, opened: OpenRows
+        self, layer_idx: int, rotated: Tensor, near: Tensor | None, opened: Tensor
     ) -> Selection:
-        """The choice among old and recent blocks. near: the recent ones' scores. Raises
-        DocumentNotFound.
+        """The choice among old and recent blocks. near: the recent ones' scores; opened: [H, T]
+        bool, rows whose gate is open. Raises DocumentNotFound.
         """
         shape, settings, prefix = self.shape, self.settings, self.candidates.prefix
         fixed = shape.old_block_distance is not None
@@ -154,7 +132,7 @@ class Lookup:
             self.candidates.old,
             settings.top_k,
             return_lse=shared,
-            open_rows=opened.rows,
+            open_rows=opened,
             bias=self.candidates.fading,
         )
         scores, candidates, lse = hits.scores.to(self.exact), hits.candidates, hits.lse
@@ -166,20 +144,8 @@ class Lookup:
                 lse = torch.logaddexp(lse.to(self.exact), recent.logsumexp(-1))
         # where no slot depends on it, the order among units is free
         if fixed and near is None and not shared:
-            candidates = in_range(scores, candidates, settings.score_range)
-            searched_heads = shape.group * len({head // shape.group for head in opened.heads})
-            if opened.count < searched_heads * opened.rows.shape[1]:
-                candidates = candidates.masked_fill(~opened.rows[..., None], -1)
-            return Selection(candidates, scores)
-        return select(
-            settings.granularity,
-            scores,
-            candidates,
-            lse,
-            opened.rows,
-            shape.num_kv_heads,
-            settings.score_range,
-        )
+            return Selection(candidates.masked_fill(~opened[..., None], -1), scores)
+        return select(settings.granularity, scores, candidates, lse, opened, shape.num_kv_heads)
 
     def place(
         self, layer_idx: int, chosen: Selection, rotated: Tensor, near: Tensor | None
@@ -197,10 +163,9 @@ class Lookup:
         self, layer_idx: int, chosen: Selection, rotated: Tensor, near: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         prefix, rows = self.candidates.prefix, rotated.shape[3]
-        fixed = self.shape.old_block_distance is not None
+        fixed, candidates = self.shape.old_block_distance is not None, chosen.candidates
         if fixed and near is None and chosen.scores is not None:
-            return torch.full_like(chosen.candidates, prefix.size), chosen.scores
-        candidates = chosen.candidates
+            return torch.full_like(candidates, prefix.size), chosen.scores
         present = candidates >= 0
         is_recent = candidates >= prefix.old
         rank = torch.arange(candidates.shape[-1], device=candidates.device)
@@ -253,15 +218,6 @@ def merge(
     return best.values[..., :top_k], candidates.gather(-1, best.indices)[..., :top_k]
 
 
-def in_range(scores: Tensor, candidates: Tensor, score_range: float | None) -> Tensor:
-    """Candidates [.., K], best first, with -1 where the score is below the best - score_range (None
-    = all stay).
-    """
-    if score_range is None:
-        return candidates
-    return candidates.masked_fill(scores < scores[..., :1] - score_range, -1)
-
-
 def select(
     granularity: Granularity,
     scores: Tensor,
@@ -269,22 +225,19 @@ def select(
     lse: Tensor | None,
     open_rows: Tensor,
     num_kv_heads: int,
-    score_range: float | None = None,
 ) -> Selection:
     """The choice of every row from its own best.
 
     scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed
     unless every row chooses for itself.
-    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range:
-    of what a choice finds it keeps what scores at least its best - score_range (the scores it
-    chooses by: those after the maximum), None = everything.
+    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum.
 
     A block among the top k of a maximum over rows is among the top k of the row that attains it, so
     the rows' own lists suffice.
     """
     heads, rows, k = scores.shape
     if granularity == "per_token_per_head":
-        chosen = in_range(scores, candidates, score_range).masked_fill(~open_rows[..., None], -1)
+        chosen = candidates.masked_fill(~open_rows[..., None], -1)
         order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)
         return Selection(chosen.gather(-1, order), scores.gather(-1, order))
     assert lse is not None
@@ -301,7 +254,7 @@ def select(
     width = min(k, len(known))
     newest = dense.flip(-1).sort(dim=-1, descending=True, stable=True)
     chosen, best = known[len(known) - 1 - newest.indices[..., :width]], newest.values[..., :width]
-    chosen = in_range(best, chosen.masked_fill(best <= NEG / 2, -1), score_range)
+    chosen = chosen.masked_fill(best <= NEG / 2, -1)
     if granularity == "per_head":
         chosen = chosen.repeat_interleave(heads // num_kv_heads, 0)
     order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)

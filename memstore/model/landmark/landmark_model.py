@@ -4,32 +4,37 @@ config.json, model.safetensors and tokenizer.json.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from memstore.decode import from_json
 from memstore.devices import usable_device
 from memstore.disk.files import replacement
 from memstore.disk.format.signature import ModelName, Signature
-from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.kernels.api import NEG
-from memstore.kernels.products import accumulate
-from memstore.model.adapter import Attend, Enter
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.model.answer import Ranking
 from memstore.model.landmark import SHIPPED_NAME
-from memstore.model.landmark.landmark_session import LandmarkAPI
-from memstore.model.landmark.transformer import ModelConfig, Transformer
+from memstore.model.landmark.landmark_search import search_blocks
+from memstore.model.landmark.landmark_session import LandmarkSession, ingest
+from memstore.model.landmark.transformer import LandmarkReader, ModelConfig, Transformer
+from memstore.model.lookup_settings import AnswerSettings
+from memstore.model.model_api import ModelAPI
+from memstore.model.session import OnRead, attached
+from memstore.model.source_text import Ingesting, Text
 from memstore.model.tokenizer import Tokenizer
 from memstore.openmp import warn_of_spinning
 from memstore.paths import expanded, read_file
+from memstore.store.memory_store import MemoryStore
+from memstore.store.write.admission import Mode
 
 SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""
@@ -152,56 +157,106 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
     )
 
 
-class LandmarkModel(LandmarkAPI):
-    """A transformer and its tokenizer, with the API."""
+# Queries are sampled to build an index
+_STRETCHES = 8  # stretches of stored text, each read in its own session
+_TOKENS = 192  # tokens of a stretch
+_QUESTIONS = 6  # questions after each stretch
+_BLOCKS = 32_768  # most blocks that these sessions attend to: queries depend little on the others
+_ASKED = ("price", "name", "colour", "age", "number", "owner", "weight", "key")
+_OF = ("red fox", "old bridge", "silver lamp", "north gate", "small ship", "stone table")
+
+
+class LandmarkModel(LandmarkReader, ModelAPI):
+    """The API of a landmark model."""
+
+    answering = AnswerSettings()
+    codec = "zstd"
+    keeps = None
 
     def __init__(
         self, transformer: Transformer, tokenizer: Tokenizer, called: ModelName | None = None
     ) -> None:
         """called: what its memories say that they were made with."""
-        config = transformer.config
-        self.transformer, self._called = transformer, called
-        self.config: ModelConfig = config
-        self.shape, self.lookup, self.rope = config.shape, config.lookup, transformer.rope
-        self.landmark_id = config.landmark_id
-        self.tokenizer: Tokenizer = tokenizer
-        with torch.no_grad():
-            self.cmt_keys, self.cmt_values = transformer.cmt_keys(), transformer.cmt_values
+        super().__init__(transformer, tokenizer)
+        self._called = called
 
     @cached_property
     def signature(self) -> Signature:
         """What ties a memory to this model."""
         return replace(signature_of(self.transformer, self.tokenizer), model=self._called)
 
-    @property
-    def device(self) -> torch.device:
-        return self.transformer.norm.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.transformer.dtype
-
-    def hidden(
+    def ingesting(
         self,
-        ids: Tensor,
-        attend: Attend,
+        text: Text,
+        store: MemoryStore,
         *,
-        layers: int | None = None,
-        enter: Enter | None = None,
-        quantized: bool = False,
-        adapt: bool = False,
-    ) -> Tensor:
-        return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
+        mode: Mode = "new",
+        keep: str | None = None,
+        **lookup: Any,
+    ) -> Ingesting:
+        """As ModelAPI.ingesting. keep: "kv"; blocks depend on each other, and are computed once,
+        one after the other.
+        """
+        if keep not in (None, "kv"):
+            raise InvalidInput(
+                "this model's blocks are computed one after the other, and kept: leave keep out"
+            )
+        return ingest(self, self.lookup.changed(**lookup), store, text, mode=mode)
 
-    def next_projections(
-        self, layer_idx: int, states: Tensor, attended: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.transformer.next_projections(layer_idx, states, attended)
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Sample queries, then build and save the store's index; returns what was built (see
+        MemoryStore.build_index).
 
-    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
-        logits = accumulate(self.transformer.logits(states))  # float16 has no NEG
-        logits[..., self.landmark_id :] = NEG  # nor is the context miss token text
-        return logits
+        Sessions read stretches of the memory's own text and questions in the plain form, and every
+        lookup that the gate lets through is a sample: a head whose gate opens at questions only is
+        sampled there.
+
+        Raises InvalidInput for a memory without a finished document or an index that builds
+        nothing, ReadOnlyMemory, StorageFull.
+        """
+        ready = [document for document in store.ready(to="index") if document.blocks]
+        rng = Random(0)
+        attached: list[tuple[int, int]] = []
+        blocks = 0
+        for document in rng.sample(ready, len(ready)):
+            if not attached or blocks + document.blocks <= _BLOCKS:
+                attached.append((document.id, document.blocks))
+                blocks += document.blocks
+        with store.retrieval.sampled_queries():
+            for _ in range(_STRETCHES):
+                document = rng.choices(ready, [document.tokens for document in ready])[0]
+                first = rng.randrange(max(1, document.tokens - _TOKENS))
+                with LandmarkSession(self, self.lookup, store, attached) as session:
+                    session.feed(store.tokens(document.id, first, first + _TOKENS).ids.tolist())
+                    for _ in range(_QUESTIONS):
+                        what = f"the {rng.choice(_ASKED)} of the {rng.choice(_OF)}"
+                        question = f" What is {what}? {what.capitalize()} is"
+                        session.feed(self.tokenizer.encode(question))
+        return store.build_index(self.lookup.top_k, progress)
+
+    def session(
+        self,
+        store: MemoryStore,
+        documents: Sequence[str] | None = None,
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        read_all_rows: bool = False,
+        **lookup: Any,
+    ) -> LandmarkSession:
+        """As ModelAPI.session. read_all_rows: on_read is told what every row reads."""
+        there = attached(store, documents, retrieve=retrieve)
+        settings = self.lookup.changed(**lookup)
+        session = LandmarkSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
+        session.attention.read_all_rows = read_all_rows
+        return session
+
+    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
+        """As ModelAPI.ranked."""
+        ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
+        return Ranking(search_blocks(self, store, scope, ids))
 
 
 def load_model(

@@ -15,21 +15,18 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
-from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.answer import Found
-from memstore.model.landmark.memory_attention import LandmarkAdapter
 from memstore.model.landmark.open_chunk import Prefix
+from memstore.model.landmark.transformer import LandmarkReader
 from memstore.store.memory_store import MemoryStore
 
-_HITS_OF_EVERY_HEAD = 64  # landmark keys taken a (token, head), to see which heads point sharply
-# heads that make a shortlist, and landmark keys taken for each of their tokens
-_POINTING_HEADS, _HITS = 3, 1024
+_HITS = 64  # landmark keys taken a (token, head)
 # of exp(sharpness * (cosine - 1)): how like two keys must be to count as the same word
 _SHARPNESS = 16.0
 _UNITS = 256  # leased at once
-SHORTLIST = 1 << 16  # blocks whose own keys are read; a smaller memory is ranked whole
+SHORTLIST = 1 << 16  # blocks of a memory that is ranked whole
 
 
 @dataclass(frozen=True)
@@ -47,28 +44,26 @@ class _Looks:
 
 @torch.no_grad()
 def search_blocks(
-    reader: LandmarkAdapter,
+    reader: LandmarkReader,
     store: MemoryStore,
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
 ) -> Iterator[Found]:
-    """Blocks of documents (id, blocks), at most SHORTLIST, best first; of equals the earlier in
-    their order.
+    """Blocks of documents (id, blocks), best first; of equals the earlier in their order. Of more
+    than SHORTLIST blocks, those that landmark keys find.
 
-    ids: content tokens of the phrase, at least one. Raises DocumentNotFound for a document that was
-    forgotten, CorruptBlock.
+    ids: content tokens of the phrase, at least one; those of a chunk are read. Raises
+    DocumentNotFound for a document that was forgotten, CorruptBlock.
     """
     blocks = [(document, block) for document, count in documents for block in range(count)]
     if not blocks or not reader.shape.memory_layers:
         return iter(())
-    looks = _look(reader, ids, len(blocks))
+    chunk = reader.lookup.chunk_blocks * reader.shape.block_size
+    looks = _look(reader, ids[:chunk], len(blocks))
     scope = [(document, 0, count) for document, count in documents]
-    heads = _sharpest(store, scope, looks, len(blocks))
+    (layer, head), listed = _sharpest(store, scope, looks, len(blocks))
     if len(blocks) > SHORTLIST:
-        pointed = _point(store, scope, looks, heads[:_POINTING_HEADS], len(blocks))
-        chosen = pointed.sort(descending=True, stable=True).indices[:SHORTLIST].sort().values
-        blocks = [blocks[n] for n in chosen.tolist()]
-    layer, head = heads[0]
+        blocks = [blocks[n] for n in listed.tolist()]
     kv_head = head // reader.shape.group
     units = [BlockKey(document, layer, block, kv_head) for document, block in blocks]
     keys = F.normalize(looks[layer].k[kv_head].float(), dim=-1)
@@ -84,26 +79,10 @@ def search_blocks(
     )
 
 
-def _look(reader: LandmarkAdapter, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
+def _look(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     """What every memory layer looks for with each token of a phrase that was read without any
     memory.
-
-    A phrase longer than a chunk is read in pieces that do not see each other.
     """
-    size = reader.lookup.chunk_blocks * reader.shape.block_size
-    pieces = [_look_piece(reader, ids[at : at + size], blocks) for at in range(0, len(ids), size)]
-    return {
-        layer: _Looks(
-            *(
-                torch.cat([getattr(piece[layer], name) for piece in pieces], 1)
-                for name in ("q", "k", "gate")
-            )
-        )
-        for layer in pieces[0]
-    }
-
-
-def _look_piece(reader: LandmarkAdapter, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     shape, rope, cmt_keys, looks = reader.shape, reader.rope, reader.cmt_keys, {}
     sequence: list[int] = []
     rows = []
@@ -135,66 +114,34 @@ def _look_piece(reader: LandmarkAdapter, ids: Sequence[int], blocks: int) -> dic
             )
         return local.output
 
-    ids_of_piece = torch.tensor([sequence], device=reader.device)
-    reader.hidden(ids_of_piece, attend, layers=shape.memory_layers[-1] + 1)
+    given = torch.tensor([sequence], device=reader.device)
+    reader.hidden(given, attend, layers=shape.memory_layers[-1] + 1)
     return looks
 
 
 def _sharpest(
     store: MemoryStore, scope: Sequence[tuple[int, int, int]], looks: dict[int, _Looks], blocks: int
-) -> list[tuple[int, int]]:
-    """The (layer, head) of all memory layers, the one that points most sharply to blocks of the
-    scope first.
+) -> tuple[tuple[int, int], Tensor]:
+    """The (layer, head) of a memory layer that points most sharply to blocks of the scope, and the
+    blocks [n], in order, that are among the _HITS best of any token and head.
 
-    With p a token's landmark softmax and g its gate: by the sum of g p log(blocks p) over tokens
-    and blocks, as far as p is above its mean.
+    With p a token's landmark softmax and g its gate: sharpest is the sum of g p log(blocks p) over
+    tokens and blocks, as far as p is above its mean.
     """
     sharpness: dict[tuple[int, int], float] = {}
+    hit = list[Tensor]()
     for layer, look in looks.items():
-        gain = _gain(
-            store.retrieval.search_landmarks(
-                layer, look.q, scope, min(_HITS_OF_EVERY_HEAD, blocks), return_lse=True
-            ),
-            blocks,
+        hits = store.retrieval.search_landmarks(
+            layer, look.q, scope, min(_HITS, blocks), return_lse=True
+        )
+        assert hits.lse is not None
+        gain = (hits.scores - hits.lse[..., None] + math.log(blocks)).masked_fill(
+            hits.candidates < 0, -math.inf
         )
         of_head = (look.gate[..., None] * (gain.exp() / blocks) * gain.clamp(min=0)).sum((1, 2))
         sharpness |= {(layer, head): value for head, value in enumerate(of_head.tolist())}
-    return sorted(sharpness, key=lambda key: -sharpness[key])
-
-
-def _point(
-    store: MemoryStore,
-    scope: Sequence[tuple[int, int, int]],
-    looks: dict[int, _Looks],
-    heads: Sequence[tuple[int, int]],
-    blocks: int,
-) -> Tensor:
-    """How much these heads point to every block of a scope, [blocks]: each token adds g log(1 +
-    blocks p).
-    """
-    pointed = next(iter(looks.values())).q.new_zeros(blocks, dtype=torch.float32)
-    for layer in sorted({layer for layer, _ in heads}):
-        look, of_layer = looks[layer], [head for at, head in heads if at == layer]
-        wanted = torch.zeros(look.q.shape[:2], dtype=torch.bool, device=look.q.device)
-        wanted[of_layer] = True
-        hits = store.retrieval.search_landmarks(
-            layer, look.q, scope, min(_HITS, blocks), return_lse=True, open_rows=wanted
-        )
-        value = look.gate[..., None] * _gain(hits, blocks).exp().log1p()
-        pointed.index_add_(
-            0, hits.candidates[of_layer].clamp(min=0).flatten(), value[of_layer].flatten()
-        )
-    return pointed
-
-
-def _gain(hits: Hits, blocks: int) -> Tensor:
-    """log(blocks p) of every hit [H, T, k], p being its share of the softmax over the scope; -inf
-    for none.
-    """
-    assert hits.lse is not None
-    return (hits.scores - hits.lse[..., None] + math.log(blocks)).masked_fill(
-        hits.candidates < 0, -math.inf
-    )
+        hit.append(hits.candidates[hits.candidates >= 0])
+    return max(sharpness, key=lambda key: sharpness[key]), torch.cat(hit).unique()
 
 
 def _compare(

@@ -1,46 +1,27 @@
 """A landmark model reads a text chunk by chunk: each chunk attends to itself and to memory, and its
-finished blocks become memory. Its sessions, its ingest, and its API.
+finished blocks become memory. Sessions that ask, and the ingest of documents.
 """
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from memstore.disk.format.document import IngestSettings
-from memstore.errors import BudgetExceeded, InvalidInput
+from memstore.errors import BudgetExceeded
 from memstore.freed_memory import return_freed_memory
-from memstore.model.answer import Ranking
-from memstore.model.landmark.landmark_search import search_blocks
-from memstore.model.landmark.memory_attention import (
-    LandmarkAdapter,
-    MemoryAttention,
-    SpeculativePrefetch,
-)
+from memstore.model.landmark.memory_attention import MemoryAttention, SpeculativePrefetch
 from memstore.model.landmark.open_chunk import FinishedBlocks
-from memstore.model.lookup_settings import AnswerSettings, LookupSettings
-from memstore.model.model_api import ModelAPI
-from memstore.model.session import (
-    AskSession,
-    OnRead,
-    OwnBlocks,
-    SessionBlocks,
-    attached,
-    check_device,
-)
+from memstore.model.landmark.transformer import LandmarkReader
+from memstore.model.lookup_settings import LookupSettings
+from memstore.model.session import AskSession, OnRead, OwnBlocks, SessionBlocks, check_device
 from memstore.model.source_text import Ingesting, IngestProgress, Text, described
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
-
-Keep = Callable[[FinishedBlocks], None]
-"""Takes a chunk's finished blocks into the session's own memory: the store must be able to lease
-them from then on.
-"""
 
 
 class ChunkSession(AskSession):
@@ -49,15 +30,14 @@ class ChunkSession(AskSession):
     `feed` takes content tokens; landmarks are inserted after every block_size of them.
     """
 
-    reader: LandmarkAdapter
+    reader: LandmarkReader
 
     def __init__(
         self,
-        reader: LandmarkAdapter,
+        reader: LandmarkReader,
         settings: LookupSettings,
         store: MemoryStore,
         blocks: SessionBlocks,
-        keep: Keep,
         *,
         retrieve: bool = True,
     ) -> None:
@@ -76,15 +56,20 @@ class ChunkSession(AskSession):
                 f"one token reads up to {needed}; raise the budget"
             )
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
-        self._keep = keep
         self.attention = MemoryAttention(reader, settings, store, blocks, retrieve=retrieve)
         self.lookups = self.attention.lookups
         self._prefetch: SpeculativePrefetch | None = None
         if store.tiers.predictor != "off" and retrieve:
             self._prefetch = SpeculativePrefetch(reader, self.attention, store)
-            self.attention.observer = self._prefetch
+            self.attention.prefetch = self._prefetch
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
+
+    @abstractmethod
+    def keep(self, blocks: FinishedBlocks) -> None:
+        """Take a chunk's finished blocks into the session's own memory: the store must be able to
+        lease them from then on.
+        """
 
     @property
     def chunk_tokens(self) -> int:
@@ -151,7 +136,7 @@ class ChunkSession(AskSession):
         blocks = self.attention.chunk.finished()
         count = len(blocks[0][0])
         if count:
-            self._keep(blocks)
+            self.keep(blocks)
             self.blocks.own_end += count
             self.attention.drop_finished(blocks)
             self.content %= self.reader.shape.block_size
@@ -197,9 +182,6 @@ class ChunkSession(AskSession):
         self.read_tokens += 1
         self.attention.chunk.advance(1)
 
-    def close(self) -> None:
-        """Nothing is held: `keep` has the blocks."""
-
 
 class LandmarkSession(ChunkSession):
     """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
@@ -210,7 +192,7 @@ class LandmarkSession(ChunkSession):
 
     def __init__(
         self,
-        reader: LandmarkAdapter,
+        reader: LandmarkReader,
         settings: LookupSettings,
         store: MemoryStore,
         documents: list[tuple[int, int]],
@@ -223,15 +205,13 @@ class LandmarkSession(ChunkSession):
         least = settings.chunk_blocks + settings.top_k
         self._own = OwnBlocks(store, documents, per_block, least=least, bound=settings.own_blocks)
         try:
-            super().__init__(
-                reader, settings, store, self._own.blocks, self._take, retrieve=retrieve
-            )
+            super().__init__(reader, settings, store, self._own.blocks, retrieve=retrieve)
         except BaseException:
             self._own.close()
             raise
         self.attention.on_read = on_read
 
-    def _take(self, blocks: FinishedBlocks) -> None:
+    def keep(self, blocks: FinishedBlocks) -> None:
         count, scratch = len(blocks[0][0]), self._own.scratch
         self._own.make_room(count)
         for layer, (k, v, landmarks) in blocks.items():
@@ -245,106 +225,13 @@ class LandmarkSession(ChunkSession):
 
 
 _FREED_EVERY = 1024  # tokens of an ingest after which freed memory goes back to the system
-# Queries are sampled to build an index
-_STRETCHES = 8  # stretches of stored text, each read in its own session
-_TOKENS = 192  # tokens of a stretch
-_QUESTIONS = 6  # questions after each stretch
-_BLOCKS = 32_768  # most blocks that these sessions attend to: queries depend little on the others
-_ASKED = ("price", "name", "colour", "age", "number", "owner", "weight", "key")
-_OF = ("red fox", "old bridge", "silver lamp", "north gate", "small ship", "stone table")
-
-
-class LandmarkAPI(ModelAPI, LandmarkAdapter):
-    """The API by MemoryAttention in every layer."""
-
-    answering = AnswerSettings()
-    codec = "zstd"
-    keeps = None
-
-    def ingesting(
-        self,
-        text: Text,
-        store: MemoryStore,
-        *,
-        mode: Mode = "new",
-        keep: str | None = None,
-        **lookup: Any,
-    ) -> Ingesting:
-        """As ModelAPI.ingesting. keep: "kv"; blocks depend on each other, and are computed once,
-        one after the other.
-        """
-        if keep not in (None, "kv"):
-            raise InvalidInput(
-                "this model's blocks are computed one after the other, and kept: leave keep out"
-            )
-        settings = self.lookup.changed(**lookup)
-        if settings.own_blocks is not None:
-            raise InvalidInput(
-                "own_blocks bounds a session; a document is stored whole: leave it out"
-            )
-        return _ingest(self, settings, store, text, mode=mode)
-
-    def build_index(
-        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Any]:
-        """Sample queries, then build and save the store's index; returns what was built (see
-        MemoryStore.build_index).
-
-        Sessions read stretches of the memory's own text and questions in the plain form, and every
-        lookup that the gate lets through is a sample: a head whose gate opens at questions only is
-        sampled there.
-
-        Raises InvalidInput for a memory without a finished document or an index that builds
-        nothing, ReadOnlyMemory, StorageFull.
-        """
-        ready = [document for document in store.ready(to="index") if document.blocks]
-        rng = Random(0)
-        attached: list[tuple[int, int]] = []
-        blocks = 0
-        for document in rng.sample(ready, len(ready)):
-            if not attached or blocks + document.blocks <= _BLOCKS:
-                attached.append((document.id, document.blocks))
-                blocks += document.blocks
-        with store.retrieval.sampled_queries():
-            for _ in range(_STRETCHES):
-                document = rng.choices(ready, [document.tokens for document in ready])[0]
-                first = rng.randrange(max(1, document.tokens - _TOKENS))
-                with LandmarkSession(self, self.lookup, store, attached) as session:
-                    session.feed(store.tokens(document.id, first, first + _TOKENS).ids.tolist())
-                    for _ in range(_QUESTIONS):
-                        what = f"the {rng.choice(_ASKED)} of the {rng.choice(_OF)}"
-                        question = f" What is {what}? {what.capitalize()} is"
-                        session.feed(self.tokenizer.encode(question))
-        return store.build_index(self.lookup.top_k, progress)
-
-    def session(
-        self,
-        store: MemoryStore,
-        documents: Sequence[str] | None = None,
-        *,
-        retrieve: bool = True,
-        on_read: OnRead | None = None,
-        read_all_rows: bool = False,
-        **lookup: Any,
-    ) -> LandmarkSession:
-        """As ModelAPI.session. read_all_rows: on_read is told what every row reads."""
-        there = attached(store, documents, retrieve=retrieve)
-        settings = self.lookup.changed(**lookup)
-        session = LandmarkSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
-        session.attention.read_all_rows = read_all_rows
-        return session
-
-    def ranked(self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]]) -> Ranking:
-        """As ModelAPI.ranked."""
-        ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
-        return Ranking(search_blocks(self, store, scope, ids))
 
 
 # Ingest: a session whose own blocks are the document's
 
 
-def _ingest(
-    reader: LandmarkAdapter,
+def ingest(
+    reader: LandmarkReader,
     settings: LookupSettings,
     store: MemoryStore,
     text: Text,
@@ -366,77 +253,73 @@ def _ingest(
     if writer is None:
         return described(store, text)
     with writer:
-        began = time.perf_counter()
-        session = _DocumentSession(reader, settings, store, writer)
+        began, first = time.perf_counter(), None
+        session = DocumentSession(reader, settings, store, writer)
         tokenizer, resumed, total = reader.tokenizer, writer.tokens, text.characters
-        first = characters = _characters_before(store, tokenizer, writer.document.id, resumed)
-        tokens = tokenizer.encode_stream(text.pieces())
-        for ids in _chunks(tokens, resumed, session.chunk_tokens):
-            session.chunk(ids, characters)
+        for ids, before in _chunks(tokenizer, text.pieces(), resumed, session.chunk_tokens):
+            first = before if first is None else first
+            session.chunk(ids, before)
             if writer.tokens % _FREED_EVERY < len(ids):
                 return_freed_memory()
-            characters += tokenizer.characters(ids)
+            characters = before + tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
             yield IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
         return writer.finish()
 
 
-def _characters_before(store: MemoryStore, tokenizer: TokenText, document: int, token: int) -> int:
-    """Characters of a document before one of its tokens, or before its end."""
-    if token == 0:
-        return 0
-    span = store.tokens(document, token - 1, token)
-    return span.char_start + tokenizer.characters([*span.before.tolist(), *span.ids.tolist()])
-
-
-def _chunks(tokens: Iterable[list[int]], skip: int, size: int) -> Iterator[list[int]]:
-    """Chunks of so many tokens, the last of at least one, of all but the first `skip` tokens."""
-    pending: list[int] = []
-    for ids in tokens:
+def _chunks(
+    tokenizer: TokenText, text: Iterable[str], skip: int, size: int
+) -> Iterator[tuple[list[int], int]]:
+    """Chunks of so many tokens, the last of at least one, of all but the first `skip` tokens of a
+    text; each with the characters before it.
+    """
+    pending, before = list[int](), 0
+    for ids in tokenizer.encode_stream(text):
         dropped = min(skip, len(ids))
         skip -= dropped
-        pending.extend(ids[dropped:])
-        done = 0
-        while len(pending) - done > size:
-            yield pending[done : done + size]
-            done += size
-        del pending[:done]
+        before += tokenizer.characters(ids[:dropped])
+        pending += ids[dropped:]
+        while len(pending) > size:
+            chunk, pending = pending[:size], pending[size:]
+            yield chunk, before
+            before += tokenizer.characters(chunk)
     if pending:
-        yield pending
+        yield pending, before
 
 
-class _DocumentSession:
+class DocumentSession(ChunkSession):
     """A session whose own blocks are the document's, committed by the writer at chunk ends."""
 
     def __init__(
         self,
-        reader: LandmarkAdapter,
+        reader: LandmarkReader,
         settings: LookupSettings,
         store: MemoryStore,
         writer: DocumentWriter,
     ) -> None:
-        self._writer = writer
         blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
+        super().__init__(reader, settings, store, blocks, retrieve=False)
+        self._writer = writer
         self._chunk: tuple[list[int], int] = [], 0
         self._last_length: int | None = None
-        self._session = ChunkSession(reader, settings, store, blocks, self._keep, retrieve=False)
-        self._session.attention.cmt_values = None  # what is stored does not depend on them
-        self.chunk_tokens = self._session.chunk_tokens
         if writer.blocks:
-            attention = self._session.attention
             for layer in range(reader.shape.num_layers):
-                attention.chunk.remember(layer, writer.recent_landmarks(layer, settings.top_k))
-            attention.start_chunk()
+                landmarks = writer.recent_landmarks(layer, settings.top_k)
+                self.attention.chunk.remember(layer, landmarks)
+            self.attention.start_chunk()
 
     def chunk(self, ids: list[int], characters: int) -> None:
         """Read and stage a chunk, before which the document has so many characters; a shorter last
         one is closed by a landmark.
         """
         self._chunk = ids, characters
-        self._session.feed(ids)
-        self._last_length = self._session.close_block() or None
-        self._session.end_chunk()
+        self.feed(ids)
+        self._last_length = self.close_block() or None
+        self.end_chunk()
 
-    def _keep(self, blocks: FinishedBlocks) -> None:
+    def keep(self, blocks: FinishedBlocks) -> None:
         self._writer.add_chunk(*self._chunk, blocks, length_of_last=self._last_length)
+
+    def close(self) -> None:
+        """Nothing is held: the writer has the blocks."""

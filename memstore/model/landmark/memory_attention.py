@@ -1,5 +1,5 @@
-"""A landmark model, and its attention over a chunk and a memory: the seam between a model and a
-store, in position-free q, k, v.
+"""A landmark model's attention over a chunk and a memory: the seam between a model and a store, in
+position-free q, k, v.
 
 One `MemoryAttention` serves one session. A layer step goes: local scores and the gate; a search for
 the rows whose gate is open; a lease on the distinct KV blocks found; one attention over chunk and
@@ -11,10 +11,7 @@ nearly the queries that layer n + 1 will search with. A prediction never changes
 tells the tiers what to fetch.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,72 +20,26 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, MemstoreError
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.adapter import ModelAdapter
-from memstore.model.landmark.block_lookup import (
-    BlockRequest,
-    Lookup,
-    OpenRows,
-    Selection,
-    lease_requested,
-    requested_reads,
-)
+from memstore.model.landmark.block_lookup import Lookup, Selection, lease_requested, requested_reads
 from memstore.model.landmark.open_chunk import Candidates, FinishedBlocks, OpenChunk
+from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.rotary import Rope
 from memstore.model.session import Lookups, OnRead, SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.slots import Lease
 
-
-class LandmarkAdapter(ModelAdapter):
-    """A reader whose every token and head looks blocks up by trained landmark keys."""
-
-    rope: Rope
-    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
-    # the gate; None for a reader without a gate
-    cmt_keys: Sequence[Tensor] | None
-    # [L, H, D], what rows that skip their lookup get in its place; None = what they would have
-    # given to memory goes to what they have seen
-    cmt_values: Tensor | None
-    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
-
-    def question_ids(self, question: str) -> list[int]:
-        """The ids of a question, as typed; a model with a template overrides this."""
-        return self.tokenizer.encode(question.rstrip())
-
-    def next_projections(
-        self, layer_idx: int, states: Tensor, attended: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """q, k, v of layer_idx + 1, position-free, if layer_idx, which began with states [B, T,
-        hidden_size], attended to `attended` [B, H, T, D]: what speculative prefetch searches with.
-        None for a model that cannot tell; then nothing is prefetched.
-        """
-        return None
-
-
 GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
-
-
-class Observer(Protocol):
-    """Called in every step while it runs, as SpeculativePrefetch is."""
-
-    def attended(self, layer: int, local: LocalAttention) -> None:
-        """A layer has attended to its chunk, and will read memory next."""
-
-    def missed(self) -> None:
-        """A lease had to fetch some of its units."""
 
 
 class MemoryAttention:
     """Attention of one session over its open chunk and its memory.
 
-    on_read: called with what the last row of every step reads, or every row with read_all_rows;
-    observer: called in every step.
+    on_read: called with what the last row of every step reads, or every row with read_all_rows.
     """
 
     def __init__(
         self,
-        model: LandmarkAdapter,
+        model: LandmarkReader,
         settings: LookupSettings,
         store: MemoryStore,
         blocks: SessionBlocks,
@@ -103,7 +54,7 @@ class MemoryAttention:
         self.cmt_keys, self.cmt_values = model.cmt_keys, model.cmt_values
         self.on_read: OnRead | None = None
         self.read_all_rows = False
-        self.observer: Observer | None = None
+        self.prefetch: SpeculativePrefetch | None = None
         self.blocks = blocks
         self.lookups = Lookups()
         shape, dtype = model.shape, model.dtype
@@ -160,14 +111,30 @@ class MemoryAttention:
         searched = self.retrieve and layer_idx in self.shape.memory_layers
         candidates = prefix.blocks if searched else prefix.recent
         rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
-        if self.observer is not None:
-            self.observer.attended(layer_idx, local)
+        if self.prefetch is not None:
+            self.prefetch.attended(layer_idx, local)
         if candidates == 0:
             return local.output
-        local, opened = self._gate(layer_idx, local)
-        if opened.count == 0:
+        opened = self._opened(local)
+        rows, count = opened.numel(), int(opened.sum())
+        self.lookups.done += count
+        self.lookups.skipped += rows - count
+        if count < rows:
+            local = self._close_rows(layer_idx, local, opened)
+        if count == 0:
             return local.output
-        return self._attend_memory(layer_idx, rotated, local, opened, searched)
+        if count == rows or opened.shape[1] == 1:
+            return self._read(layer_idx, rotated, local, opened, searched)
+        tokens = opened.any(0).nonzero().flatten()  # the others keep their local output
+        local.output[:, :, tokens] = self._read(
+            layer_idx,
+            rotated[:, :, :, tokens],
+            _rows(local, tokens),
+            opened[:, tokens],
+            searched,
+            is_last=bool(tokens[-1] == opened.shape[1] - 1),
+        )
+        return local.output
 
     def predicted_blocks(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
         """The old units that `attend` would read with these q, k, v, block by block; nothing is
@@ -180,7 +147,7 @@ class MemoryAttention:
             return []
         rotated, local = self._local(layer_idx, q, k, v, memory=True)
         opened = self._opened(local)
-        if opened.count == 0:
+        if not opened.any():
             return []
         near = self.lookup.recent_scores(layer_idx, rotated)
         chosen = self.lookup.search(layer_idx, rotated, near, opened).candidates
@@ -213,58 +180,22 @@ class MemoryAttention:
         )
         return rotated[1:], local
 
-    def _opened(self, local: LocalAttention) -> OpenRows:
-        """The rows whose gate is not below the cutoff; without a context miss token, all."""
+    def _opened(self, local: LocalAttention) -> Tensor:
+        """[H, T] bool, rows whose gate is not below the cutoff; all without a gate."""
         if self.cmt_keys is None:
-            every = torch.ones_like(local.gate[0], dtype=torch.bool)
-            return OpenRows(every, every.numel(), list(range(self.shape.num_heads)))
-        return OpenRows.of(local.gate[0] >= self.lookup.settings.cmt_cutoff)
-
-    def _gate(self, layer_idx: int, local: LocalAttention) -> tuple[LocalAttention, OpenRows]:
-        """Close the rows below the cutoff, and count."""
-        opened, rows = self._opened(local), local.gate[0].numel()
-        self.lookups.done += opened.count
-        self.lookups.skipped += rows - opened.count
-        if opened.count < rows:
-            local = self._close_rows(layer_idx, local, opened.rows)
-        return local, opened
-
-    def _attend_memory(
-        self, layer_idx: int, rotated: Tensor, local: LocalAttention, opened: OpenRows, search: bool
-    ) -> Tensor:
-        """Read memory for the tokens with an open head; the rest keep their local output. rotated:
-        [R, 1, H, T, D].
-        """
-        rows = rotated.shape[3]
-        if rows == 1 or opened.count == opened.rows.numel():
-            return self._read(layer_idx, rotated, local, opened, search)
-        tokens = opened.rows.any(0).nonzero().flatten()
-        if len(tokens) == rows:
-            return self._read(layer_idx, rotated, local, opened, search)
-        part = LocalAttention(
-            local.output[:, :, tokens], local.gate[:, :, tokens], local.lse[:, :, tokens]
-        )
-        output = local.output.clone()
-        output[:, :, tokens] = self._read(
-            layer_idx,
-            rotated[:, :, :, tokens],
-            part,
-            replace(opened, rows=opened.rows[:, tokens]),
-            search,
-            is_last=bool(tokens[-1] == rows - 1),
-        )
-        return output
+            return torch.ones_like(local.gate[0], dtype=torch.bool)
+        return local.gate[0] >= self.lookup.settings.cmt_cutoff
 
     def _read(
         self,
         layer_idx: int,
         rotated: Tensor,
         local: LocalAttention,
-        opened: OpenRows,
+        opened: Tensor,
         search: bool,
         is_last: bool = True,
     ) -> Tensor:
-        """Choose, place and attend; heads without an open row keep their local output."""
+        """Choose, place and attend for rows [R, 1, H, T, D]; those `opened` [H, T] read."""
         near = self.lookup.recent_scores(layer_idx, rotated)
         if search:
             chosen = self.lookup.search(layer_idx, rotated, near, opened)
@@ -272,22 +203,10 @@ class MemoryAttention:
             prefix = self.lookup.candidates.prefix
             recent = torch.arange(prefix.old, prefix.blocks, device=rotated.device)
             chosen = Selection(recent.expand(rotated.shape[2], 1, -1), None)
-        wanted = BlockRequest(layer_idx, chosen.candidates, 0, self.shape.group)
         places, scores = self.lookup.place(layer_idx, chosen, rotated, near)
-        of, end = opened.heads[0], opened.heads[-1] + 1
-        if end - of == self.shape.num_heads:
-            return self._attend_requested(wanted, rotated, local, places, scores, is_last)
-        part = LocalAttention(local.output[:, of:end], local.gate[:, of:end], local.lse[:, of:end])
-        output = local.output.clone()
-        output[:, of:end] = self._attend_requested(
-            replace(wanted, candidates=chosen.candidates[of:end], first_head=of),
-            rotated[:, :, of:end],
-            part,
-            places[of:end],
-            scores[of:end],
-            is_last,
+        return self._attend_requested(
+            layer_idx, chosen.candidates, rotated, local, places, scores, is_last
         )
-        return output
 
     def _close_rows(self, layer_idx: int, local: LocalAttention, kept: Tensor) -> LocalAttention:
         """Attention whose rows other than `kept` [H, T] read no memory. Where the layer has
@@ -304,7 +223,8 @@ class MemoryAttention:
 
     def _attend_requested(
         self,
-        wanted: BlockRequest,
+        layer_idx: int,
+        candidates: Tensor,
         rotated: Tensor,
         local: LocalAttention,
         places: Tensor,
@@ -314,28 +234,28 @@ class MemoryAttention:
         """Lease the distinct KV blocks and attend; if they exceed the budget, in halves of the
         rows: slower and right.
 
-        For the heads of `wanted`: rotated [R, 1, h, T, D], places [h, T or 1, K], scores [h, T, K].
+        candidates, places: [H, T or 1, K]; rotated: [R, 1, H, T, D]; scores: [H, T, K].
         """
         try:
-            lease, slots = lease_requested(self._lease, wanted, self.locate)
+            lease, slots = lease_requested(
+                self._lease, layer_idx, candidates, self.shape.group, self.locate
+            )
         except BudgetExceeded:
-            rows = wanted.candidates.shape[1]
+            rows = candidates.shape[1]
             if rows == 1:
                 raise
-            halves = []
-            for part in (slice(0, rows // 2), slice(rows // 2, rows)):
-                halves.append(
-                    self._attend_requested(
-                        wanted.part(part),
-                        rotated[:, :, :, part],
-                        LocalAttention(
-                            local.output[:, :, part], local.gate[:, :, part], local.lse[:, :, part]
-                        ),
-                        places[:, part],
-                        scores[:, part],
-                        is_last and part.stop == rows,
-                    )
+            halves = [
+                self._attend_requested(
+                    layer_idx,
+                    candidates[:, part],
+                    rotated[:, :, :, part],
+                    _rows(local, part),
+                    places[:, part],
+                    scores[:, part],
+                    is_last and part.stop == rows,
                 )
+                for part in (slice(0, rows // 2), slice(rows // 2, rows))
+            ]
             return torch.cat(halves, 2)
         with lease:
             recording = self.on_read is not None and (is_last or self.read_all_rows)
@@ -351,25 +271,26 @@ class MemoryAttention:
                 gated=self.cmt_keys is not None,
                 return_mass=recording,
             )
-            if mass is not None:
-                self._report_reads(wanted, mass, slots, lease)
+            if mass is not None and self.on_read is not None:
+                rows = mass.shape[2]
+                for row in range(0 if self.read_all_rows else rows - 1, rows):
+                    reads = requested_reads(
+                        layer_idx, candidates, row, mass[0], slots, lease, self.locate
+                    )
+                    if reads.units:
+                        self.on_read(reads)
         return output
-
-    def _report_reads(
-        self, wanted: BlockRequest, mass: Tensor, slots: Tensor, lease: Lease
-    ) -> None:
-        """Call on_read with what the last row read, or every row."""
-        rows = mass.shape[2]
-        for row in range(0 if self.read_all_rows else rows - 1, rows):
-            reads = requested_reads(wanted, row, mass[0], slots, lease, self.locate)
-            if reads.units and self.on_read is not None:
-                self.on_read(reads)
 
     def _lease(self, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
-        if self.observer is not None and lease.fetched:
-            self.observer.missed()
+        if self.prefetch is not None and lease.fetched:
+            self.prefetch.missed()
         return lease
+
+
+def _rows(local: LocalAttention, rows: Tensor | slice) -> LocalAttention:
+    """The same of some rows."""
+    return LocalAttention(local.output[:, :, rows], local.gate[:, :, rows], local.lse[:, :, rows])
 
 
 # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
@@ -382,9 +303,9 @@ class SpeculativePrefetch:
     """
 
     def __init__(
-        self, reader: LandmarkAdapter, attention: MemoryAttention, store: MemoryStore
+        self, model: LandmarkReader, attention: MemoryAttention, store: MemoryStore
     ) -> None:
-        self._reader, self._attention, self._store = reader, attention, store
+        self._model, self._attention, self._store = model, attention, store
         self._memory_layers = frozenset(attention.shape.memory_layers)
         self._states: Tensor | None = None
         self._quiet = 0  # steps since the last miss, had or foreseen
@@ -400,9 +321,7 @@ class SpeculativePrefetch:
         if self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
             return
         assert self._states is not None
-        following = self._reader.next_projections(layer, self._states, local.output)
-        if following is None:
-            return
+        following = self._model.transformer.next_projections(layer, self._states, local.output)
         # Where predicting fails (a document was forgotten), the lookup itself says so, if there is
         # to be one.
         with suppress(MemstoreError):

@@ -151,7 +151,6 @@ class OpenChunk:
         """
         layer, rows = self._layers[layer_idx], q.shape[2]
         first, end = self.length, self.length + rows
-        self._reserve(layer, end)
         cos, sin = self._rotations(rows, q)
         layer.k.narrow(2, first, rows).copy_(k)
         layer.v.narrow(2, first, rows).copy_(v)
@@ -164,14 +163,6 @@ class OpenChunk:
     def advance(self, positions: int) -> None:
         """Every layer has attended to so many positions more."""
         self.length += positions
-
-    def _reserve(self, layer: _Layer, end: int) -> None:
-        missing = end - layer.k.shape[2]
-        if missing > 0:
-            grow = (0, 0, 0, max(missing, layer.k.shape[2]))
-            layer.k, layer.rotated, layer.v = (
-                torch.nn.functional.pad(x, grow) for x in (layer.k, layer.rotated, layer.v)
-            )
 
     def _rotations(self, rows: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer
@@ -194,7 +185,6 @@ class OpenChunk:
     def pad(self, positions: int) -> None:
         """Leave `positions` empty: the missing content of a document's last block."""
         for layer in self._layers:
-            self._reserve(layer, self.length + positions + 1)
             for x in (layer.k, layer.rotated, layer.v):
                 x[:, :, self.length : self.length + positions] = 0
         self.length += positions

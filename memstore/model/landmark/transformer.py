@@ -1,5 +1,6 @@
-"""The decoder of a landmark model and its configuration: RMSNorm, RoPE attention, SwiGLU, tied
-embeddings. What attends to what is the caller's, through one seam.
+"""The decoder of a landmark model, its configuration, and both with a tokenizer as a model adapter:
+RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the caller's, through one
+seam.
 
 `Transformer.hidden(ids, attend)` calls `attend(layer_idx, q, k, v)` once a layer with
 position-free queries, keys and values [B, H, T, D] and goes on with what it returns; training and
@@ -7,9 +8,9 @@ sessions pass different functions and share every weight.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 
 from memstore.decode import Amount, Layer, Share, typed
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.adapter import Attend, Enter, Shape
+from memstore.kernels.api import NEG
+from memstore.kernels.products import accumulate
+from memstore.model.adapter import Attend, Enter, ModelAdapter, Shape
 from memstore.model.lookup_settings import LOOKUP_SETTINGS, Granularity, LookupSettings
 from memstore.model.rotary import Rope
+from memstore.model.tokenizer import Tokenizer
 
 Size = Annotated[int, Meta(ge=1, lt=1 << 24)]
 Layers = Annotated[int, Meta(ge=1, le=4096)]
@@ -57,7 +61,6 @@ class ModelConfig:
     norm_eps: Share = 1e-5
     # What lookups do unless told otherwise: see LookupSettings.
     top_k: Size = 4
-    score_range: Amount | None = None
     recency: Amount = 0.0
     supersede: Amount = 0.0
     granularity: Granularity = "per_token_per_head"
@@ -94,13 +97,8 @@ class ModelConfig:
 
     @property
     def landmark_id(self) -> int:
-        """The id before the last, which no text has."""
+        """The id before the last; no text has it, nor the last one, the CMT."""
         return self.vocab_size - 2
-
-    @property
-    def cmt_id(self) -> int:
-        """The last id, which no text has."""
-        return self.vocab_size - 1
 
     @property
     def lookup(self) -> LookupSettings:
@@ -123,11 +121,6 @@ class ModelConfig:
             old_block_distance=self.old_block_distance if fixed else None,
             kv_dtype=getattr(torch, self.kv_dtype),
         )
-
-    @property
-    def stride(self) -> int:
-        """Positions of a block with its landmark: block_size + 1."""
-        return self.block_size + 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields a configuration file holds."""
@@ -160,21 +153,14 @@ PRESETS: dict[str, ModelConfig] = {
     "test": ModelConfig(),  # 1.07M parameters
     # 1.57M parameters: the one that ships
     "books": ModelConfig(num_layers=5, mlp_size=512, memory_layers=(2, 3, 4)),
-    "small": ModelConfig(
-        vocab_size=4096, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=8, mlp_size=704
-    ),
-    "medium": ModelConfig(
-        vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64,
-        mlp_size=1408, block_size=63
-    ),
     "paper": ModelConfig(
         vocab_size=32_002, num_layers=12, hidden_size=1024, num_heads=8, num_kv_heads=8,
         head_dim=128, mlp_size=2816, block_size=50, top_k=4, chunk_blocks=5,
         old_block_position="stingy", qk_norm=False,
     ),
 }  # fmt: skip
-"""Named shapes: `test`, `books` (the model that ships), and larger ones up to
-`paper` (12 layers of 8 heads x 128, block 50, as in arXiv 2305.16300).
+"""Named shapes: `test`, `books` (the model that ships), and `paper` (12 layers of 8 heads x 128,
+block 50, as in arXiv 2305.16300).
 """
 
 
@@ -262,11 +248,6 @@ class Transformer(nn.Module):
         """Of its weights."""
         return self.norm.weight.dtype
 
-    def _layers(self) -> Iterator[DecoderLayer]:
-        for block in self.blocks:
-            assert isinstance(block, DecoderLayer)
-            yield block
-
     def hidden(
         self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
     ) -> Tensor:
@@ -289,8 +270,8 @@ class Transformer(nn.Module):
         """q, k, v of the layer after layer_idx, if that one began with x [B, T, hidden] and
         attended to `attended` [B, H, T, D].
         """
-        block, following = self.blocks[layer_idx], self.blocks[layer_idx + 1]
-        assert isinstance(block, DecoderLayer) and isinstance(following, DecoderLayer)
+        blocks = cast(list[DecoderLayer], self.blocks)
+        block, following = blocks[layer_idx], blocks[layer_idx + 1]
         x = block.mlp(x + block.o_proj(attended.transpose(1, 2).flatten(2)))
         return following.project(x)
 
@@ -309,11 +290,60 @@ class Transformer(nn.Module):
         """
         if not self.config.cmt:
             return None
-        x = self.embedding.weight[self.config.cmt_id][None, None]
+        x = self.embedding.weight[-1:][None]
         cos, sin = self.rope.angles(-1, 0, x)
         keys = []
-        for block in self._layers():
+        for block in cast(list[DecoderLayer], self.blocks):
             _, k, _ = block.project(x)
             keys.append(self.rope.rotate(k, cos, sin)[0, :, 0])
             x = block.mlp(x)
         return keys
+
+
+class LandmarkReader(ModelAdapter):
+    """A transformer whose tokens and heads look blocks up by landmark keys, and its tokenizer: what
+    sessions and searches read with.
+
+    cmt_keys: by layer [Hkv, D], the context miss token's key at position -1, whose share of
+    attention is the gate; None for a model without a gate. cmt_values: [L, H, D], what rows that
+    skip their lookup get in its place; None: what they would have given to memory goes to what they
+    have seen.
+    """
+
+    def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:
+        config = transformer.config
+        self.transformer, self.config = transformer, config
+        self.shape, self.lookup, self.rope = config.shape, config.lookup, transformer.rope
+        self.landmark_id = config.landmark_id
+        self.tokenizer: Tokenizer = tokenizer
+        with torch.no_grad():
+            self.cmt_keys, self.cmt_values = transformer.cmt_keys(), transformer.cmt_values
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.dtype
+
+    def hidden(
+        self,
+        ids: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+        quantized: bool = False,
+        adapt: bool = False,
+    ) -> Tensor:
+        return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
+
+    def logits(self, states: Tensor, *, quantized: bool = False) -> Tensor:
+        logits = accumulate(self.transformer.logits(states))  # float16 has no NEG
+        logits[..., self.landmark_id :] = NEG  # nor is the context miss token text
+        return logits
+
+    def question_ids(self, question: str) -> list[int]:
+        """The ids of a question, as typed."""
+        return self.tokenizer.encode(question.rstrip())
