@@ -54,7 +54,7 @@ from memstore.disk.format.text_parts import Passage
 from memstore.index.late_interaction import INT8_STEPS
 from memstore.index.token_lists import TokenLists
 from memstore.model.passages.passage_choice import capture
-from memstore.model.passages.passage_encoding import encode, landmarks_of
+from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.selector import Query, Scored, score_blocks
 from memstore.training.corpus import read_documents
@@ -153,9 +153,8 @@ def read_by(reader: Any, text: str, file: Path) -> Read:
     ids = [passage.ids for passage in passages]
     if not file.exists():
         read = encode(reader, [one.tolist() for one in ids], layers=reader.selector.captures.layers)
-        landmarks: Tensor | None = landmarks_of(reader, list(read))
-        assert landmarks is not None, "the model's selector keeps no token landmarks"
-        torch.save(landmarks, file.with_suffix(".part"))
+        landmarks: list[Tensor] = [reader.selector.landmarks(one.captured) for one in read]
+        torch.save(torch.cat(landmarks), file.with_suffix(".part"))
         file.with_suffix(".part").rename(file)
     texts = [text[passage.start : passage.end] for passage in passages]
     return Read(torch.load(file).numpy(), ids, reader.selector.words(texts))

@@ -26,9 +26,9 @@ from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio, timed
 from memstore import MemoryStore
 from memstore.hf.models_by_name import reader_named
-from memstore.model.batched_forward import read_pending
 from memstore.model.landmark import SHIPPED_NAME
 from memstore.model.model_api import ModelAPI
+from memstore.model.session import read_pending
 from memstore.model.source_text import Text
 from memstore.training.corpus import read_documents
 

@@ -148,7 +148,7 @@ def print_sources(
         say(indent + shorten(source["sentence"], width - len(indent)))
         if stats:
             first, end = source["span"]
-            tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
+            tiers = ", ".join(sorted(source["tiers"]))
             say(f"{indent}characters {first:,}-{end:,}{f', from {tiers}' if tiers else ''}")
 
 

@@ -17,7 +17,6 @@ from memstore.hf.model_directory import (
     model_name,
     quiet,
     whole,
-    without_panics,
 )
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.quantized_weights import weights_named
@@ -78,7 +77,7 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
     directory = found if isinstance(found, Path) else downloaded(found)
     check_directory(directory)
     where = ""
-    with quiet(), without_panics(name):
+    with quiet():
         try:
             from transformers import AutoModelForCausalLM, AutoTokenizer
 

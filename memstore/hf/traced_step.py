@@ -1,5 +1,5 @@
-"""One token through a decoder's layers as flat graphs: what its modules compute for it, written
-down once, without modules, hooks, and the rotation that turns nothing in a forward pass of ours.
+"""One token through a decoder's layers as flat graphs: what the modules of a layer compute for it,
+written down once, without modules, hooks, and the rotation that turns nothing in a pass of ours.
 
 A decoder of 30 layers spends a third of a generated token between its operations. Its own code is
 traced (torch.fx) with fake tensors; what depends on values, as a router's choice of experts, cannot
@@ -10,9 +10,10 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -66,20 +67,6 @@ class Graph:
                 x, weight, *bias = node.args
                 node.target, node.args = multiply, (weight, x, *bias)
 
-    def fuse_norms(self) -> None:
-        """Fuse the seven or eight operations of each RMS norm into one (one kernel on a GPU).
-        It rounds once instead of twice.
-        """
-        for node in list(self._graph.nodes):
-            norm = _norm_at(node) if node.target is _aten.rsqrt.default else None
-            if norm is not None:
-                with self._graph.inserting_before(norm.end):
-                    width = norm.x.meta["val"].shape[-1:]
-                    arguments = (norm.x, tuple(width), norm.weight, norm.eps)
-                    fused = self._graph.call_function(rms_norm, arguments)
-                fused.meta = dict(norm.end.meta)
-                norm.end.replace_all_uses_with(fused)
-
     def quantized_products(self) -> Iterable[list[fx.Node]]:
         """Products with quantized weights, grouped by their input."""
         groups: dict[Any, list[fx.Node]] = {}
@@ -110,51 +97,6 @@ class Graph:
         self._graph.lint()
         self._module.recompile()
         return cast(Callable[..., Tensor], self._module.forward)
-
-
-class _Norm(NamedTuple):
-    """An RMS norm of x, multiplied by a weight; end: its last operation."""
-
-    x: fx.Node
-    weight: fx.Node
-    eps: float
-    end: fx.Node
-
-
-def _norm_at(root: Any) -> _Norm | None:
-    """The RMS norm whose rsqrt is `root`; None if its operations are not exactly those of one."""
-    shifted = _call_of(root.args[0], _aten.add.Tensor)
-    mean = shifted and _call_of(shifted.args[0], _aten.mean.dim)
-    square = mean and _call_of(mean.args[0], _aten.pow.Tensor_Scalar)
-    if not (square and square.args[1] == 2 and mean.args[1] == [-1] and len(root.users) == 1):
-        return None
-    wide, eps = square.args[0], shifted.args[1]
-    before = _call_of(wide, _aten.to.dtype)
-    x = before.args[0] if before else wide
-    (product,) = root.users
-    if product.target is not _aten.mul.Tensor or set(product.args) != {wide, root}:
-        return None
-    value = x.meta["val"]
-    if len(product.users) == 1:
-        (rounded,) = product.users
-        if rounded.target is _aten.to.dtype and rounded.meta["val"].dtype == value.dtype:
-            product = rounded
-    if len(product.users) != 1:
-        return None
-    (end,) = product.users
-    others = [arg for arg in end.args if isinstance(arg, fx.Node) and arg is not product]
-    if end.target is not _aten.mul.Tensor or len(others) != 1 or not isinstance(eps, float):
-        return None
-    weight = others[0].meta["val"]
-    same = (weight.shape, weight.dtype) == (value.shape[-1:], value.dtype) and (
-        end.meta["val"].dtype == value.dtype
-    )
-    return _Norm(x, others[0], eps, end) if same and others[0].op == "placeholder" else None
-
-
-def _call_of(node: Any, op: object) -> Any:
-    """The node if it is a call of this operation."""
-    return node if isinstance(node, fx.Node) and node.target is op else None
 
 
 def _fold(module: fx.GraphModule) -> None:
@@ -208,10 +150,8 @@ def _slice(product: Tensor, start: int, rows: int, bias: Tensor | None = None) -
 
 # The layers of a decoder, traced
 
-_ATTEND, _LAYER = "memstore::attend", "memstore::layer"
 
-
-@torch.library.custom_op(_ATTEND, mutates_args=())
+@torch.library.custom_op("memstore::attend", mutates_args=())
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.empty_like(q)
 
@@ -219,16 +159,6 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @_attended.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.empty_like(q)
-
-
-@torch.library.custom_op(_LAYER, mutates_args=())
-def _through(states: Tensor, layer: int) -> Tensor:
-    return torch.empty_like(states)
-
-
-@_through.register_fake
-def _(states: Tensor, layer: int) -> Tensor:
-    return torch.empty_like(states)
 
 
 @dataclass(frozen=True)
@@ -327,10 +257,9 @@ def layer_graph(layer: nn.Module, call: Call, quantized: bool, adapt: bool) -> L
             output = functional_call(layer, dict(zip(values, given)), (states, *call.others), named)
         return cast(Tensor, output[0] if isinstance(output, tuple) else output)
 
-    graph = Graph(computed, call.states, list(values.values()))
+    with _fused_norms(layer) if _has_norms(call.states.device) else nullcontext():
+        graph = Graph(computed, call.states, list(values.values()))
     few = products(layer, quantized, adapt)
-    if _has_norms(call.states.device):
-        graph.fuse_norms()
     names = {node: name for node, name in zip(graph.inputs[1:], values, strict=True) if name in few}
     graph.use_quantized(names)
     together = []
@@ -349,31 +278,56 @@ def _has_norms(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def whole_graph(decoder: nn.Module, given: Tensor, calls: Sequence[Call]) -> Callable[..., Tensor]:
-    """(layers, attend, enter, given) -> states behind the last norm."""
-    stand_in = copy.copy(decoder)
-    stand_in._modules = dict(decoder._modules)
-    stand_in.layers = nn.ModuleList(
-        _StandIn(layer, number, call)
-        for number, (layer, call) in enumerate(zip(layers_of(decoder), calls))
-    )
-    graph = Graph(lambda ids: run_layers(stand_in, ids, ForwardCache(lambda _, q, k, v: q)), given)
-    layers, attend, enter = (graph.add_input(name) for name in ("layers", "attend", "enter"))
-    graph.replace_op(torch.ops.memstore.layer.default, _go_through, (layers, attend, enter))
-    return graph.compiled()
+@contextmanager
+def _fused_norms(layer: nn.Module) -> Iterator[None]:
+    """Within it the RMS norms of a layer are one operation each, which rounds once, not twice."""
+    norms: list[Any] = [part for part in layer.modules() if _is_rms_norm(part)]
+    for norm in norms:
+        norm.forward = partial(_rms_norm, norm)
+    try:
+        yield
+    finally:
+        for norm in norms:
+            del norm.forward
 
 
-class _StandIn(nn.Module):
-    """In the place of a layer while what stands around the layers is traced."""
+def _rms_norm(norm: Any, x: Tensor) -> Tensor:
+    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return rms_norm(x, norm.weight.shape, norm.weight, eps)
 
-    def __init__(self, layer: nn.Module, number: int, call: Call) -> None:
+
+def _is_rms_norm(part: Any) -> bool:
+    """Does a module compute what `_rms_norm` does?"""
+    if "RMSNorm" not in type(part).__name__ or len(list(part.parameters())) != 1:
+        return False
+    weight = part.weight
+    x = torch.linspace(-2, 3, 3 * len(weight), device=weight.device, dtype=weight.dtype)
+    x = x.view(3, -1)
+    return difference_beyond_rounding(_rms_norm(part, x), part(x), weight.dtype) is None
+
+
+class _TracedLayer(nn.Module):
+    """In the place of a layer: its graph."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        number: int,
+        call: Call,
+        forward: Callable[..., Tensor],
+        inputs: Sequence[Any],
+    ) -> None:
+        """forward: a LayerGraph's; inputs: what it takes of the layer."""
         super().__init__()
-        self._of = (layer, number, call)  # a tuple: no part of this module
+        self._of = (layer, number, call, forward, inputs)  # a tuple: no part of this module
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """One operation."""
-        _, number, call = self._of
-        return call.of(_through(hidden_states, number))
+    def forward(self, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
+        """States as they enter the layer -> what the layer returns."""
+        _, number, call, forward, inputs = self._of
+        cache = next(one for one in (*args, *named.values()) if isinstance(one, ForwardCache))
+        if cache.enter is not None:
+            cache.enter(number, hidden_states)
+        return call.of(forward(cache.attend, number, hidden_states, *inputs))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -386,18 +340,6 @@ def _attend(attend: Attend, number: int, q: Tensor, k: Tensor, v: Tensor) -> Ten
     return attend(number, q, k, v)
 
 
-def _go_through(
-    layers: Sequence[Callable[[Tensor, Attend], Tensor]],
-    attend: Attend,
-    enter: Enter | None,
-    states: Tensor,
-    number: int,
-) -> Tensor:
-    if enter is not None:
-        enter(number, states)
-    return layers[number](states, attend)
-
-
 _log = logging.getLogger("memstore")
 
 
@@ -408,7 +350,7 @@ class TracedStep:
         """decoder: attached (memstore.hf.attention_seam)."""
         self._decoder = decoder
         self._tracing = threading.Lock()
-        self._traced: dict[tuple[object, ...], _Step | None] = {}
+        self._traced: dict[tuple[object, ...], nn.Module | None] = {}
 
     def __call__(
         self,
@@ -430,34 +372,15 @@ class TracedStep:
                 self._traced = {k: step for k, step in self._traced.items() if k[-1] == key[-1]}
                 self._traced[key] = _traced(self._decoder, given, quantized > 0, adapt)
             step = self._traced[key]
-        return None if step is None else step(given, attend, enter)
+        if step is None:
+            return None
+        return run_layers(step, given, ForwardCache(attend), enter=enter)
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A layer's graph, which layers that are alike share, and what it computes with."""
-
-    forward: Callable[..., Tensor]
-    number: int
-    inputs: Sequence[Tensor | Multiply]
-
-    def __call__(self, states: Tensor, attend: Attend) -> Tensor:
-        return self.forward(attend, self.number, states, *self.inputs)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """All layers, and what stands around them: the graph of the whole, and those of the layers."""
-
-    forward: Callable[..., Tensor]
-    layers: Sequence[_Layer]
-
-    def __call__(self, given: Tensor, attend: Attend, enter: Enter | None) -> Tensor:
-        return self.forward(self.layers, attend, enter, given)
-
-
-def _traced(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> _Step | None:
-    """The step of these rows; None where it cannot be traced or is not what the modules give."""
+def _traced(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> nn.Module | None:
+    """The decoder with traced layers for these rows; None where they cannot be traced or give
+    something else than the modules.
+    """
     try:
         with torch.no_grad():
             with as_loaded(), _unlogged(), adapted(False):
@@ -480,20 +403,23 @@ def _unlogged() -> Iterator[None]:
         log.disabled = before
 
 
-def _step_of(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> _Step:
-    calls = called(decoder, given)
+def _step_of(decoder: nn.Module, given: Tensor, quantized: bool, adapt: bool) -> nn.Module:
     graphs: dict[object, LayerGraph] = {}
-    layers = []
+    traced = nn.ModuleList()
+    calls = called(decoder, given)
     for number, (layer, call) in enumerate(zip(layers_of(decoder), calls, strict=True)):
         key = alike(layer, call)
         if key not in graphs:
             graphs[key] = layer_graph(layer, call, quantized, adapt)
         graph = graphs[key]
-        layers.append(_Layer(graph.forward, number, graph.inputs(layer, quantized, adapt)))
-    return _Step(whole_graph(decoder, given, calls), layers)
+        inputs = graph.inputs(layer, quantized, adapt)
+        traced.append(_TracedLayer(layer, number, call, graph.forward, inputs))
+    step = copy.copy(decoder)
+    step._modules = {**decoder._modules, "layers": traced}
+    return step
 
 
-def _same(decoder: nn.Module, step: _Step, given: Tensor) -> bool:
+def _same(decoder: nn.Module, step: nn.Module, given: Tensor) -> bool:
     """Does a step give what the modules give, for an attention that shows every part of it?"""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -501,5 +427,5 @@ def _same(decoder: nn.Module, step: _Step, given: Tensor) -> bool:
         return q + (k - 2 * v).repeat_interleave(group, 1) * (1 + layer)
 
     expected = run_layers(decoder, given, ForwardCache(attend))
-    found = step(given, attend, None)
+    found = run_layers(step, given, ForwardCache(attend))
     return difference_beyond_rounding(found, expected, expected.dtype) is None

@@ -2,28 +2,20 @@
 attended to, how strongly, and what the answer cost.
 """
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from html import escape
 from textwrap import shorten
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
 from memstore.model.document_text import shown_text
-from memstore.model.session import AskSession, ReadUnit, StepReads
+from memstore.model.session import AskSession, StepReads
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import COUNTS
-
-Reads = Mapping[tuple[int, int, str], float]
-"""What was read of a block: by (layer, head, tier), how much."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +27,9 @@ class Source:
     part of (memstore.model.document_text); text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
     phrase it is (docs/appendix/method.md section 9); of a refusal, its score for the question.
-    reads: one entry a (layer, head, tier): the part read there. place: "page 12", or the headings
-    that it stands under; None where the document has none. also: where the same text stands
-    besides, each a document and its characters.
+    tiers: the part of it that was read from each tier. place: "page 12", or the headings that it
+    stands under; None where the document has none. also: where the same text stands besides, each a
+    document and its characters.
     """
 
     document: str
@@ -45,7 +37,7 @@ class Source:
     span: tuple[int, int]
     text: str
     weight: float
-    reads: list[dict[str, Any]] = field(repr=False)
+    tiers: dict[str, float] = field(default_factory=dict, repr=False)
     place: str | None = None
     also: list[tuple[str, tuple[int, int]]] = field(default_factory=list)
 
@@ -56,12 +48,10 @@ class Source:
         store: MemoryStore,
         document: Document,
         block: int,
-        reads: Reads,
-        weight: float | None = None,
+        weight: float,
+        tiers: Mapping[str, float] | None = None,
     ) -> "Source":
-        """A block of a document; weight: None for the sum of what was read. Raises
-        DocumentNotFound, CorruptMemory.
-        """
+        """A block of a document. Raises DocumentNotFound, CorruptMemory."""
         shown = shown_text(reader.tokenizer, store, document, block)
         blank, words = len(shown.text) - len(shown.text.lstrip()), len(shown.text.strip())
         return cls(
@@ -70,11 +60,8 @@ class Source:
             span=(shown.start, shown.end),
             text=shown.text,
             place=document.places.at(shown.start + blank, shown.start + blank + words),
-            weight=round(sum(reads.values()) if weight is None else weight, 4),
-            reads=[
-                {"layer": layer, "head": head, "tier": tier, "weight": round(mass, 4)}
-                for (layer, head, tier), mass in sorted(reads.items(), key=lambda item: -item[1])
-            ],
+            weight=round(weight, 4),
+            tiers={tier: round(mass, 4) for tier, mass in (tiers or {}).items()},
         )
 
     @property
@@ -91,12 +78,11 @@ class Source:
 
 
 class Found(NamedTuple):
-    """A block that a search found, how like the phrase it is, and what was read of it."""
+    """A block that a search found, and how like the phrase it is."""
 
     document: int
     block: int
     weight: float
-    reads: Reads
 
 
 class Ranking(NamedTuple):
@@ -114,10 +100,6 @@ class Matches(list[Source]):
     def __init__(self, found: Iterable[Source] = (), answered: bool = True) -> None:
         super().__init__(found)
         self.answered = answered
-
-    def _repr_html_(self) -> str:
-        """The passages, as a notebook shows them."""
-        return _listed(self)
 
 
 @dataclass(frozen=True)
@@ -158,11 +140,6 @@ class Answer:
     def __str__(self) -> str:
         return refusal(self.sources, self.needed) if self.refused else self.text
 
-    def _repr_html_(self) -> str:
-        """The answer and its passages, as a notebook shows them."""
-        said = NOT_SURE if self.refused else self.text
-        return f"<p><b>{escape(said)}</b></p>{_listed(self.sources)}"
-
 
 NOT_SURE = "Not sure: the memory does not seem to hold an answer."
 _SHOWN = 160  # characters of a passage in a refusal
@@ -193,64 +170,28 @@ def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> lis
     store = session.store
     known = store.readable()
     return [
-        Source.of(reader, store, known[document], block, {}, score)
+        Source.of(reader, store, known[document], block, score)
         for document, block, score in session.closest
         if document in known
     ][:most]
-
-
-def _listed(sources: Iterable[Source]) -> str:
-    items = "".join(f"<li>{_html(source)}</li>" for source in sources)
-    return f"<ol>{items}</ol>"
-
-
-def _html(source: Source) -> str:
-    place = "" if source.place is None else f", {escape(source.place)}"
-    return f"<i>{escape(source.document)}{place}</i>: {escape(source.text.strip())}"
 
 
 # The trace of an answer
 
 OF_TOKEN = 6  # blocks recorded for a token: those most read
 BLOCKS = 4096  # blocks recorded for an answer: those most read
-SKIPPED = math.nan  # mass of a head whose lookup was skipped
 
 BlockId = tuple[int, int]
 """(document id, block)."""
-BlockOfHead = tuple[BlockId, int, int]
-"""A unit of a block: (block, layer, KV head)."""
 Counts = Mapping[str, Mapping[str, int | float]]
 """The fields of TierStats by tier."""
 
 
-@dataclass(slots=True)
-class TokenRead:
-    """What one token read. heads: attention mass on memory by head of each memory layer,
-    [layers * heads], or SKIPPED; blocks: the document blocks most read, with their mass, best
-    first; own: mass on the session's own blocks.
-    """
+class TokenRead(NamedTuple):
+    """The document blocks that one token read most, with its attention mass on each, best first."""
 
     token: int
-    heads: NDArray[np.float32]
     blocks: list[tuple[BlockId, float]]
-    own: float
-
-
-@dataclass(slots=True)
-class BlockRead:
-    """What was read of one block. heads: mass by head of each memory layer, [layers * heads];
-    units: how many came from each tier. A unit that several heads share counts once a step, or once
-    a question for a model that chooses once. tiers: by index of a head, where its unit was last.
-    """
-
-    heads: NDArray[np.float32]
-    units: dict[str, int] = field(default_factory=dict)
-    tiers: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def mass(self) -> float:
-        """The sum over all heads."""
-        return float(self.heads.sum(dtype=np.float64))
 
 
 class Trace:
@@ -259,25 +200,19 @@ class Trace:
     """
 
     def __init__(self, reader: ModelAdapter) -> None:
-        shape = reader.shape
         self.reader = reader
-        self.layers: tuple[int, ...] = shape.memory_layers
-        self.num_heads = shape.num_heads
-        self.once = reader.keeps is not None  # passages are chosen once for a question
-        self._row = {layer: index * shape.num_heads for index, layer in enumerate(self.layers)}
-        self._size, self._group = len(self.layers) * shape.num_heads, shape.group
         self._on = False
         self._clear()
 
     def _clear(self) -> None:
         self.tokens: list[TokenRead] = []
-        self._blocks: dict[BlockId, BlockRead] = {}
+        # blocks of documents that were read: the attention mass on each by the tier that had it
+        self.blocks: dict[BlockId, dict[str, float]] = {}
         self.tiers: dict[str, dict[str, int | float]] = {}
         self.lookups = {"done": 0, "skipped": 0}
         self.seconds = 0.0  # from the question to the last token
         self.model_seconds = 0.0  # the part of them spent in steps of this answer
         self.first_token_seconds = 0.0
-        self._units = _Units((), self._row, self._size)  # of the latest step
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -308,8 +243,7 @@ class Trace:
         if first <= self._layer:  # a new forward pass begins, which predicts the token
             self._forget_step()
         self._layer = first
-        if first in self._row:  # other layers look nothing up
-            self._reads.append(reads)
+        self._reads.append(reads)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -355,59 +289,25 @@ class Trace:
 
     def _record(self, token: int) -> None:
         """Record a token with what the latest step read."""
-        units, masses = self._step_reads()
-        if units is not self._units.units:
-            self._add()
-            self._units = _Units(units, self._row, self._size)
-        read = self._units
-        read.sums += masses
-        heads = np.bincount(read.at, masses, self._size).astype(np.float32)
-        if not self.once:
-            heads[read.unread] = SKIPPED
-        of_blocks = np.bincount(read.of_block, masses, len(read.blocks)).tolist()
-        stored = [(one, mass) for one, mass in zip(read.blocks, of_blocks) if one[0] >= 0]
-        own = sum(mass for one, mass in zip(read.blocks, of_blocks) if one[0] < 0)
-        best = sorted(stored, key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
-        self.tokens.append(TokenRead(token, heads, best, own))
+        of_token: dict[BlockId, float] = {}
+        for units, masses in self._reads:
+            for unit, mass in zip(units, masses.tolist()):
+                if unit.document < 0:  # the session's own text
+                    continue
+                block = unit.document, unit.block
+                of_token[block] = of_token.get(block, 0.0) + mass
+                tiers = self.blocks.setdefault(block, {})
+                tiers[unit.tier] = tiers.get(unit.tier, 0.0) + mass
+        best = sorted(of_token.items(), key=lambda item: (-item[1], item[0]))[:OF_TOKEN]
+        self.tokens.append(TokenRead(token, best))
+        if len(self.blocks) > 2 * BLOCKS:
+            self.blocks = {block: self.blocks[block] for block, _ in self.ranked(BLOCKS)}
         self._forget_step()
 
-    def _step_reads(self) -> tuple[Sequence[ReadUnit], NDArray[np.float64]]:
-        """The units that the latest step read, and the mass of each."""
-        if len(self._reads) == 1:
-            return self._reads[0]
-        units = [unit for reads in self._reads for unit in reads.units]
-        masses = [reads.masses for reads in self._reads]
-        return units, np.concatenate([np.zeros(0), *masses])
-
-    def _add(self) -> None:
-        """Add the sums of the latest units to their blocks."""
-        read, counted = self._units, set[BlockOfHead]()
-        for unit, at, mass in zip(read.units, read.at.tolist(), read.sums.tolist()):
-            block_id = (unit.document, unit.block)
-            if unit.document < 0:
-                continue
-            block = self._blocks.get(block_id)
-            if block is None:
-                block = self._blocks[block_id] = BlockRead(np.zeros(self._size, np.float32))
-            block.heads[at] += mass
-            block.tiers[at] = unit.tier
-            of_head = (block_id, unit.layer, unit.head // self._group)
-            if not read.counted and of_head not in counted:
-                counted.add(of_head)
-                block.units[unit.tier] = block.units.get(unit.tier, 0) + 1
-        read.sums[:], read.counted = 0, True
-        if len(self._blocks) > 2 * BLOCKS:
-            self._blocks = dict(_ranked(self._blocks, BLOCKS))
-
-    @property
-    def blocks(self) -> dict[BlockId, BlockRead]:
-        """The blocks of documents that were read."""
-        self._add()
-        return self._blocks
-
-    def ranked(self, most: int) -> list[tuple[BlockId, BlockRead]]:
-        """The document blocks most read, at most so many, best first."""
-        return _ranked(self.blocks, most)
+    def ranked(self, most: int) -> list[tuple[BlockId, float]]:
+        """The document blocks most read with the mass on each, at most so many, best first."""
+        masses = [(block, sum(tiers.values())) for block, tiers in self.blocks.items()]
+        return sorted(masses, key=lambda item: (-item[1], item[0]))[:most]
 
     def sources(
         self, store: MemoryStore, most: int, same: Mapping[BlockId, Sequence[BlockId]] | None = None
@@ -415,43 +315,20 @@ class Trace:
         """The document blocks most read, at most so many, best first. same: of blocks, others with
         the same text. Documents that were deleted since are left out.
         """
-        known, tokenizer = store.readable(), self.reader.tokenizer
-        there = {block_id: read for block_id, read in self.blocks.items() if block_id[0] in known}
-        found = []
-        for (document, block), read in _ranked(there, most):
-            reads = {}
-            for at, tier in read.tiers.items():
-                layer, head = divmod(at, self.num_heads)
-                reads[self.layers[layer], head, tier] = float(read.heads[at])
+        known, found = store.readable(), list[Source]()
+        for (document, block), mass in self.ranked(len(self.blocks)):
+            if len(found) == most:
+                break
+            if document not in known:
+                continue
+            tiers = self.blocks[document, block]
             try:
-                source = Source.of(self.reader, store, known[document], block, reads)
+                source = Source.of(self.reader, store, known[document], block, mass, tiers)
                 for other, number in (same or {}).get((document, block), ()):
                     if other in known:
-                        text = shown_text(tokenizer, store, known[other], number)
+                        text = shown_text(self.reader.tokenizer, store, known[other], number)
                         source.also.append((known[other].name, (text.start, text.end)))
             except DocumentNotFound:
                 continue
             found.append(source)
         return found
-
-
-class _Units:
-    """The units that steps read, with indices for summing, and their sums over the steps."""
-
-    def __init__(self, units: Sequence[ReadUnit], row: Mapping[int, int], size: int) -> None:
-        """row: by layer, the index of its first head among the `size` of all."""
-        self.units = units
-        blocks: dict[BlockId, int] = {}
-        self.at = np.array([row[unit.layer] + unit.head for unit in units], np.int64)
-        self.of_block = np.array(
-            [blocks.setdefault((unit.document, unit.block), len(blocks)) for unit in units],
-            np.int64,
-        )
-        self.blocks = list(blocks)
-        self.unread = np.bincount(self.at, minlength=size) == 0  # heads
-        self.sums = np.zeros(len(units))
-        self.counted = False  # in BlockRead.units
-
-
-def _ranked(blocks: Mapping[BlockId, BlockRead], most: int) -> list[tuple[BlockId, BlockRead]]:
-    return sorted(blocks.items(), key=lambda item: (-item[1].mass, item[0]))[:most]

@@ -1,13 +1,15 @@
 """The text of stored documents, read back from their tokens: of blocks, and of a whole document;
-and what is shown of a block: the whole sentences that it is part of.
+and what is shown of a block: the whole sentences that it is part of, or the one that answers.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.text_parts import Passage
+from memstore.index.word_index import split_words
 from memstore.model.sentences import Level, Unit, divide, split
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
@@ -117,3 +119,25 @@ def whole_sentences(text: str, first: int, end: int, most: int) -> tuple[int, in
     if stop > last:
         stop = max((at for _, at, *_ in words if inside.end() <= at <= last), default=last)
     return begin, stop
+
+
+def answer_sentence(passage: str, question: str, answer: str = "") -> str:
+    """The sentence of a passage that shares most words with an answer, or else with its question.
+
+    A word counts as much as it is rare in the passage, and a word of the answer counts twice.
+    Headings are no sentences. The earliest of equal sentences is returned; the stripped passage if
+    it has no sentence.
+    """
+    units = [unit for unit in split(passage) if not unit.heading]
+    sentences = [passage[unit.start : unit.end] for unit in units]
+    if not sentences:
+        return passage.strip()
+    words = [set(split_words(sentence)) for sentence in sentences]
+    frequency = Counter(word for own in words for word in own)
+    wanted = Counter(dict.fromkeys(split_words(question), 1))
+    wanted.update(dict.fromkeys(split_words(answer), 2))
+
+    def score(own: set[int]) -> float:
+        return sum(wanted[word] / frequency[word] for word in own if word in wanted)
+
+    return sentences[max(range(len(sentences)), key=lambda at: score(words[at]))]

@@ -56,8 +56,8 @@ class LookupSettings:
     # its memory); None = as many as main memory has room for
     own_blocks: int | None = None
     # of a passage model (one that chooses once for a question): tokens of a session's own text
-    # that are held whole, the older ones being chosen like passages of documents
-    local_tokens: Annotated[int, Meta(ge=64, le=1 << 26)] = 1024
+    # that are held; what is older is forgotten
+    local_tokens: Annotated[int, Meta(ge=64, le=1 << 26)] = 2048
     # the share of answerable questions that may be refused, of those that the model was calibrated
     # with; 0 refuses nothing. The more, the more of the unanswerable ones are refused
     caution: Annotated[float, Meta(ge=0, le=CAUTIONS[-1])] = CAUTION
@@ -147,4 +147,4 @@ def _changed(old: Settings, settings: dict[str, Any], known: tuple[str, ...]) ->
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
-    return replace(old, **given)
+    return replace(old, **given) if given else old

@@ -20,9 +20,15 @@ from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Found, Matches, Ranking, Source, Trace, closest_sources
-from memstore.model.batched_forward import read_pending
 from memstore.model.lookup_settings import ANSWER_SETTINGS, AskOptions
-from memstore.model.session import AskSession, Continuation, OnRead, attached, ends_sentence
+from memstore.model.session import (
+    AskSession,
+    Continuation,
+    OnRead,
+    attached,
+    ends_sentence,
+    read_pending,
+)
 from memstore.model.source_text import Ingesting, OnProgress, Text
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
@@ -180,7 +186,7 @@ class ModelAPI(ModelAdapter):
         ranking = self.ranked(phrase, store, scope)
         most = top_k if by == "passage" else min(top_k, sum(blocks > 0 for _, blocks in scope))
         sources = [
-            Source.of(self, store, searched[one.document], one.block, one.reads, one.weight)
+            Source.of(self, store, searched[one.document], one.block, one.weight)
             for one in islice(_best_of_each(ranking.found, by), most)
         ]
         return Matches(sources, ranking.answered)

@@ -1,7 +1,7 @@
 """What a message asks: the question in it, by which passages are searched, with the words spelt as
 passages spell them, and whether it asks for anything that a memory could hold.
 
-The phrases below are English, German and French. A message that none of them matches is a question.
+The phrases below are English. A message that none of them matches is a question.
 """
 
 import re
@@ -19,43 +19,17 @@ def _any(phrases: str) -> str:
     return "(?:" + "|".join(sorted(filter(None, found), key=len, reverse=True)) + ")"
 
 
-# Around a question: code, quoted mail, greeting, signature
+# Around a question: code, quoted lines, a greeting
 
-_CODE_BLOCK = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n.*?(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S)
-_QUOTED_LINE = re.compile(r"^[ \t]*>[^\n]*$", re.M)
-_HEADERS = _any(
-    "from, to, cc, sent, date, subject, von, an, gesendet, datum, betreff, de, à, objet"
+_QUOTED = re.compile(
+    r"^[ \t]*(```|~~~)[^\n]*\n.*?(?:^[ \t]*\1[ \t]*$|\Z)|^[ \t]*>[^\n]*$", re.M | re.S
 )
-_MAIL_HEADER = re.compile(
-    rf"^(?:{_HEADERS} ?:[^\n]*|on [^\n]*wrote:|am [^\n]*schrieb[^\n]*:|le [^\n]*a écrit ?:)$",
-    re.I | re.M,
+_GREETINGS = _any(
+    "hi, hello, hey, hiya, howdy, greetings, good (?:morning|afternoon|evening|day), dear"
 )
-_FORWARDED = re.compile(
-    r"^-{2,} ?(?:original message|forwarded message|ursprüngliche nachricht|message d'origine).*",
-    re.I | re.M | re.S,
-)
-_CLOSING_WORDS = """
-    thanks, many thanks, thanks a lot, thanks in advance, thank you, thank you very much,
-    thank you in advance, thank you very much in advance, cheers, best, regards, best regards,
-    kind regards, warm regards, best wishes, yours, yours sincerely, yours faithfully, sincerely,
-    danke, danke im voraus, vielen dank, vielen dank im voraus, viele grüße, beste grüße,
-    liebe grüße, herzliche grüße, mit freundlichen grüßen, mit besten grüßen, vg, lg, mfg,
-    merci, merci beaucoup, merci d'avance, cordialement, bien à vous, bonne journée
-"""
-_CLOSINGS = _any(_CLOSING_WORDS)
-_SIGNATURE = re.compile(
-    r"^(?:--[ \t]*$|sent from my [^\n]*$|von meinem \w+ gesendet|envoyé de mon [^\n]*$"
-    rf"|{_CLOSINGS}[.!]?(?:\s*[,\n]|[ \t]*\Z))",
-    re.I | re.M,
-)
-_GREETINGS = _any(r"""
-    hi, hello, hey, hiya, howdy, greetings, good (?:morning|afternoon|evening|day), dear,
-    hallo, guten (?:tag|morgen|abend), moin, servus, grüß gott, liebe[rs]?, sehr geehrte[rs]?,
-    bonjour, bonsoir, salut, coucou, chers?
-""")
 _GREETED = r"(?: [^\s,.!?:;]+){0,3}?"  # "Hi there", "Dear Ms. Miller" and the like
 _GREETS = re.compile(rf"{_GREETINGS}{_GREETED}\s*(?:[,!.:–—-]+|\n|$)\s*", re.I)
-_NAME = re.compile(r"[A-ZÄÖÜÉ][\w-]*(?: [A-ZÄÖÜÉ][\w-]*)?[.!]*")  # what is left of "Hi, Anna!"
+_NAME = re.compile(r"[A-Z][\w-]*(?: [A-Z][\w-]*)?[.!]*")  # what is left of "Hi, Anna!"
 
 # Nothing is asked: greetings, thanks, questions about the assistant
 
@@ -65,13 +39,8 @@ _ABOUT_ASSISTANT = re.compile(
     what are you, who (?:made|built) you, what(?:'s| is) your name, what (?:can|do) you do,
     how do you work, are you (?:still |really )?(?:there|ready|real|awake|online), can you hear me,
     are you an? (?:ai|bot|robot|human|machine|person), do you speak \w+, is that ok(?:ay)?,
-    (?:can|could) (?:you|anyone|someone) (?:please )?help(?: me| us)?(?: out)?(?: please)?,
-    (?:can|could) (?:you|anyone|someone) (?:please )?help(?: me| us)? with (?:this|that|something),
-    (?:may|can) i ask (?:you )?(?:something|a question), do you have a (?:minute|moment|second),
-    any (?:idea|ideas|thoughts|help), wie geht(?:'s| es)(?: dir| ihnen)?, wer bist du,
-    was kannst du, (?:kannst du|können sie) (?:mir|uns)(?: bitte)? helfen,
-    comment (?:ça|ca) va, comment allez[- ]vous, ça va, qui (?:es[- ]tu|êtes[- ]vous),
-    (?:peux-tu|pouvez-vous) m'aider
+    (?:can|could) you (?:please )?help(?: me| us)?(?: out)?(?: with (?:this|that|something))?,
+    (?:may|can) i ask (?:you )?(?:something|a question), do you have a (?:minute|moment|second)
     """),
     re.I,
 )
@@ -80,84 +49,54 @@ _SMALL_TALK_WORDS = """
     cool correct day dear done enough enjoy evening everyone everybody excellent fine for friend
     funny get glad go good goodbye got great greetings guys haha happy have he hello help helped
     helpful helping helps here hey hi hiya hm hmm hope howdy i i'd i'll i'm i've idea interesting
-    is it
-    it's job just know later like lol lot love makes man mate me mind moment morning much my need
-    never nice night no nope not now of oh ok okay on one perfect ping please pleased problem
-    question
-    quick quickly ready really right see seems sense so sorry sounds soon super sure take team test
-    testing thank thanks that that's the then there think this thx to today tomorrow too try ty
-    understand understood us very wait was we weekend welcome well wonderful work works worries wow
-    yeah yep yes you you're your
-    alle alles auf aber bis bitte danke dank das dir du eine einen frage gern gerne gut gute guten
-    hallo hab habe herzlichen ich ist ja jetzt kein klar kurze liebe machs macht mir moin morgen
-    nein
-    nett nichts noch passt prima schade schön schönen sehr servus sie so super supi tag toll tschüss
-    und verstanden viele vielen vielmals von wiedersehen wochenende zusammen
-    ai au beaucoup bien bon bonjour bonne bonsoir c'est ça coucou d'accord de j'ai journée merci non
-    oui parfait plaisir pour question revoir salut soir tout très une vous
+    is it it's job just know later like lol lot love makes man mate me mind moment morning much my
+    need never nice night no nope not now of oh ok okay on one perfect ping please pleased problem
+    question quick quickly ready really right see seems sense so sorry sounds soon super sure take
+    team test testing thank thanks that that's the then there think this thx to today tomorrow too
+    try ty understand understood us very wait was we weekend welcome well wonderful work works
+    worries wow yeah yep yes you you're your
 """
 _SMALL_TALK = frozenset(_SMALL_TALK_WORDS.split())
-_AND = ("and", "but", "und", "aber", "et", "mais")
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 
 # Nothing is asked: changes of the answer before, invented texts, chat programs' own requests
 
-_PLEASE = (
-    r"(?:(?:now|and|then|ok(?:ay)?,?|please|(?:can|could|would) you|bitte|peux-tu|kannst du) )*"
-)
+_PLEASE = r"(?:(?:now|and|then|ok(?:ay)?,?|please|(?:can|could|would) you) )*"
 _CHANGE = _any("""
     make, rewrite, rephrase, reword, paraphrase, shorten, expand, expand on, translate, reformat,
     put, turn, convert, repeat, say, simplify, summari[sz]e, condense, correct, fix, format,
-    improve,
-    polish, elaborate on, explain, write, give me, read, check, proofread,
-    formuliere?, kürze?, übersetze?, mache?, schreibe?, wiederhole?, fasse?,
-    raccourcis, traduis, traduisez, reformule[rz]?, résume[rz]?, répète[rz]?, mets, mettez
+    improve, polish, elaborate on, explain, write, give me, read, check, proofread
 """)
 _THE_ANSWER = _any(r"""
     that, this, it, the above,
     (?:the|your)(?: last| previous| first)? (?:answer|reply|response|message),
-    (?:the|your) (?:last|previous) (?:one|part|sentence|paragraph), das, es,
-    (?:die|deine|ihre)(?: letzte)? antwort, ça, cela, (?:la|ta|votre) réponse
+    (?:the|your) (?:last|previous) (?:one|part|sentence|paragraph)
 """)
 _FORM = _any(r"""
     (?:much |even |a bit |a little )*(?:short|long|simpl|clear|plain|brief|polit)er,
     (?:more |less |very )*(?:formal|casual|polite|concise|detailed|simple|short|plain|friendly),
-    kürzer, länger, einfacher, (?:plus )?(?:court|long|simple)
+    (?:in|into|to|as)(?: \w+)*? (?:english|german|french|spanish|italian|words|sentences?|bullets),
+    (?:in|into|to|as)(?: \w+)*? (?:bullet ?points|table|list|lines?|paragraphs?|e?-?mail|markdown)
 """)
-_SHAPE = _any("""
-    english, german, french, spanish, italian, words, sentences?, bullets, bullet ?points, table,
-    list, lines?, paragraphs?, e?-?mail, haiku, poem, markdown, json, deutsch, englisch,
-    französisch, sätzen,
-    stichpunkten, tabelle, liste, anglais, allemand, français, phrases?
-""")
-_FORM = rf"(?:{_FORM}|(?:in|into|to|as|auf|als|en|dans)(?: \w+)*? {_SHAPE})"
 _EDITS = re.compile(
-    rf"{_PLEASE}(?:"
-    rf"{_CHANGE} (?:to me )?{_THE_ANSWER}"
-    rf"(?: (?:again|up|out|bitte|nochmal|zusammen|please|{_FORM}))*"
-    rf"|(?:das|es) {_FORM} (?:sagen|schreiben|erklären|formulieren|machen)"
+    rf"{_PLEASE}(?:{_CHANGE} (?:to me )?{_THE_ANSWER}(?: (?:again|up|out|please|{_FORM}))*"
     rf"|{_FORM}|more|more details?|go on|continue|keep going|carry on|elaborate|try again|again"
-    r"|repeat|once more|(?:once|one) more time|once again|start over|weiter|mach weiter|nochmal"
-    r"|noch einmal|continue[rz]|encore)"
-    r"(?:,? (?:please|bitte|again|now|instead|s'il (?:te|vous) plaît))*[.!?…\s]*",
+    r"|repeat|once more|(?:once|one) more time|once again|start over)"
+    r"(?:,? (?:please|again|now|instead))*[.!?…\s]*",
     re.I,
 )
 _CREATES = re.compile(
-    rf"{_PLEASE}(?:(?:write|compose|invent|make up|tell)(?: (?:me|us))? (?:a|an|another|some)"
-    r"(?: \w+){0,2} (?:joke|poem|haiku|story|song|limerick|riddle)\b.*|let'?s (?:talk|chat)\b.*"
-    r"|(?:erzähl|schreib)e?(?: mir| uns)? (?:einen?|ein)(?: \w+)? (?:witz|gedicht|geschichte)\b.*"
-    r"|raconte[- ]moi une (?:blague|histoire)\b.*)",
+    rf"{_PLEASE}(?:write|compose|invent|make up|tell)(?: (?:me|us))? (?:a|an|another|some)"
+    r"(?: \w+){0,2} (?:joke|poem|haiku|story|song|limerick|riddle)\b.*",
     re.I | re.S,
 )
 _CLIENT_TASK = re.compile(
     r"^\s*#{1,4} ?task:?\s|<chat_history>|<conversation>"
-    r"|(?:^|[.:\n]\s*)(?:please |can you |now |you are to )*(?:"
-    r"(?:generate|create|write|provide|give|suggest|reply with|respond with|come up with|make)\b"
-    r"[^.\n]{0,60}\b(?:title|name|headline|tags?|topics?|emoji)\b[^.\n]{0,80}"
-    r"\b(?:conversation|chat|dialog(?:ue)?|thread|messages?|exchange|history|discussion)\b"
-    r"|(?:summari[sz]e|name|title|classify|label) (?:this|the|our)(?: \w+)?"
+    r"|\b(?:title|name|headline|tags?|topics?|emoji)\b[^.\n]{0,80}"
+    r"\b(?:this|the|our)(?: \w+)? (?:conversation|chat|dialog(?:ue)?|history)\b(?! course)"
+    r"|\b(?:summari[sz]e|name|title|classify|label) (?:this|the|our)(?: \w+)?"
     r" (?:conversation|chat|dialog(?:ue)?|thread|messages)\b"
-    r")|\b(?:suggest|generate|propose)\b[^.\n]{0,40}\bfollow[- ]?up (?:questions?|prompts?)\b",
+    r"|\b(?:suggest|generate|propose)\b[^.\n]{0,40}\bfollow[- ]?up (?:questions?|prompts?)\b",
     re.I,
 )
 
@@ -165,59 +104,43 @@ _CLIENT_TASK = re.compile(
 
 _REQUESTS = _any(r"""
     what, who, whom, whose, when, where, which, why, how, is, are, was, were, am, can, could, do,
-    does,
-    did, has, have, had, will, would, should, may, must,
+    does, did, has, have, had, will, would, should, may, must,
     (?:in|at|for|to|from|of) (?:what|which|whom),
     tell, list, give, show, find, explain, describe, summari[sz]e, name, compare, define, look up,
-    search, i wonder, i(?:'d| would)? (?:want|need|like) to (?:know|find|understand), i need,
-    wer, wen, wem, wessen, wann, wo, woher, wohin, warum, wieso, weshalb, wie, welche[rsnm]?,
-    ist, sind, war, hat, haben, kann, darf, muss, gibt, nenne?, zeige?, erkläre?, beschreibe?,
-    suche?,
-    liste, ich möchte wissen, qui, que, quoi, quand, où, comment, pourquoi, combien, quels?,
-    quelles?,
-    est-ce, à (?:quel|qui), donne, dis, explique, montre, cherche, je voudrais savoir
+    search, i wonder, i(?:'d| would)? (?:want|need|like) to (?:know|find|understand), i need
 """)
-_ASKS = re.compile(rf"(?:(?:and|but|so|also|und|aber|et|alors) )*{_PLEASE}{_REQUESTS}\b", re.I)
+_ASKS = re.compile(rf"(?:(?:and|but|so|also) )*{_PLEASE}{_REQUESTS}\b", re.I)
 _QUESTION_MARK = re.compile(r"[?\u037e\u061f\uff1f][\"'\u2019\u201d\u00bb)\]*_\s!?]*$")
 _REFERRING = _any("""
     it, its, they, them, their, he, she, him, his, her, hers, this, that, these, those, there, then,
-    one, ones, the same, diese[rsnm]?, dort, davon, dafür, darin, dazu, ihn, ihm, ihre?n?,
-    il, elle, ils, elles, celui-ci, celle-ci
+    one, ones, the same
 """)
 _REFERS = re.compile(rf"\b{_REFERRING}\b", re.I)
 
-
 # Follow-ups
 
-_GOES_ON = re.compile(
-    "(?:"
-    + _any("and, but, so, then, ok(?:ay)?, und, aber, et, mais, alors")
-    + r"\b[ ,]*|"
-    + _any("what about, how about, was ist mit, wie (?:ist|sieht) es (?:mit|bei)")
-    + " )+",
+_GOES_ON = re.compile(r"(?:(?:and|but|so|then|ok(?:ay)?)\b[ ,]*|(?:what|how) about )+", re.I)
+_SENTENCE = re.compile(
+    r"\b"
+    + _any("""
+    what, who, whom, whose, when, where, which, why, how, is, are, was, were, do, does, did, has,
+    have, had, can, could, will, would, should, may, must
+    """)
+    + r"\b",
     re.I,
 )
-_ASKING = _any("""
-    what, who, whom, whose, when, where, which, why, how, wer, wen, wem, was, wann, wo, woher,
-    wohin, warum, wieso, weshalb, wie, welche[rsnm]?, qui, que, quoi, quand, où, comment, pourquoi,
-    combien, quels?, quelles?
-""")
-_VERBS = _any("""
-    is, are, was, were, do, does, did, has, have, had, can, could, will, would, should, may, must,
-    ist, sind, war, hat, haben, kann, darf, muss, est, sont, ont, peut, doit
-""")
-_SENTENCE = re.compile(rf"\b(?:{_ASKING}|{_VERBS})\b", re.I)
-_PREPOSITIONS = _any("""
-    of, in, on, at, for, to, from, by, with, since, until, before, after, per, during, under,
-    am, auf, aus, bei, bis, für, im, mit, nach, seit, um, von, vom, vor, zu, zum, zur,
-    à, au, aux, chez, dans, de, du, en, par, pour, sur
-""")
-_PREPOSITION = re.compile(rf"\b{_PREPOSITIONS}\b", re.I)
-_ARTICLES = _any("the, an?, der, die, das, den, dem, les?, la, un, une, eine?")
-_NAMED = re.compile(rf"\b{_ARTICLES} +[\w-]+", re.I)
-_ONE = re.compile(rf"({_ARTICLES} .+) ones?", re.I)
+_PREPOSITION = re.compile(
+    r"\b"
+    + _any("""
+    of, in, on, at, for, to, from, by, with, since, until, before, after, per, during, under
+    """)
+    + r"\b",
+    re.I,
+)
+_NAMED = re.compile(r"\b(?:the|an?) +[\w-]+", re.I)
+_ONE = re.compile(r"((?:the|an?) .+) ones?", re.I)
 _CODE = re.compile(r"\b([A-Za-z]+)-?\d[\w-]*")
-_CAPITAL = re.compile(r"(?<= )[A-ZÄÖÜÉ][\w'’-]*")
+_CAPITAL = re.compile(r"(?<= )[A-Z][\w'’-]*")
 _WORDS = re.compile(r"\S+")
 _MOST_WORDS = 6  # of a follow-up without a sentence of its own
 _FEW_WORDS = 4  # of a question that hardly stands alone
@@ -239,8 +162,8 @@ def asks(message: str) -> bool:
 
 
 def query_of(message: str) -> str:
-    """The question in a message, without greeting, background, quoted text and signature: what
-    passages are searched by. The whole message where no sentence of it is a question.
+    """The question in a message, without greeting, background and quoted lines: what passages are
+    searched by. The whole message where no sentence of it is a question.
 
     Several questions are kept, in order. A question that refers to something ("how much is it?")
     keeps the sentence before it; an unfinished sentence after a question, which is how an answer
@@ -334,18 +257,10 @@ def leans(question: str) -> bool:
 
 
 def _without_frame(message: str) -> str:
-    """A message without code blocks, quoted mail, signature and greeting."""
+    """A message without code blocks, quoted lines and greeting."""
     if len(message) > _MOST:
         message = message[: _MOST // 2] + "\n\n" + message[-_MOST // 2 :]
-    text = _FORWARDED.split(_CODE_BLOCK.sub("", message).strip(), maxsplit=1)[0] or message
-    text = _MAIL_HEADER.sub("", _QUOTED_LINE.sub("", text)).strip()
-    signed = [found.start() for found in _SIGNATURE.finditer(text)]
-    for start in signed:
-        # what stands after a line of thanks is a signature if it is short
-        if start and len(text) - start <= 300 and "?" not in text[start:]:
-            text = text[:start].strip()
-            break
-    return _without_greeting(text)
+    return _without_greeting(_QUOTED.sub("", message).strip() or message)
 
 
 def _without_greeting(text: str) -> str:
@@ -366,7 +281,7 @@ def _is_phatic(text: str) -> bool:
     unknown = [word for word in words if word.lower().replace("’", "'") not in _SMALL_TALK]
     # "Thanks, Anna!", "I'm Tom.", but not "And Anna?"
     named = len(unknown) == 1 < len(words) and unknown[0][0].isupper() and words[0] != unknown[0]
-    return not unknown or (named and words[0].lower() not in _AND)
+    return not unknown or (named and words[0].lower() not in ("and", "but"))
 
 
 # Misspelt words

@@ -1,14 +1,13 @@
-"""A session: a text that is read on beside a memory, the blocks that it may read, what it has read
-of them, and the tokens that it generates, one by one.
+"""A session: a text that is read on beside a memory, what it has read of that, and the tokens that
+it generates, one by one, alone or in one forward pass with other sessions of its model.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -17,103 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstore.closing import Closing
-from memstore.errors import InvalidConfig
+from memstore.errors import InvalidConfig, MemstoreError
 from memstore.model.adapter import ModelAdapter
 from memstore.store.memory_store import MemoryStore
-
-Run = tuple[int, int, int]
-"""Blocks first .. end of a document: (document, first, end)."""
-
-
-@dataclass
-class SessionBlocks:
-    """What a session remembers, oldest first: attached documents, then its own blocks, under an id
-    of the store.
-    """
-
-    # (document id, blocks); others are attached by `attach`
-    documents: list[tuple[int, int]] = field(default_factory=list)
-    own_document: int | None = None
-    own_first: int = 0  # own blocks before this one were let go
-    own_end: int = 0
-
-    @property
-    def own(self) -> int:
-        """How many blocks of its own the session has."""
-        return self.own_end - self.own_first
-
-    @property
-    def count(self) -> int:
-        """How many blocks there are in all."""
-        return self.attached + self.own
-
-    def __post_init__(self) -> None:
-        self._count()
-
-    def attach(self, documents: Sequence[tuple[int, int]]) -> None:
-        """Remember these documents in the place of those that were attached."""
-        self.documents = [*documents]
-        self._count()
-
-    def _count(self) -> None:
-        """Note the attached documents that have blocks: their runs, the numbers of their first
-        blocks, and how many blocks there are.
-        """
-        self._runs = tuple((document, 0, blocks) for document, blocks in self.documents if blocks)
-        *self.starts, self.attached = [0, *accumulate(end for _, _, end in self._runs)]
-
-    def runs(self, end: int) -> tuple[Run, ...]:
-        """The `end` oldest blocks, which are those of the documents at least."""
-        runs, own = self._runs, min(self.own, end - self.attached)
-        if self.own_document is not None and own > 0:
-            runs = (*runs, (self.own_document, self.own_first, self.own_first + own))
-        return runs
-
-
-class OwnBlocks:
-    """Own blocks of a session beside attached documents: half of the host tier's budget at most;
-    beyond that the oldest are let go, and length is never an error.
-    """
-
-    def __init__(
-        self,
-        store: MemoryStore,
-        documents: list[tuple[int, int]],
-        per_block: int,
-        *,
-        least: int = 0,
-        bound: int | None = None,
-    ) -> None:
-        """documents: attached ones, as (id, blocks). per_block: KV blocks of heads of a block;
-        least: blocks that are held whatever the budget says; bound: LookupSettings.own_blocks.
-        """
-        self.scratch = store.retrieval.session_document()
-        self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
-        self._per_block = per_block
-        self.most = max(least, store.tiers.host.capacity // (2 * per_block))
-        if bound is not None:
-            self.most = min(self.most, bound)
-
-    @property
-    def document(self) -> int:
-        """The number under which they are read and searched."""
-        return self.scratch.document
-
-    @property
-    def pinned(self) -> int:
-        """KV blocks of heads that are held."""
-        return self.blocks.own * self._per_block
-
-    def make_room(self, count: int) -> None:
-        """Let the oldest go, for so many more."""
-        surplus = self.blocks.own + count - self.most
-        if surplus > 0:
-            self.blocks.own_first += surplus
-            self.scratch.trim(self.blocks.own_first)
-
-    def close(self) -> None:
-        """Let them all go."""
-        self.scratch.close()
 
 
 class ReadUnit(NamedTuple):
@@ -127,10 +32,8 @@ class ReadUnit(NamedTuple):
 
 
 class StepReads(NamedTuple):
-    """What a row of a step reads: units of one layer, or of all memory layers, and its attention
-    mass to each [units].
-
-    units: the same object in every step, as long as a session goes on reading the same.
+    """What a row of a step reads: units of one layer and its attention mass to each [units]; or
+    passages, as units of their first layer and head, and the mass of all layers and heads.
     """
 
     units: Sequence[ReadUnit]
@@ -157,7 +60,7 @@ Around = Callable[[], AbstractContextManager[None]]
 
 class Continuation(Iterator[int]):
     """The tokens that follow a state, each read back into its session once the next one is asked
-    for: by `next`, or before it together with those of other sessions (batched_forward.py).
+    for: by `next`, or before it together with those of other sessions (`read_pending`).
     """
 
     def __init__(
@@ -234,7 +137,7 @@ class Continuation(Iterator[int]):
 
 class AskSession(Closing):
     """A text that is read on and generated beside a memory. Its tokens can be read in one forward
-    pass with those of other sessions of its model (batched_forward.py).
+    pass with those of other sessions of its model (`feed_batch`).
     """
 
     reader: ModelAdapter  # whose layers they go through
@@ -357,6 +260,122 @@ class AskSession(Closing):
         the last question begins; None where nothing was read.
         """
         return None
+
+
+# Batched decode: tokens of several sessions of one model, read in one forward pass. What a decoder
+# multiplies by its weights it multiplies once for all; attention and memory stay each
+# session's own.
+
+
+@torch.no_grad()
+def feed_batch(
+    sessions: Sequence[AskSession], tokens: Sequence[int], around: Sequence[Around] = ()
+) -> list[Tensor | MemstoreError]:
+    """Read one token into each of some sessions of one reader -> of each the state [hidden_size]
+    behind it, as session.read_token(token), or what that would have raised.
+
+    around: one each, or none: entered for what is done for a session alone.
+    """
+    steps = [
+        _Step(session, token, *own)
+        for session, token, *own in zip(sessions, tokens, *([around] if around else []))
+    ]
+    sharing = [step for step in steps if step.begins()]
+    for adapt in (False, True):
+        alike = [step for step in sharing if step.session.adapt is adapt]
+        if len(alike) > 1:
+            _forward(alike)
+    for step in steps:
+        if step.found is None:
+            step.alone()
+    return [step.found for step in steps if step.found is not None]
+
+
+@dataclass
+class _Step:
+    """A token of one session. found: the state behind it, or why there is none."""
+
+    session: AskSession
+    token: int
+    around: Around = nullcontext
+    found: Tensor | MemstoreError | None = None
+
+    def begins(self) -> bool:
+        """Make room; whether the token may share a forward pass."""
+        with self._own():
+            return self.session.begin_token()
+        return False
+
+    def alone(self) -> None:
+        with self._own():
+            self.found = self.session.read_token(self.token)
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Of its row; zeros where it has failed."""
+        if self.found is None:
+            with self._own():
+                return self.session.attend(layer_idx, q, k, v)
+        return torch.zeros_like(q)
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        try:
+            with self.around():
+                yield
+        except MemstoreError as error:
+            self.found = error
+
+
+def _forward(steps: Sequence[_Step]) -> None:
+    """One token of each, all with the reading adapter or all without. A session that fails goes
+    along with zeros in its row, and the others do not notice.
+    """
+    reader, adapt = steps[0].session.reader, steps[0].session.adapt
+
+    def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = zip(steps, q.split(1), k.split(1), v.split(1))
+        return torch.cat([step.attend(layer_idx, *row) for step, *row in rows])
+
+    def enter(layer_idx: int, states: Tensor) -> None:
+        for step, row in zip(steps, states.split(1)):
+            if step.found is None:
+                step.session.enter(layer_idx, row)
+
+    ids = torch.tensor([[step.token] for step in steps], device=reader.device)
+    states = reader.hidden(ids, attend, enter=enter, quantized=True, adapt=adapt)[:, -1]
+    for step, state in zip(steps, states):
+        if step.found is None:
+            step.session.end_token(step.token)
+            step.found = state
+
+
+@torch.no_grad()
+def read_pending(continuations: Sequence[Continuation]) -> None:
+    """Read the pending tokens of continuations of one reader's sessions, those that have one, so
+    that their next tokens are there at once. What fails is raised by the `next` of its own
+    continuation; what nobody expects ends them all, as each may have read its token in some layers.
+    """
+    ready = [(one, token) for one in continuations if (token := one.pending) is not None]
+    if not ready:
+        return
+    sessions = [one.session for one, _ in ready]
+    tokens, around = [token for _, token in ready], [one.around for one, _ in ready]
+    try:
+        found = feed_batch(sessions, tokens, around)
+    except Exception as error:
+        for one, _ in ready:
+            one.fail(error)
+        return
+    states = [state for state in found if isinstance(state, Tensor)]
+    rows = iter(sessions[0].reader.logits(torch.stack(states), quantized=True) if states else ())
+    for (one, _), state in zip(ready, found):
+        if isinstance(state, Tensor):
+            one.read(state, next(rows))
+        else:
+            one.fail(state)
+
+
+# Tokens
 
 
 def ends_sentence(piece: str) -> bool:

@@ -1,6 +1,5 @@
 """A text to be read, checked before anything is written; and how far its ingest is."""
 
-import codecs
 import hashlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -11,22 +10,19 @@ from typing import Any
 from memstore.disk.format.citations import Place, pack_places
 from memstore.disk.format.document import LABELS, NOTES, SOURCE, Document
 from memstore.documents import Converted, read
-from memstore.documents.detect import Form, form_of
+from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, UnreadableDocument
 from memstore.paths import expanded
 from memstore.store.memory_store import MemoryStore
 
-_PIECE = 1 << 20
-_KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
+_PIECE = 1 << 20  # characters
 
 
 class Text:
     """A text from a file, a string, or a document that was converted.
 
-    A file is read by `check`, which has to know the whole text before any of it is stored. A file
-    that is no plain UTF-8 text is converted then, and its text kept. What is small is kept, too; a
-    larger file of plain text is read once more by `pieces`, and refused if it is another one by
-    then.
+    A file is read by `check`, whole, before any of it is stored; one that is no plain UTF-8 text is
+    converted then.
     """
 
     def __init__(
@@ -51,15 +47,13 @@ class Text:
                 raise InvalidInput(f"{content} does not exist")
             if content.is_dir():
                 raise InvalidInput(f"{content} is a directory; name the files in it")
-        self.content = content
+        self.content = content  # the text, once it is checked
         self.source = source
-        self.labels: dict[str, Any] | None = (
-            None  # of its document; None: it has none, or keeps its
-        )
+        # of its document; None: it has none, or keeps its
+        self.labels: dict[str, Any] | None = None
         self.name = name or Path(content).name
         self.digest = ""  # BLAKE2 of the whole text, once it is checked
         self.characters = 0  # of the whole text, once it is checked
-        self._kept: list[str] | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -77,94 +71,49 @@ class Text:
         return converted.text
 
     def check(self) -> None:
-        """Read it through, and keep what is small in memory; again it does nothing.
+        """Read it through; again it does nothing.
 
         Raises InvalidInput if there is nothing in it; UnreadableDocument for what is no text and
         cannot be converted.
         """
         if self.digest:
             return
-        try:
-            self._check()
-        except _ToBeConverted:
-            self.content = self._take(read(Path(self.content), str(self.content)))
-            self._check()
-
-    def _check(self) -> None:
-        small = isinstance(self.content, Path) and self._size() <= _KEPT
-        kept: list[str] | None = [] if small else None
-        digest, characters, blank = _hash(), 0, True
-        for piece in self._read():
-            digest.update(_encoded(piece))
-            characters += len(piece)
-            blank = blank and not piece.strip()
-            if kept is not None:
-                kept.append(piece)
-        if blank:
-            where = self.content if isinstance(self.content, Path) else self.name
+        if isinstance(self.content, Path):
+            where, text = str(self.content), self._read(self.content)
+        else:
+            where, text = self.name, self.content
+        if not text.strip():
             raise InvalidInput(f"{where} is empty; there is nothing to read")
-        self.digest, self.characters, self._kept = digest.hexdigest(), characters, kept
+        self.content, self.characters = text, len(text)
+        digest = hashlib.blake2b(digest_size=20)
+        for piece in self._pieces():
+            digest.update(piece.encode("utf-8", "surrogatepass"))
+        self.digest = digest.hexdigest()
 
     def pieces(self) -> Iterator[str]:
-        """The text piece by piece. Raises what `check` raises, and InvalidInput, at its end, if it
-        is another text than was checked.
-        """
+        """The text piece by piece. Raises what `check` raises."""
         self.check()
-        if self._kept is not None or isinstance(self.content, str):
-            yield from self._kept or self._read()
-            return
-        digest = _hash()
-        with suppress(_ToBeConverted):  # it is no text any more
-            for piece in self._read():
-                digest.update(_encoded(piece))
-                yield piece
-        if digest.hexdigest() != self.digest:
-            raise InvalidInput(f"{self.content} was changed while it was read; read it again")
+        return self._pieces()
 
-    def _size(self) -> int:
+    def _pieces(self) -> Iterator[str]:
+        assert isinstance(self.content, str)
+        for start in range(0, len(self.content), _PIECE):
+            yield self.content[start : start + _PIECE]
+
+    def _read(self, path: Path) -> str:
+        """The text of a file."""
         try:
-            return Path(self.content).stat().st_size
+            data = path.read_bytes()
         except OSError as error:
-            raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
-
-    def _read(self) -> Iterator[str]:
-        if isinstance(self.content, str):
-            for start in range(0, len(self.content), _PIECE):
-                yield self.content[start : start + _PIECE]
-            return
-        decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        begun = False
+            raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
         try:
-            with self.content.open("rb") as file:
-                while raw := file.read(_PIECE):
-                    if b"\0" in raw or not (begun or self._form(raw, self.content) == "text"):
-                        raise _ToBeConverted
-                    yield decoder.decode(raw)
-                    begun = True
-                decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            raise _ToBeConverted from None
-        except OSError as error:
-            raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
-
-    @staticmethod
-    def _form(raw: bytes, path: Path) -> Form:
-        try:
-            return form_of(raw, path.name)
+            plain = b"\0" not in data and form_of(data[:_PIECE], path.name) == "text"
         except UnreadableDocument as error:
             raise UnreadableDocument(f"{path} {error}") from None
-
-
-class _ToBeConverted(Exception):
-    """It is no plain UTF-8 text."""
-
-
-def _hash() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=20)
-
-
-def _encoded(piece: str) -> bytes:
-    return piece.encode("utf-8", "surrogatepass")
+        if plain:
+            with suppress(UnicodeDecodeError):
+                return data.decode("utf-8-sig")
+        return self._take(read(path, str(path)))
 
 
 @dataclass(frozen=True)

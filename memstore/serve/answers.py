@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from memstore.freed_memory import return_freed_memory
 from memstore.model.answer import Answer, refusal
-from memstore.model.answer_sentence import answer_sentence
-from memstore.model.batched_forward import read_pending
+from memstore.model.document_text import answer_sentence
 from memstore.model.model_api import Chat, ModelAPI
-from memstore.model.session import Continuation
+from memstore.model.session import Continuation, read_pending
 from memstore.serve import trace_report
 from memstore.serve.api_errors import ApiError
 from memstore.serve.worker import Worker

@@ -1,21 +1,16 @@
 """The report of a traced answer as JSON values: the `memstore` field of the reply.
 
-It has each source with its text and place; the attention of each head of each memory layer to
-memory, and the lookups that the gate skipped; the candidates and scores of a model that chooses
-once for a question; the sources of each token; and the costs.
+It has each source with its text and place; the candidates and scores of a model that chooses once
+for a question; the sources of each token; and the costs.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import ModelAdapter
-from memstore.model.answer import BlockId, BlockRead, Source, TokenRead, Trace
+from memstore.model.answer import BlockId, Source, TokenRead, Trace
 from memstore.model.passages.passage_session import PassageSession
 from memstore.model.session import AskSession
 from memstore.store.memory_store import MemoryStore
@@ -40,20 +35,20 @@ def report(
     text: of the answer, where it is a part of what the tokens say (stripped, or cut at a stop
     text); most: sources at most. Documents that may not be shown, or are gone, are left out.
     """
-    reader, store, blocks = trace.reader, session.store, trace.blocks
+    reader, store = trace.reader, session.store
     known = _Known(reader, store, may_read)
-    ranked = [
-        (block_id, known.source(block_id, block.mass)) for block_id, block in trace.ranked(most)
-    ]
+    ranked = [(block_id, known.source(block_id, mass)) for block_id, mass in trace.ranked(most)]
     shown = [(block_id, source) for block_id, source in ranked if source is not None]
     number = {block_id: index for index, (block_id, _) in enumerate(shown)}
     tokens = _tokens_of(text, trace)
     return {
-        "reader": "choosing" if trace.once else "landmarks",
+        "reader": "landmarks" if reader.keeps is None else "choosing",
         "answered": session.answered,
-        "sources": [_source(source, blocks[block_id], trace) for block_id, source in shown],
-        "attention": _attention(trace, [read for _, read in tokens]),
-        "choice": _choice(trace, session, known),
+        "sources": [
+            source.citation | {"tiers": sorted(trace.blocks[block_id])}
+            for block_id, source in shown
+        ],
+        "choice": _choice(session, known),
         "tokens": [
             {
                 "text": piece,
@@ -62,8 +57,6 @@ def report(
                     for block_id, mass in read.blocks
                     if block_id in number
                 ],
-                "own": round(read.own, 4),
-                "heads": _rows(read.heads, trace),
             }
             for piece, read in tokens
         ],
@@ -101,27 +94,9 @@ class _Known:
         if document is None:
             return None
         try:
-            return Source.of(self._reader, self._store, document, block, {}, weight)
+            return Source.of(self._reader, self._store, document, block, weight)
         except DocumentNotFound:  # deleted since
             return None
-
-
-def _source(source: Source, block: BlockRead, trace: Trace) -> dict[str, Any]:
-    shape = trace.reader.shape  # a unit: the decoded keys and values of one block and KV head
-    size = 2 * shape.block_size * shape.head_dim * shape.kv_dtype.itemsize
-    return source.citation | {
-        "heads": _rows(block.heads, trace),
-        "tiers": {
-            tier: {"units": units, "bytes": units * size}
-            for tier, units in sorted(block.units.items())
-        },
-    }
-
-
-def _rows(heads: NDArray[Any], trace: Trace) -> list[list[float | None]]:
-    """[layers * heads] to [layers][heads], rounded; None where a lookup was skipped."""
-    rounded = [None if math.isnan(mass) else round(mass, 4) for mass in heads.tolist()]
-    return [rounded[at : at + trace.num_heads] for at in range(0, len(rounded), trace.num_heads)]
 
 
 def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
@@ -140,24 +115,9 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
     return parts
 
 
-def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
-    """Sums over these tokens, by memory layer and head: mass on memory, and lookups skipped."""
-    heads = np.array([read.heads for read in tokens], np.float64)
-    heads = heads.reshape(len(tokens), len(trace.layers) * trace.num_heads)
-    mass, skipped = np.nansum(heads, 0), np.isnan(heads).sum(0)
-    return {
-        "layers": list(trace.layers),
-        "heads": trace.num_heads,
-        "tokens": len(tokens),
-        "mass": _rows(mass, trace),
-        "skipped": _rows(skipped, trace),
-        "own": round(sum(read.own for read in tokens), 4),
-    }
-
-
-def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] | None:
+def _choice(session: AskSession, known: _Known) -> dict[str, Any] | None:
     """The last choice of a session that chooses once for a question: its best candidates and those
-    chosen, by score, with the mass that each layer put on them.
+    chosen, by score.
     """
     if not isinstance(session, PassageSession) or session.candidates is None:
         return None
@@ -165,25 +125,12 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
     chosen = {(block.document, block.block): block for block in session.chosen}
     best = {(block.document, block.block): block for block in candidates.best(CANDIDATES)}
     ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
-    rows, blocks = [], trace.blocks
+    rows = []
     for block_id, block in ranked:
         source = known.source(block_id, block.score)
         if source is None:  # a block of the conversation, or of a document not shown
             continue
-        read = blocks.get(block_id)
-        rows.append(
-            source.citation
-            | {
-                "score": source.weight,
-                "chosen": block_id in chosen,
-                "layers": [
-                    round(sum(mass or 0.0 for mass in of_layer), 4)
-                    for of_layer in _rows(read.heads, trace)
-                ]
-                if read is not None
-                else None,
-            }
-        )
+        rows.append(source.citation | {"score": source.weight, "chosen": block_id in chosen})
     scores, caution = candidates.scores, session.settings.caution
     return {
         "blocks": candidates.blocks,

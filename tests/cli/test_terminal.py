@@ -12,7 +12,7 @@ def test_control_characters_are_escaped_on_the_terminal(capsys: pytest.CaptureFi
     console.say(hostile)
     console.note(hostile)
     console.emit({"name": hostile})
-    source = {"weight": 1.0, "document": hostile, "span": (0, 1), "reads": []}
+    source = {"weight": 1.0, "document": hostile, "span": (0, 1), "tiers": {}}
     console.print_answer(
         {
             "text": hostile,

@@ -469,7 +469,7 @@ def test_every_character_has_its_place_after_tokenisation_in_every_later_process
             assert "".join(one.text for one in blocks) == text
             assert all(one.text == text[one.start : one.end] for one in blocks)
             for block in range(row.blocks):
-                source = Source.of(model, store, row, block, {})
+                source = Source.of(model, store, row, block, 0.0)
                 first, end = source.span
                 assert source.text == text[first:end]
                 for at in range(first, end):

@@ -96,22 +96,16 @@ def without_a_shard(directory: Path) -> None:
     ("change", "why"),
     [
         (pointer("model.safetensors"), "model.safetensors is a Git LFS pointer"),
-        (pointer("tokenizer.json"), "tokenizer.json is a Git LFS pointer"),
-        (pointer("config.json"), "config.json is a Git LFS pointer"),
         (removed("tokenizer.json"), "has no tokenizer"),
         (cut("tokenizer.json"), "(its tokenizer)"),
-        (written("tokenizer.json", "{}"), "(its tokenizer)"),
         (cut("model.safetensors"), "incomplete metadata"),
         (removed("model.safetensors"), "only safetensors are read"),
         (without_a_shard, "model-1.safetensors"),
         (weight(float("nan")), "model.layers.2.mlp.up_proj.weight hold NaN or infinite"),
-        (weight(float("inf")), "model.layers.2.mlp.up_proj.weight hold NaN or infinite"),
         (weight(None), "lacks 1 of its weights, such as model.layers.2.mlp.up_proj.weight"),
         (written("adapter_config.json", "{}"), "merge_and_unload"),
-        (written("adapter_model.safetensors", ""), "merge_and_unload"),
         (configured(num_hidden_layers=6), "lacks 18 of its weights"),
         (configured(vocab_size=1 << 12), "other sizes than the weights"),
-        (configured(intermediate_size=100), "other sizes than the weights"),
         (configured(quantization_config={"quant_method": "fp8"}), "quantized"),
         (configured(model_type="unknown"), "cannot be loaded as a Hugging Face model"),
     ],
@@ -124,21 +118,6 @@ def test_a_damaged_or_incomplete_model_directory_is_refused_in_one_line(
     book.write_text("The kettle is red. " * 9)
     refused(run("ingest", book, "--store", memory, "--model", directory), why, str(directory))
     assert not memory.exists()
-
-
-def test_wrapped_weights_that_are_not_finite_are_refused() -> None:
-    model = decoder("llama")
-    with torch.no_grad():
-        model.lm_head.weight[7, 7] = torch.nan
-    with pytest.raises(InvalidWeights, match=r"lm_head\.weight hold NaN"):
-        wrap(model, tokenizer())
-
-
-def test_weights_in_shards_are_loaded_as_in_one_file(directory: Path) -> None:
-    whole = load_stock(directory)[0].state_dict()
-    in_shards(directory)
-    loaded = load_stock(directory)[0].state_dict()
-    assert all(loaded[name].equal(whole[name]) for name in whole)
 
 
 def test_no_code_of_a_model_is_run(
@@ -177,7 +156,7 @@ def test_a_gguf_file_is_converted_once_and_a_cut_one_is_refused(
     assert cut_with("The red fox").input_ids == tokenizer()("The red fox").input_ids
     for size in (file.stat().st_size * 3 // 4, 1000, 20, 0):
         os.truncate(file, size)
-        with pytest.raises(InvalidWeights, match=r"model\.gguf is cut short or damaged") as caught:
+        with pytest.raises(InvalidWeights, match=r"model\.gguf, which may be cut short") as caught:
             load_reader(file)
         assert "\n" not in str(caught.value)
     file.write_text(POINTER)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memstore.errors import InvalidWeights, WrongModel
-from memstore.model.batched_forward import feed_batch
+from memstore.model.session import feed_batch
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import decoder, random_adapter, saved, tokenizer
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from memstore.disk.format.signature import Signature
 from memstore.kernels import api
 from memstore.model.landmark.memory_attention import MemoryAttention
+from memstore.model.landmark.own_blocks import SessionBlocks
 from memstore.model.landmark.transformer import ModelConfig
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.rotary import Rope
-from memstore.model.session import ReadUnit, SessionBlocks, StepReads
+from memstore.model.session import ReadUnit, StepReads
 from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose
 from support.paths import DATA

@@ -1,25 +1,20 @@
-"""Sessions of a passage model: what is read, where it stands, what of a long chat is held, and
-found again when it has left.
-"""
+"""Sessions of a passage model: what is read, where it stands, and what of a long chat is held."""
 
 import pytest
 import torch
 
-from memstore.errors import DocumentNotFound, StoreUnavailable
-from memstore.store.memory_store import MemoryStore
+from memstore.errors import StoreUnavailable
 from memstore.store.retrieve.retrieval import Retrieval
 
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.model.passages.passage_choice import CapturingForward, Chosen, capture
-from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import (
     RepositionedAttention,
     computed,
     read_prefix,
 )
-from memstore.model.passages.selector import Gate
 from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 
@@ -168,85 +163,6 @@ def test_a_follow_up_is_searched_by_what_it_stands_for(learned, tmp_path, monkey
         assert learned.tokenizer.decode(before.captured.ids).strip() == before.text
 
 
-@pytest.mark.parametrize("kind", ["words", "words and heads"])
-def test_what_was_said_three_windows_ago_is_found_and_read(reader, learned, tmp_path, kind):
-    reader = reader if kind == "words" else learned
-    with memory(reader, tmp_path) as store, reader.session(store) as session:
-        tell(session, FACT)
-        session.feed(filler(3 * WINDOW))
-        state = session.ask(QUESTION, lambda: None)
-        (chosen,) = session.chosen
-        assert chosen.document < 0 and chosen.block == 0 and state.isfinite().all()
-        ids = reader.tokenizer.encode(FACT)
-        (alone,) = encode(reader, [ids])  # as a document's passage would be
-        for found, half in zip(kept(store, reader, chosen), (alone.k, alone.v)):
-            assert len(found) == len(ids)
-            assert_same_to_rounding(found, half, dtype=reader.dtype)
-        session.ask("What of the grey ladder of the quarry?", lambda: None)
-        assert session.chosen[0].document > 0
-        still = reader.session(store)
-        tell(still, FACT)
-        still.ask(QUESTION, lambda: None)  # it is in the local text still
-        assert all(block.document > 0 for block in still.chosen)
-
-
-def test_a_chat_without_documents_remembers_itself(reader, tmp_path):
-    with (
-        MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store,
-        reader.chat(store) as chat,
-    ):
-        chat.ask(FACT, max_new_tokens=2)
-        for number in range(5):
-            chat.ask(
-                f"Number {number}: " + reader.tokenizer.decode(filler(80, number)), max_new_tokens=2
-            )
-        answer = chat.ask(QUESTION, max_new_tokens=2)
-        assert answer.lookups == {"done": 1, "skipped": 0}
-        assert answer.sources == []  # no document was read
-
-
-def test_a_turn_longer_than_the_window_is_read_and_its_beginning_found(reader, tmp_path):
-    with memory(reader, tmp_path) as store, reader.session(store) as session:
-        long = f"{FACT} {reader.tokenizer.decode(filler(500))} {QUESTION} {QUESTION}"
-        state = session.ask(long, lambda: None)
-        assert state.isfinite().all() and session.held["own_blocks"] >= 4
-        assert session.chosen[0].document < 0  # a part of the turn itself
-        assert session.choose(QUESTION, [], range(0))[0].block <= 1
-
-
-def test_memory_is_bounded_however_long_the_chat(learned, tmp_path):
-    unit = 2 * 128 * learned.shape.passage_width * 2  # bytes of keys and values of a slot
-    with memory(learned, tmp_path, host_budget=12 * unit) as store:
-        most = store.tiers.host.capacity // 2
-        sizes = []
-        with learned.session(store) as session:
-            for number in range(6):
-                tell(session, f"{FACT} {number}")
-                for piece in range(3):
-                    session.feed(filler(300, seed=piece))
-                session.ask(QUESTION, lambda: None)
-                held = session.held
-                assert held["local_tokens"] <= WINDOW
-                assert held["own_blocks"] <= most
-                sizes.append((store.tier_stats()["host"]["held"], store.stats()["landmarks"]))
-                assert session.chosen  # with so little room, it is read in parts
-        slots, landmarks = zip(*sizes)
-        assert max(slots) <= 12 * unit and 4 <= most <= 12
-        assert max(landmarks[4:]) < 1.5 * max(landmarks[:3])
-
-
-def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
-    reader = reader_of(gate=Gate((4.0,) * 5))
-    with memory(reader, tmp_path) as store, reader.session(store) as session:
-        session.ask(QUESTION, lambda: None)
-        assert not session.answered and session.chosen == []
-        tell(session, FACT)
-        session.feed(filler(3 * WINDOW))
-        session.ask(QUESTION, lambda: None)
-        assert session.answered and session.chosen[0].document < 0
-        assert (session.lookups.done, session.lookups.skipped) == (1, 1)
-
-
 @pytest.mark.parametrize("separator", ["", "\n\n"])
 def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(separator, tmp_path):
     reader = reader_of(separator=separator, top_k=4)
@@ -314,26 +230,17 @@ def test_a_passage_whose_tokens_are_away_is_no_copy_of_another(tmp_path, monkeyp
             assert both <= {one.document for one in session.chosen}
 
 
-def test_a_closed_session_holds_nothing(learned, tmp_path):
-    with memory(learned, tmp_path) as store:
-        store.retrieval.word_scores({1: 1.0}, [(1, 0, store.document("inventory").blocks)])
-        session = learned.session(store)
+@pytest.mark.parametrize("retrieve", [True, False])
+def test_a_chat_of_any_length_holds_a_window_and_chooses_from_the_documents(
+    learned, tmp_path, retrieve
+):
+    with memory(learned, tmp_path) as store, learned.session(store, retrieve=retrieve) as session:
         tell(session, FACT)
-        session.feed(filler(2 * WINDOW))
-        session.ask(QUESTION, lambda: None)
-        own = session.chosen[0]
-        assert own.document < 0
-        before = store.tier_stats()["host"]["held"]
-        session.close()
-        assert store.tier_stats()["host"]["held"] < before
-        with pytest.raises(DocumentNotFound):
-            store.retrieval.word_scores({1: 1.0}, [(own.document, 0, 1)])
-        with pytest.raises(DocumentNotFound):
-            store.retrieval.token_maxima(torch.ones(1, 16), [(own.document, 0, 1)])
-
-
-def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):
-    with memory(reader, tmp_path) as store, reader.session(store, retrieve=False) as session:
         session.feed(filler(5 * WINDOW))
-        assert session.held["local_tokens"] <= WINDOW and session.held["own_blocks"] == 0
-        assert session.ask(QUESTION, lambda: None).isfinite().all() and not session.chosen
+        assert session.held["local_tokens"] <= WINDOW
+        long = f"{FACT} {learned.tokenizer.decode(filler(500))} {QUESTION} {QUESTION}"
+        for question in (long, "What of the grey ladder of the quarry?"):
+            assert session.ask(question, lambda: None).isfinite().all()
+            assert session.held["local_tokens"] <= WINDOW
+        assert bool(session.chosen) is retrieve
+        assert all(block.document > 0 for block in session.chosen)

@@ -81,12 +81,6 @@ def test_a_copy_that_ranks_behind_another_passage_is_no_candidate_of_its_own() -
     assert meant[0].same == ((7, 0),) and meant[0].score == 0.5
 
 
-def test_where_all_scores_are_alike_copies_are_still_found() -> None:
-    scores = torch.tensor([0.5, 0.5, 0.5 + 6e-8, 0.5, 0.5, 0.5, 0.5 - 3e-8, 0.5])
-    found = Candidates(scores, SCOPE, 4, lambda asked: None, lambda *at: "same")
-    assert places(found.meant(LookupSettings(score_range=None), parts=False)) == [(9, 3)]
-
-
 def test_four_that_each_say_a_part_open_the_gate_together() -> None:
     gate = Gate((0.6,) * 5, together=0.1)
     parts = [[0.3, 0, 0, 0], [0, 0.2, 0, 0], [0, 0, 0.2, 0], [0, 0, 0, 0.1]]

@@ -136,11 +136,6 @@ def test_the_pieces_of_a_text_do_not_matter() -> None:
     assert [tuple(one.ids) for one in cut(parts)] == [tuple(one.ids) for one in whole]
 
 
-def test_passages_are_filled() -> None:
-    lengths = [len(one.ids) for one in cut(joined(prose(random.Random(5), 1500)))]
-    assert sum(lengths) / len(lengths) > 0.68 * _SIZE
-
-
 @pytest.mark.parametrize(
     "text, sentences",
     [

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from memstore.errors import InvalidWeights
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.adaptation import Adaptation
-from memstore.model.passages.passage_encoding import encode, fitting
+from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from support.rounding import TINY_MODEL, assert_same_to_rounding
 
@@ -93,7 +93,7 @@ def test_what_the_stored_dtype_cannot_hold_is_refused():
         list(encode(reader, passages(2)))
 
 
-def test_few_are_taken_ahead_of_an_endless_stream_and_they_come_in_order():
+def test_no_more_than_a_pass_is_taken_ahead_of_an_endless_stream_and_they_come_in_order():
     reader, some = reader_of(), passages(40, seed=1)
     taken = 0
 
@@ -103,28 +103,8 @@ def test_few_are_taken_ahead_of_an_endless_stream_and_they_come_in_order():
             yield some[taken % len(some)]
             taken += 1
 
+    held = 0
     for number, found in enumerate(islice(encode(reader, endless()), 100)):
         assert found.captured.ids == some[number % len(some)]
-        assert taken - number <= 32
-
-
-def test_passes_are_filled(monkeypatch):
-    reader, some = reader_of(), passages(200, seed=2)
-    shapes = []
-    hidden = reader.hidden
-    read_prefix(reader)
-
-    def counted(ids, *args, **kwargs):
-        shapes.append(tuple(ids.shape))
-        return hidden(ids, *args, **kwargs)
-
-    monkeypatch.setattr(reader, "hidden", counted)
-    assert len(list(encode(reader, some))) == len(some)
-    assert len(set(shapes)) == 1  # whose kernels compute every passage alike
-    assert sum(map(len, some)) > 0.95 * len(shapes) * shapes[0][1]
-
-
-def test_the_first_is_among_those_that_fill_a_pass_best():
-    assert fitting([100, 90, 80, 66, 70], 256) == (0, 1, 3)
-    assert fitting([60, 50, 40], 256) == (0, 1, 2)
-    assert fitting([300, 10], 256) == (0,)
+        held = max(held, sum(len(some[at % len(some)]) for at in range(number, taken)))
+    assert 200 < held <= 256

@@ -1,4 +1,4 @@
-"""What is told of an answer: its sources, the heads that read them, its tokens, and the cost."""
+"""What is reported of an answer: its sources, its tokens, and the cost."""
 
 import json
 
@@ -65,20 +65,14 @@ def asked(reader, store):
     return Asked(reader, store)
 
 
-def total(rows):
-    return sum(mass or 0.0 for row in rows for mass in row)
-
-
 def test_sources_are_those_of_the_report(asked, store):
     assert "4467" in asked.text
     got = [(s["document"], s["block"], tuple(s["span"]), s["text"]) for s in asked.told["sources"]]
     assert got == [(s.document, s.block, s.span, s.text) for s in asked.sources]
     for mine, theirs in zip(asked.told["sources"], asked.sources):
         assert mine["weight"] == pytest.approx(theirs.weight, abs=1e-3)
-        assert total(mine["heads"]) == pytest.approx(theirs.weight, abs=2e-3)
-        assert sum(read["weight"] for read in theirs.reads) == pytest.approx(
-            theirs.weight, abs=2e-2
-        )
+        assert sum(theirs.tiers.values()) == pytest.approx(theirs.weight, abs=1e-3)
+        assert mine["tiers"] == sorted(theirs.tiers)
     assert asked.trace.sources(store, 2) == asked.sources[:2]
 
 
@@ -89,24 +83,13 @@ def test_a_place_of_the_text_is_where_it_says(asked):
             assert DIARY[first:end] == source["text"] and source["text"].endswith(".")
 
 
-def test_every_lookup_of_the_answer_is_a_mass_or_skipped(asked, reader):
-    layers, heads = len(reader.shape.memory_layers), reader.shape.num_heads
-    attention = asked.told["attention"]
-    assert attention["layers"] == list(reader.shape.memory_layers)
-    cells = [cell for token in asked.told["tokens"] for row in token["heads"] for cell in row]
-    assert len(cells) == len(asked.tokens) * layers * heads == asked.done + asked.skipped
-    assert cells.count(None) == asked.skipped == total(attention["skipped"]) > 0
-    # what a gate lets through is its value: at least the cutoff, at most everything
-    cutoff = reader.lookup.cmt_cutoff
-    assert all(cutoff * 0.999 <= cell <= 1.001 for cell in cells if cell is not None)
-
-
-def test_the_mass_of_the_heads_is_that_of_the_tokens_and_of_the_sources(asked):
-    by_token = sum(total(token["heads"]) for token in asked.told["tokens"])
-    own = asked.told["attention"]["own"]
-    assert total(asked.told["attention"]["mass"]) == pytest.approx(by_token, abs=1e-2)
+def test_what_tokens_read_is_what_sources_gave_and_a_head_gives_no_more_than_all(asked, reader):
     by_source = sum(source["weight"] for source in asked.told["sources"])
-    assert by_source + own == pytest.approx(by_token, abs=1e-2)
+    shown = sum(mass for token in asked.told["tokens"] for _, mass in token["sources"])
+    assert 0 < shown <= by_source + 1e-2
+    heads = len(reader.shape.memory_layers) * reader.shape.num_heads
+    assert asked.done + asked.skipped == len(asked.tokens) * heads and asked.skipped > 0
+    assert by_source <= asked.done * 1.001
 
 
 def test_the_answers_digits_come_from_where_the_fact_stands(asked):
@@ -129,26 +112,15 @@ def test_tokens_follow_the_text_that_was_told(asked):
 def test_a_document_that_may_not_be_shown_appears_nowhere(asked):
     names = {source["document"] for source in asked.hidden["sources"]}
     assert names <= {"goats"} and "4467" not in json.dumps(asked.hidden["sources"])
-    hidden, told = (total(one["attention"]["mass"]) for one in (asked.hidden, asked.told))
-    assert hidden == pytest.approx(told, rel=1e-4)
 
 
 def test_what_it_cost(asked, reader, store):
     cost = asked.told
     assert 0 < cost["first_token_seconds"] <= cost["model_seconds"] <= cost["seconds"]
     assert cost["lookups"]["skipped"] >= asked.skipped
-    units = sum(tier["units"] for s in cost["sources"] for tier in s["tiers"].values())
-    host = cost["tiers"]["host"]
-    # the question's own rows looked up, too
-    assert 0 < units <= host["hits"] + host["misses"]
-    assert all(
-        tier["bytes"] == tier["units"] * 2 * 32 * 32 * 2  # keys and values, 32 tokens of 32 numbers
-        for s in cost["sources"]
-        for tier in s["tiers"].values()
-    )
     again = Asked(reader, store).told
     assert again["tiers"]["disk"]["hits"] == 0  # all of it is in main memory now
-    assert all(list(source["tiers"]) == ["host"] for source in again["sources"])
+    assert all(source["tiers"] == ["host"] for source in again["sources"])
 
 
 def test_it_is_json(asked):
@@ -169,7 +141,6 @@ def test_a_trace_begins_anew_with_every_question(reader, store):
             said.append(report(trace, session))
             assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
         assert len(said[1]["tokens"]) == 4
-        assert said[1]["attention"]["own"] >= 0
 
 
 def test_a_long_answer_keeps_the_blocks_that_were_read_most(reader, store):
@@ -183,7 +154,7 @@ def test_a_long_answer_keeps_the_blocks_that_were_read_most(reader, store):
             trace(StepReads(units, 0.5 + blocks % 1000 * 1e-4))
             assert list(trace.tokens_of([5])) == [5]
     assert len(trace.blocks) == BLOCKS
-    assert trace.ranked(1)[0][0] == (99, 999) and trace.ranked(1)[0][1].units == {"disk": 1}
+    assert trace.ranked(1)[0][0] == (99, 999) and set(trace.blocks[99, 999]) == {"disk"}
     assert [len(token.blocks) for token in trace.tokens] == [OF_TOKEN] * 3
 
 
@@ -227,14 +198,10 @@ def test_a_reader_that_chooses_once_tells_its_candidates(choosing):
     best = choice["candidates"][0]
     assert "copper anchor" in best["text"] and best["chosen"]
     assert sum(row["chosen"] for row in choice["candidates"]) == 3
-    for row in choice["candidates"]:
-        assert (row["layers"] is not None) == row["chosen"]
     # every head of a layer gives to what was chosen what it does not keep for the text around it
-    taken = [row["layers"] for row in choice["candidates"] if row["chosen"]]
-    layers = [sum(of_layer) for of_layer in zip(*taken)]
-    mass = [sum(row) for row in asked.told["attention"]["mass"]]
-    assert layers == pytest.approx(mass, abs=1e-2)
-    assert all(0 < of < len(asked.tokens) * reader.shape.num_heads for of in layers)
+    shape = reader.shape
+    mass = sum(source["weight"] for source in asked.told["sources"])
+    assert 0 < mass < len(asked.tokens) * len(shape.memory_layers) * shape.num_heads
 
 
 def test_a_reader_that_chooses_once_fetches_a_unit_once(choosing):
@@ -242,4 +209,3 @@ def test_a_reader_that_chooses_once_fetches_a_unit_once(choosing):
     chosen = sum(row["chosen"] for row in asked.told["choice"]["candidates"])
     host = asked.told["tiers"]["host"]
     assert chosen == host["hits"] + host["misses"]
-    assert total(asked.told["attention"]["skipped"]) == 0

@@ -121,7 +121,8 @@ def test_a_phrase_is_compared_token_by_token_at_every_offset(
     best = model.search(PHRASE, store, top_k=1)[0]
     document = store.document("second")
     looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), 100)
-    layer, head = best.reads[0]["layer"], best.reads[0]["head"] // 2
+    layer, head = search._sharpest(store, [(document.id, 0, document.blocks)], looks, 100)[0]
+    head //= 2
     with store.lease([search.BlockKey(document.id, layer, best.block, head)]) as lease:
         stored = lease.k[lease.slots[0]].float()
     free = model.transformer.rope(stored, -torch.arange(8))

@@ -349,12 +349,3 @@ def test_a_shortlist_is_chosen_from_as_everything_would_be(
                 torch.testing.assert_close(
                     added, selector.adds(NOTHING, store.retrieval, found.scope[:2])
                 )
-
-
-def test_what_words_decide_is_not_left_to_landmarks() -> None:
-    late = Given(*question(1, 0, 0))
-    beside = Selector(late, 0.05).beside(replace(NOTHING, text="the mare"))
-    assert beside is not None and len(beside.words) == 2 and beside.weight == 0.05
-    assert Selector(late, 0.05).rows(NOTHING) is not None
-    assert Selector(late).beside(replace(NOTHING, text="the mare")) is None
-    assert Selector(late, 0.3).rows(NOTHING) is None and Selector().rows(NOTHING) is None

@@ -152,10 +152,9 @@ def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
         # a block may begin or end inside a character
         assert body[first:end] == source.text
         assert source.document == "a" and 0 <= source.block < document.blocks
-        assert source.weight == pytest.approx(
-            sum(read["weight"] for read in source.reads), abs=0.02
-        )
-        assert {read["tier"] for read in source.reads} <= {"host", "disk"}
+    for source in answer.sources:
+        assert source.weight == pytest.approx(sum(source.tiers.values()), abs=0.02)
+        assert set(source.tiers) <= {"host", "disk"}
     weights = [source.weight for source in answer.sources]
     assert weights == sorted(weights, reverse=True)
     assert any("�" in model.tokenizer.decode(ids) for ids in blocks), "no character was cut"

@@ -51,7 +51,7 @@ def test_a_sentence_that_blocks_cut_is_shown_whole_with_each_of_them(
 ) -> None:
     document = store.document("a")
     for block in holding(model, store, PLANTED):
-        source = Source.of(model, store, document, block, {})
+        source = Source.of(model, store, document, block, 0.0)
         assert PLANTED in source.text and BODY[slice(*source.span)] == source.text
         assert source.text.startswith(("It was late", "The combination"))
 
@@ -74,7 +74,7 @@ def test_only_whole_words_of_a_longer_sentence_are_shown_and_not_many_of_them(
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document, words = model.ingest(body, store, name="a"), set(body.split())
         for one in block_texts(model.tokenizer, store, document):
-            source = Source.of(model, store, document, one.block, {})
+            source = Source.of(model, store, document, one.block, 0.0)
             first, end = source.span
             assert one.start - 300 <= first <= one.start + 1 and one.end <= end <= one.end + 300
             assert set(source.text.split()) <= words
@@ -88,8 +88,8 @@ def test_the_place_is_that_of_what_is_shown(model: LandmarkModel, tmp_path: Path
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(Text(Converted(BODY, pages, "pdf"), "a"), store)
         for block in holding(model, store, PLANTED):
-            assert Source.of(model, store, document, block, {}).place == "pages 1-2"
-        assert Source.of(model, store, document, document.blocks - 1, {}).place == "page 2"
+            assert Source.of(model, store, document, block, 0.0).place == "pages 1-2"
+        assert Source.of(model, store, document, document.blocks - 1, 0.0).place == "page 2"
 
 
 @given(st.text(alphabet="ab1 .!?\n\"'#-|。、水é\u0301", max_size=200), st.data())

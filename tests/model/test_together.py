@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from memstore.errors import DocumentNotFound
-from memstore.model.batched_forward import feed_batch, read_pending
-from memstore.model.session import Continuation
+from memstore.model.session import Continuation, feed_batch, read_pending
 from memstore.store.memory_store import MemoryStore
-from support.passage_reader import QUESTION, reader_of
 from support.passage_reader import memory as choosing_memory
+from support.passage_reader import reader_of
 from support.tiny_model import text, tiny_model
 
 PROMPTS = ("the old man at the gate", "a river", "in the morning the wind had turned, and we")
@@ -124,29 +123,3 @@ def test_what_nobody_expects_ends_all_that_shared_the_walk(remembered, monkeypat
             next(one)
     for session in sessions:
         session.close()
-
-
-def test_a_continuation_says_what_it_has_to_read_and_reads_it_once(remembered):
-    reader, store = remembered
-    (session,), (state,) = begun(reader, store, [QUESTION])
-    running = session.generate(state, 2)
-    assert running.pending is None
-    first = next(running)
-    assert running.pending == first
-    read_pending([running])
-    assert running.pending is None
-    read_pending([running])  # nothing is left to be read
-    next(running)
-    assert running.pending is None and next(running, None) is None
-    session.close()
-
-
-def test_whether_an_answer_stops_is_asked_when_its_token_was_taken(remembered):
-    reader, store = remembered
-    (session,), (state,) = begun(reader, store, [QUESTION])
-    taken: list[int] = []
-    running = session.generate(state, 9, stop=lambda token: len(taken) == 2)
-    for token in running:
-        taken.append(token)
-    assert len(taken) == 2 and running.pending is None
-    session.close()

@@ -32,7 +32,6 @@ TEXT = "document.getElementById({!r}).textContent"
 LAST = "document.querySelector('.turn:last-child {}')"
 ANSWER_TEXT = LAST.format(".answer") + ".textContent"
 READ = LAST.format(".read") + ".textContent"
-HEADS_OF = LAST.format(".heads-of") + ".textContent"
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -117,15 +116,9 @@ def test_an_answer_streams_with_sources_below_it(page):
     assert len(set(shown)) > 1 and all(ANSWER.startswith(text) for text in shown)
     first = page.ask(LAST.format(".source") + ".textContent")
     assert first.startswith("diary") and first.endswith(f"{ANSWER}.")  # one sentence
-    assert page.ask("document.querySelectorAll('.cell').length") == 0
     open_details(page)
     cost = page.ask(LAST.format(".cost") + ".textContent")
     assert "lookups" in cost and "skipped by the gate" in cost and "host" in cost
-    heads = page.ask(
-        """[...document.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label'))"""
-    )
-    assert len(heads) == 12 and any("lookups skipped" in text for text in heads)
-    assert any("0%" not in text for text in heads)
 
 
 def test_a_source_opens_its_document_at_the_place_that_was_read(page):
@@ -142,9 +135,7 @@ def test_a_source_opens_its_document_at_the_place_that_was_read(page):
     )
     open_details(page)
     page.click(".read .source")
-    page.until(f"{HEADS_OF}.endsWith('alone, by layer and head')")
     page.click(".words .word")
-    page.until(f"{HEADS_OF}.startsWith('Attention to the memory for “')")
     assert ANSWER in page.ask("document.querySelector('#document .marked.place').textContent")
     page.click("#document-close")
     page.until("document.getElementById('document-panel').hidden")
@@ -157,7 +148,7 @@ def test_a_click_on_a_word_shows_its_sources(page):
     page.click(".word")
     page.until("document.querySelector('.word').ariaPressed === 'true'")
     word = page.ask("document.querySelector('.word').textContent")
-    assert word in page.ask(LAST.format(".shown") + ".textContent") and word in page.ask(HEADS_OF)
+    assert word in page.ask(LAST.format(".shown") + ".textContent")
     of_word = page.ask(READ)
     weights = "[...document.querySelectorAll('.read .weight')].map((w) => Number(w.textContent))"
     assert page.ask(weights) == sorted(page.ask(weights), reverse=True)
@@ -227,11 +218,8 @@ def test_all_of_it_can_be_done_by_keyboard(page):
     page.ask("document.querySelector('.details summary').focus()")
     page.press("Enter")
     tab_to("word")
-    tab_to("cell")
-    page.press("ArrowRight")
-    page.press("ArrowDown")
-    assert page.ask("document.activeElement.ariaLabel").startswith("layer 3, head 1:")
-    assert page.ask(LAST.format(".heads-summary") + ".textContent").startswith("layer 3, head 1:")
+    page.press("Enter")
+    page.until("document.activeElement.ariaPressed === 'true'")
 
 
 def test_a_file_is_uploaded_asked_and_deleted(page, tmp_path):
@@ -354,14 +342,11 @@ def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tm
             open_details(page)
             rows = page.until(
                 """[...document.querySelectorAll('.candidates li')].map((row) =>
-                [row.className, row.querySelectorAll('.strip i').length, row.textContent])"""
+                [row.className, row.textContent])"""
             )
-            layers = len(reader.shape.memory_layers)
-            assert len(rows) > 2 and "copper anchor" in rows[0][2]
-            assert [row[0] for row in rows].count("chosen") == 2 == sum(row[1] > 0 for row in rows)
-            assert rows[0][:2] == ["chosen", layers]
+            assert len(rows) > 2 and rows[0][0] == "chosen" and "copper anchor" in rows[0][1]
+            assert [row[0] for row in rows].count("chosen") == 2
             assert "scored" in page.ask(LAST.format(".choice") + ".textContent")
-            assert page.ask("document.querySelectorAll('.cell').length") == layers * 4
             page.click(".candidates .source")
             place = page.until("document.querySelector('#document .place.marked')?.textContent")
             assert "copper anchor" in place

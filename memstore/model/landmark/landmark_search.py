@@ -70,13 +70,9 @@ def search_blocks(
     cos, sin = reader.rope.angles(0, reader.shape.block_size, keys)
     # (block_size, T, D): as a key stands at each offset
     placed = reader.rope.rotate(keys, cos[:, None], sin[:, None])
-    weights, tiers = _compare(store, units, placed)
+    weights = _compare(store, units, placed)
     order = weights.sort(descending=True, stable=True).indices.tolist()
-    return (
-        Found(units[n].document, units[n].block, weight, {(layer, head, tiers[n]): weight})
-        for n in order
-        for weight in [float(weights[n])]
-    )
+    return (Found(units[n].document, units[n].block, float(weights[n])) for n in order)
 
 
 def _look(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
@@ -144,17 +140,14 @@ def _sharpest(
     return max(sharpness, key=lambda key: sharpness[key]), torch.cat(hit).unique()
 
 
-def _compare(
-    store: MemoryStore, units: Sequence[BlockKey], placed: Tensor
-) -> tuple[Tensor, list[str]]:
-    """How like the phrase each unit is, [n] in 0..1, and the tier that had each.
+def _compare(store: MemoryStore, units: Sequence[BlockKey], placed: Tensor) -> Tensor:
+    """How like the phrase each unit is, [n] in 0..1.
 
     placed: [block_size, T, D] the phrase's normalised keys at every offset of a block. Each token
     counts exp(sharpness * (cosine to the likest key of the block - 1)); the mean over tokens is
     returned.
     """
     weights: list[Tensor] = []
-    tiers: list[str] = []
     at, step = 0, _UNITS
     while at < len(units):
         try:
@@ -167,8 +160,7 @@ def _compare(
         with lease:
             # (block_size, n, D)
             keys = F.normalize(lease.k[lease.slots].to(placed), dim=-1).transpose(0, 1)
-            tiers += lease.tiers
         likest = (keys @ placed.transpose(1, 2)).amax(0)  # (n, T)
         weights.append((_SHARPNESS * (likest - 1)).exp().mean(1))
         at += step
-    return torch.cat(weights), tiers
+    return torch.cat(weights)

@@ -14,9 +14,10 @@ from memstore.errors import BudgetExceeded
 from memstore.freed_memory import return_freed_memory
 from memstore.model.landmark.memory_attention import MemoryAttention, SpeculativePrefetch
 from memstore.model.landmark.open_chunk import FinishedBlocks
+from memstore.model.landmark.own_blocks import OwnBlocks, SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.session import AskSession, OnRead, OwnBlocks, SessionBlocks, check_device
+from memstore.model.session import AskSession, OnRead, check_device
 from memstore.model.source_text import Ingesting, IngestProgress, Text, described
 from memstore.model.tokenizer import TokenText
 from memstore.store.memory_store import MemoryStore
@@ -156,7 +157,7 @@ class ChunkSession(AskSession):
             self.content += size - n
         return n
 
-    # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
+    # One token, in a forward pass that other sessions' tokens share: session.feed_batch
 
     @torch.no_grad()
     def begin_token(self) -> bool:
@@ -238,12 +239,11 @@ def ingest(
     *,
     mode: Mode = "new",
 ) -> Ingesting:
-    """Read a text into the store under text.name, chunk by chunk, resumable and in constant memory;
-    the finished document is returned (docs/appendix/method.md section 6).
+    """Read a text into the store under text.name, chunk by chunk, resumable; the finished document
+    is returned (docs/appendix/method.md section 6).
 
     A document already there with the same content is returned unchanged; an interrupted ingest is
-    resumed. Raises InvalidInput for a text that cannot be read, or that changes meanwhile: then the
-    document stays unfinished; StorageFull.
+    resumed. Raises InvalidInput for a text that cannot be read, StorageFull.
     """
     text.check()
     stored = IngestSettings(settings.chunk_blocks, settings.top_k, settings.cmt_cutoff)

@@ -22,9 +22,10 @@ from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.landmark.block_lookup import Lookup, Selection, lease_requested, requested_reads
 from memstore.model.landmark.open_chunk import Candidates, FinishedBlocks, OpenChunk
+from memstore.model.landmark.own_blocks import SessionBlocks
 from memstore.model.landmark.transformer import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.session import Lookups, OnRead, SessionBlocks
+from memstore.model.session import Lookups, OnRead
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.slots import Lease
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from memstore.model.adapter import Shape
+from memstore.model.landmark.own_blocks import SessionBlocks
 from memstore.model.rotary import Rope
-from memstore.model.session import SessionBlocks
 
 
 @dataclass(frozen=True)

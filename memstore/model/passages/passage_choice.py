@@ -309,9 +309,6 @@ def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
     return CapturingForward(reader).read(ids)
 
 
-_FURTHER = 64  # tokens that are looked through for the end of a sentence
-
-
 class DialogueBuffer:
     """Ids behind the prefix; the selector reads them without memory when that is first needed,
     every token once.
@@ -321,7 +318,6 @@ class DialogueBuffer:
         """most: tokens that are held at most."""
         self.ids: list[int] = []  # that have not left, oldest first
         self.tokens = 0  # read so far, with those that left
-        self._reader = reader
         self._forward = CapturingForward(reader, most)
         self._seen = 0  # of `ids`, how many that has read
         self._ahead: tuple[list[int], CapturingForward] | None = None
@@ -344,22 +340,7 @@ class DialogueBuffer:
         if ahead is not None and ahead[0] == list(ids):
             self._forward, self._seen = ahead[1], len(self.ids)
 
-    def sentences(self, least: int) -> int:
-        """How many of the oldest tokens, at least so many, are whole sentences; `least` where no
-        sentence ends soon behind it.
-        """
-        decode = self._reader.tokenizer.decode
-        for end in range(least, min(len(self.ids), least + _FURTHER) + 1):
-            if (
-                decode(self.ids[end - 1 : end])
-                .rstrip("\"'\u2019\u201d)*_ ")
-                .endswith((".", "!", "?", "\n"))
-            ):
-                return end
-        return least
-
-    def let_go(self, tokens: int) -> list[int]:
-        """Take the oldest tokens away; their ids."""
-        gone, self.ids = self.ids[:tokens], self.ids[tokens:]
+    def let_go(self, tokens: int) -> None:
+        """Forget the oldest tokens."""
+        self.ids = self.ids[tokens:]
         self._seen = max(0, self._seen - tokens)
-        return gone

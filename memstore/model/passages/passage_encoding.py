@@ -2,16 +2,14 @@
 pass.
 
 What is computed of a passage follows, to rounding, from the model and the passage's tokens alone:
-every pass has the same number of tokens, in which passages follow one another without padding, and
-each attends to the prefix and to itself as if it were alone. The last bits depend on the passages
-computed with it and on the machine, so nothing identifies a passage by its keys and values.
+in a pass passages follow one another without padding, and each attends to the prefix and to itself
+as if it were alone. The last bits depend on the passages computed with it and on the machine, so
+nothing identifies a passage by its keys and values.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from memstore.disk.format.text_parts import Passage
 from memstore.errors import InvalidWeights
-from memstore.model.adapter import AttentionSpec, Enough
+from memstore.model.adapter import Enough
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
     PassageModel,
@@ -33,9 +31,8 @@ from memstore.model.passages.selector import Captured, Captures
 from memstore.model.rotary import Positions
 from memstore.store.write.chunk import finite
 
-_TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
+_TOKENS = 256  # of a pass at most: as fast as more on a CPU
 _TOKENS_GPU = 1024  # of which a GPU computes longer than Python takes to launch what it computes
-AHEAD = 32  # passages of which those are chosen that fill a pass
 
 
 class Encoded(NamedTuple):
@@ -68,56 +65,49 @@ def encode(
     None = what the reader's selector needs. adapt: compute with the reading adapter; None = as
     passages are computed.
 
-    Some of `passages` are taken ahead, and held until those before them are there. Raises
-    InvalidWeights for keys or values that the KV dtype cannot hold.
+    The passages of a pass are taken together. Raises InvalidWeights for keys or values that the KV
+    dtype cannot hold.
     """
     captures = reader.selector.captures if captures is None else captures
     adapt = reader.adapted_passages if adapt is None else adapt
-    forward = _Forward(reader, layers, captures, adapt)
-    coming = iter(passages)
-    waiting: deque[_Waiting] = deque()
-    while True:
-        waiting.extend(_Waiting(ids) for ids in islice(coming, AHEAD - len(waiting)))
-        if not waiting:
-            return
-        if waiting[0].encoded is None:
-            missing = [one for one in waiting if one.encoded is None]
-            some = [missing[at] for at in fitting([len(one.ids) for one in missing], forward.size)]
-            for one, encoded in zip(some, forward.encode([one.ids for one in some])):
-                one.encoded = encoded
-        done = waiting.popleft().encoded
-        assert done is not None
-        yield done
+    most = _TOKENS if reader.device.type == "cpu" else _TOKENS_GPU
+    waiting: list[Sequence[int]] = []
+    for ids in passages:
+        if waiting and sum(map(len, waiting)) + len(ids) > most:
+            yield from _encode(reader, waiting, layers, captures, adapt)
+            waiting = []
+        waiting.append(ids)
+    if waiting:
+        yield from _encode(reader, waiting, layers, captures, adapt)
 
 
-@dataclass
-class _Waiting:
-    ids: Sequence[int]
-    encoded: Encoded | None = None
-
-
-def pass_tokens(reader: PassageModel) -> int:
-    """How many tokens a pass has; no passage has more."""
-    tokens = _TOKENS if reader.device.type == "cpu" else _TOKENS_GPU
-    return max(tokens, reader.shape.block_size)
-
-
-def fitting(lengths: Sequence[int], size: int) -> tuple[int, ...]:
-    """Which of these lengths, the first among them, fill `size` best together, in order; the
-    earliest of equals. The first may be longer. Of many, all but the last few are simply the first.
-    """
-    first, total = 1, lengths[0]
-    while first < len(lengths) and total + lengths[first] < size - 2 * _TOKENS:
-        total += lengths[first]
-        first += 1
-    ways: dict[int, tuple[int, ...]] = {total: tuple(range(first))}  # sum -> which
-    for at, length in enumerate(lengths[first:], first):
-        if size in ways:
-            break
-        for total, which in list(ways.items()):
-            if total + length <= size:
-                ways.setdefault(total + length, (*which, at))
-    return ways[max(ways)]
+@torch.no_grad()
+def _encode(
+    reader: PassageModel,
+    passages: Sequence[Sequence[int]],
+    layers: int | None,
+    captures: Captures,
+    adapt: bool,
+) -> list[Encoded]:
+    """The passages of one pass; arguments: see encode."""
+    shape, device = reader.shape, reader.device
+    last_layer = shape.num_layers if layers is None else layers
+    lengths = list(map(len, passages))
+    one = _Pass(reader, lengths, shape.memory_layers if layers is None else (), captures)
+    given = torch.tensor([[token for ids in passages for token in ids]], device=device)
+    try:
+        with fast_products(device, reader.dtype):
+            last = reader.hidden(given, one.attend, layers=layers, enter=one.enter, adapt=adapt)
+        one.enter(last_layer, last)
+    except Enough:
+        pass
+    halves = zip(*(half.split(lengths) for half in one.stored()))
+    shown = zip(*(states.split(lengths) for states in one.states.values()))
+    states = [dict(zip(one.states, some)) for some in shown] or [{} for _ in passages]
+    return [
+        Encoded(k, v, Captured(list(ids), of_layers))
+        for (k, v), ids, of_layers in zip(halves, passages, states)
+    ]
 
 
 def check_storable(halves: Sequence[Tensor]) -> None:
@@ -128,193 +118,74 @@ def check_storable(halves: Sequence[Tensor]) -> None:
         )
 
 
-class _Forward:
-    """Computes passages, a pass at a time; layers, captures: as in encode."""
-
-    def __init__(
-        self, reader: PassageModel, layers: int | None, captures: Captures, adapt: bool
-    ) -> None:
-        self.size = pass_tokens(reader)
-        self._reader, self._layers, self._captures = reader, layers, captures
-        self._adapt = adapt
-        self._prefix = read_prefix(reader, reader.adapted_turns)
-
-    @torch.no_grad()
-    def encode(self, passages: Sequence[Sequence[int]]) -> list[Encoded]:
-        """Passages of no more tokens together than a pass has."""
-        reader, device = self._reader, self._reader.device
-        given = torch.full((1, self.size), passages[0][0], dtype=torch.int64)
-        together = torch.cat([torch.as_tensor(ids) for ids in passages])
-        given[0, : len(together)] = together
-        stored = reader.shape.memory_layers if self._layers is None else ()
-        lengths = list(map(len, passages))
-        one = _Pass(reader, self._prefix, lengths, self.size, stored, self._captures)
-        try:
-            with fast_products(device, reader.dtype):
-                last = reader.hidden(
-                    given.to(device),
-                    one.attend,
-                    layers=self._layers,
-                    enter=one.enter,
-                    adapt=self._adapt,
-                )
-            one.enter(reader.shape.num_layers if self._layers is None else self._layers, last)
-        except Enough:
-            pass
-        k, v = one.stored()
-        return [
-            Encoded(k[at], v[at], one.captured(ids, at)) for ids, at in zip(passages, one.spans)
-        ]
-
-
-class _Apart:
-    """The attention of the passages of a pass, by a call for each: what a CPU does fastest."""
-
-    def __init__(self, reader: PassageModel, first: int, spans: Sequence[slice]) -> None:
-        """first: tokens of the prefix. spans: of each passage in the pass."""
-        self._first, self._spans, self._device = first, spans, reader.device
-        seen = [
-            torch.cat((torch.arange(first), torch.arange(first + span.start, first + span.stop)))
-            for span in spans
-        ]
-        # what each passage sees of the prefix and the pass, one after the other
-        self._seen = torch.cat(seen).to(reader.device)
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        """q [1, H, T, D], k and v [1, Hkv, P + T, D] of the prefix and the pass, rotated ->
-        [1, H, T, D], 0 behind the last passage.
-        """
-        k, v = (half.index_select(2, self._seen) for half in (k, v))
-        attended, end = torch.zeros_like(q.transpose(1, 2)).transpose(1, 2), 0
-        for at in self._spans:
-            rows = at.stop - at.start
-            start, end = end, end + self._first + rows
-            own, mask = slice(start, end), self._mask(rows, spec.window)
-            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], spec, mask)
-        return attended
-
-    def _mask(self, rows: int, window: int | None) -> Tensor:
-        asked = rows, window
-        if asked not in self._masks:
-            self._masks[asked] = seen_by(rows, self._first + rows, window, self._device)
-        return self._masks[asked]
-
-
-class _Together:
-    """The same by one call, each passage as long as one can be: few launches, for a GPU."""
-
-    def __init__(self, reader: PassageModel, first: int, spans: Sequence[slice]) -> None:
-        """As _Apart."""
-        self._first, size = first, reader.shape.block_size
-        fit = all(span.stop - span.start <= size for span in spans)
-        self._longest = size if fit else pass_tokens(reader)  # what is only looked at may be longer
-        rows = torch.arange(self._longest)
-        starts = torch.tensor([span.start for span in spans])
-        ends = torch.tensor([span.stop for span in spans])
-        take = (starts[:, None] + rows).clamp(max=int(ends[-1]) - 1)  # behind its end: not seen
-        seen = torch.cat((torch.arange(first).expand(len(spans), -1), first + take), 1)
-        back = torch.zeros(pass_tokens(reader), dtype=torch.int64)
-        for number, span in enumerate(spans):
-            back[span] = number * self._longest + rows[: span.stop - span.start]
-        self._take, self._seen, self._back = (x.to(reader.device) for x in (take, seen, back))
-        self._masks: dict[int | None, Tensor] = {}
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        """As _Apart; behind the last passage stands what is of no use."""
-        if spec.window not in self._masks:
-            length = self._first + self._longest
-            self._masks[spec.window] = seen_by(self._longest, length, spec.window, q.device)
-        q = q[0][:, self._take].transpose(0, 1)
-        k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
-        attended = attention(q, k, v, spec, self._masks[spec.window])
-        return attended.transpose(0, 1).flatten(1, 2)[None, :, self._back]
-
-
 class _Pass:
-    """The attention of one pass, and what it leaves behind."""
+    """The attention of one pass, in which passages follow each other, and what it leaves."""
 
     def __init__(
         self,
         reader: PassageModel,
-        prefix: Sequence[KeysValues],
         lengths: Sequence[int],
-        size: int,
         stored: Sequence[int],
         captures: Captures,
     ) -> None:
-        """prefix: rotated. lengths: tokens of each passage; they may leave some of `size` free.
-        stored: layers whose keys and values are kept.
-        """
-        self._reader, self._prefix, self._captures, shape = reader, prefix, captures, reader.shape
-        first = prefix[0][0].shape[2] if prefix else 0
-        self.spans = [slice(end - n, end) for n, end in zip(lengths, accumulate(lengths))]
-        positions = torch.zeros(size, dtype=torch.int64)
-        for n, at in zip(lengths, self.spans):
-            positions[at] = torch.arange(first, first + n)
-        self._positions = Positions(positions.to(reader.device), first + max(lengths))
-        self._attended = (_Apart if reader.device.type == "cpu" else _Together)(
-            reader, first, self.spans
-        )
+        """lengths: tokens of each passage. stored: layers whose keys and values are kept."""
+        self._reader, self._captures, shape = reader, captures, reader.shape
+        self._prefix = read_prefix(reader, reader.adapted_turns)
+        first = self._prefix[0][0].shape[2] if self._prefix else 0
+        total, longest = sum(lengths), max(lengths)
+        starts = torch.tensor([0, *accumulate(lengths)][:-1])
+        within = torch.cat([torch.arange(n) for n in lengths])  # [T], the place in its passage
+        number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        # each passage as a row as long as the longest: the causal mask hides what is behind its end
+        rows = (starts[:, None] + torch.arange(longest)).clamp(max=total - 1)
+        seen = torch.cat((torch.arange(first).expand(len(lengths), -1), first + rows), 1)
+        back = number * longest + within
+        self._rows, self._seen, self._back = (x.to(reader.device) for x in (rows, seen, back))
+        self._positions = Positions((first + within).to(reader.device), first + longest)
+        self._masks: dict[int | None, Tensor] = {}  # by window
         self._numbers = {layer: number for number, layer in enumerate(stored)}
-        sizes = (size, len(stored), shape.num_kv_heads, shape.head_dim)
+        size = (total, len(stored), shape.num_kv_heads, shape.head_dim)
         self._k, self._v = (
-            torch.empty(sizes, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
+            torch.empty(size, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
         )
-        self._states: dict[int, Tensor] = {}
+        self.states: dict[int, Tensor] = {}  # captured, by layer [T, hidden_size]
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """states [1, T, hidden_size]."""
         if layer_idx in self._captures.states:
-            self._states[layer_idx] = states[0]
+            self.states[layer_idx] = states[0]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], behind the last
-        passage of no use. Raises Enough in the last layer.
+        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]. Raises Enough in
+        the last layer.
         """
-        reader, captures = self._reader, self._captures
+        reader = self._reader
         if layer_idx in self._numbers:
             number = self._numbers[layer_idx]
             self._k[:, number], self._v[:, number] = k[0].transpose(0, 1), v[0].transpose(0, 1)
         end = reader.shape.num_layers
-        if layer_idx == end - 1 and end not in captures.states:
+        if layer_idx == end - 1 and end not in self._captures.states:
             raise Enough
         turned = reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         if self._prefix:
             k, v = (torch.cat(both, 2) for both in zip(self._prefix[layer_idx], (k, v)))
-        return self._attended(q, k, v, reader.forms[layer_idx])
+        q = q[0][:, self._rows].transpose(0, 1)  # [passages, H, longest, D]
+        k, v = (half[0][:, self._seen].transpose(0, 1) for half in (k, v))
+        spec = reader.forms[layer_idx]
+        attended = attention(q, k, v, spec, self._mask(spec.window))
+        return attended.transpose(0, 1).flatten(1, 2)[None, :, self._back]
+
+    def _mask(self, window: int | None) -> Tensor:
+        if window not in self._masks:
+            rows, length = self._rows.shape[1], self._seen.shape[1]
+            self._masks[window] = seen_by(rows, length, window, self._rows.device)
+        return self._masks[window]
 
     def stored(self) -> KeysValues:
         """K and V [T, stored layers, Hkv, D] in the KV dtype. Raises InvalidWeights."""
-        end = self.spans[-1].stop
-        k, v = self._k[:end], self._v[:end]
-        check_storable([k, v])
-        return k.cpu(), v.cpu()
-
-    def captured(self, ids: Sequence[int], at: slice) -> Captured:
-        """What the passage of these ids shows."""
-        states = {layer: states[at] for layer, states in self._states.items()}
-        return Captured(list(ids), states)
-
-
-def padded(reader: PassageModel, encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """K and V of passages as slots of a tier hold them, [n, 1, block_size, Shape.passage_width];
-    the rows after a passage's tokens are 0.
-    """
-    size = (len(encoded), 1, reader.shape.block_size, reader.shape.passage_width)
-    k, v = (torch.zeros(size, dtype=reader.shape.kv_dtype) for _ in range(2))
-    for number, one in enumerate(encoded):
-        k[number, 0, : len(one.k)] = one.k.flatten(1)
-        v[number, 0, : len(one.v)] = one.v.flatten(1)
-    return k, v
-
-
-def landmarks_of(reader: PassageModel, encoded: Sequence[Encoded]) -> Tensor | None:
-    """The token landmarks that the reader's selector keeps, [tokens of all, heads, width]."""
-    found = [reader.selector.landmarks(one.captured) for one in encoded]
-    kept = [landmarks for landmarks in found if landmarks is not None]
-    return torch.cat(kept) if kept else None
+        check_storable([self._k, self._v])
+        return self._k.cpu(), self._v.cpu()
 
 
 def words_of(

@@ -1,6 +1,4 @@
-"""Fetching passages: their keys and values out of a memory, or computed where it has none; and
-those of what has left a session's dialogue buffer, pinned in main memory until it ends.
-"""
+"""Fetching passages: their keys and values out of a memory, or computed where it has none."""
 
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -20,47 +18,10 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.model.passages.passage_choice import Chosen
-from memstore.model.passages.passage_encoding import encode, landmarks_of, padded, words_of
-from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.repositioned_attention import KeysValues, PassageModel
-from memstore.model.session import OwnBlocks, ReadUnit
+from memstore.model.session import ReadUnit
 from memstore.store.memory_store import MemoryStore
-
-
-class OwnPassages(OwnBlocks):
-    """Own text of a session as passages, each computed alone as those of documents are, which the
-    model's selector finds beside these.
-    """
-
-    def __init__(
-        self,
-        reader: PassageModel,
-        store: MemoryStore,
-        documents: list[tuple[int, int]],
-        bound: int | None = None,
-    ) -> None:
-        """documents, bound: as OwnBlocks takes them."""
-        super().__init__(store, documents, 1, bound=bound)
-        self._reader = reader
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Add the text of these ids. Where the budget holds less of it, it is forgotten."""
-        reader = self._reader
-        passages = list(passages_of(reader, [reader.tokenizer.decode(ids)]))
-        count = len(passages)
-        if not 0 < count <= self.most:
-            return
-        self.make_room(count)
-        found = list(encode(reader, [one.ids.tolist() for one in passages]))
-        lengths = [len(one.ids) for one in passages]
-        self.scratch.add(0, *padded(reader, found), lengths=lengths)
-        self.scratch.add_selected(
-            self.blocks.own_end,
-            lengths,
-            landmarks=landmarks_of(reader, found),
-            words=words_of(reader, passages, [""] * count),
-        )
-        self.blocks.own_end += count
 
 
 class _Taken(NamedTuple):
@@ -111,26 +72,17 @@ class Fetched:
         self.lengths.append(tokens)
         self.tiers.append("computed")
 
-    def units(
-        self, passages: Sequence[Chosen], layers: Sequence[int], heads: int
-    ) -> list[ReadUnit]:
-        """What is read of these passages, layer by layer, query head by query head, passage by
-        passage.
-        """
-        return [
-            ReadUnit(layer, head, one.document, one.block, tier)
-            for layer in layers
-            for head in range(heads)
-            for one, tier in zip(passages, self.tiers)
-        ]
+    def units(self, passages: Sequence[Chosen], layer: int) -> list[ReadUnit]:
+        """These passages as what is read, from their first layer on."""
+        both = zip(passages, self.tiers)
+        return [ReadUnit(layer, 0, one.document, one.block, tier) for one, tier in both]
 
 
 class PassageFetch:
     """Fetches passages for one session."""
 
-    def __init__(self, reader: PassageModel, store: MemoryStore, own: OwnPassages) -> None:
-        """own: the session's own passages, which are pinned in the top tier."""
-        self._reader, self._store, self._own = reader, store, own
+    def __init__(self, reader: PassageModel, store: MemoryStore) -> None:
+        self._reader, self._store = reader, store
         self._leases = ExitStack()  # of the passages that are being fetched
 
     @contextmanager
@@ -202,8 +154,7 @@ class PassageFetch:
             found = iter(self._lease(there))
             return [None if place is None else next(found) for place in places], 0
         except CorruptBlock:
-            if any(place[0] < 0 for place in there):
-                raise
+            pass
         each: list[_Taken | None] = []
         damaged = 0
         for place in places:
@@ -216,7 +167,7 @@ class PassageFetch:
 
     def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
         """The same of passages that are there. Raises CorruptBlock."""
-        at_once = max(1, self._store.tiers.top.capacity - self._own.pinned)
+        at_once = max(1, self._store.tiers.top.capacity)
         taken: list[_Taken] = []
         for first in range(0, len(places), at_once):
             units = [BlockKey(number, 0, block, 0) for number, block in places[first:][:at_once]]
@@ -240,11 +191,7 @@ class PassageFetch:
         return ids
 
     def content(self, document: int, block: int) -> Hashable:
-        """The tokens of a passage, which identify it. A passage of the session's own text, or one
-        whose tokens cannot be read, is identified by its place.
-        """
-        if document == self._own.document:
-            return document, block
+        """The tokens of a passage, which identify it; its place where they cannot be read."""
         try:
             (passage,) = self._store.passages(document, block, block + 1)
         except (CorruptMemory, StoreUnavailable):  # reported if the passage is chosen

@@ -26,7 +26,7 @@ from memstore.model.passages.passage_choice import (
     pieces,
     spelled_as_held,
 )
-from memstore.model.passages.passage_fetch import Fetched, OwnPassages, PassageFetch
+from memstore.model.passages.passage_fetch import Fetched, PassageFetch
 from memstore.model.passages.passage_ingest import ingest_passages
 from memstore.model.passages.repositioned_attention import (
     PassageModel,
@@ -37,7 +37,7 @@ from memstore.model.passages.repositioned_attention import (
 from memstore.model.passages.selector import Query, Scored, confidence, score_blocks
 from memstore.model.passages.step_graph import StepGraph
 from memstore.model.questions import asks, leans, query_of, resolved
-from memstore.model.session import AskSession, Lookups, OnRead, Run, attached, check_device
+from memstore.model.session import AskSession, Lookups, OnRead, attached, check_device
 from memstore.model.source_text import Ingesting, Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
@@ -50,7 +50,8 @@ class PassageSession(AskSession):
 
     Prefix, passages in the order of the text, the separator, and the local text stand as they would
     in a prompt. The passages' keys and values are the memory's; the separator's are computed over
-    them, with the first turn that is read behind them.
+    them, with the first turn that is read behind them. Of local text beyond settings.local_tokens
+    the oldest tokens are forgotten.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class PassageSession(AskSession):
         self._told = None if on_read is None else StepMasses(layers, on_read)
         self._begin()
         self._local = DialogueBuffer(reader, settings.local_tokens)
-        self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)
-        self._passages = PassageFetch(reader, store, self._own)
+        self.attach(documents)
+        self._passages = PassageFetch(reader, store)
         self._choice = GatedChoice(reader, store, settings, self._passages.content)
         self._behind: list[int] = []  # tokens after stored passages that are still to be computed
 
@@ -97,23 +98,16 @@ class PassageSession(AskSession):
 
     def attach(self, documents: Sequence[tuple[int, int]]) -> None:
         """As AskSession.attach; passages that are read now stay until others are."""
-        self._own.blocks.attach(documents)
+        self._scope = tuple((document, 0, blocks) for document, blocks in documents if blocks)
 
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question as the next turn; the state [hidden_size] that its answer begins with.
 
-        answering: called before the step whose last row predicts the answer's first token. Text
-        that the turn pushes out leaves before the choice, which may choose it; so do the first
-        tokens of a turn that is longer than what is held.
+        answering: called before the step whose last row predicts the answer's first token.
         """
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
-        early = max(0, len(ids) - self.settings.local_tokens)
-        self.feed(ids[:early])
-        ids = ids[early:]
-        words = range(max(0, words.start - early), max(0, words.stop - early))
-        self._make_room(len(ids))
         judged: Refusal | None = None
         if self._retrieve and self._scope:
             if asks(question):
@@ -201,18 +195,14 @@ class PassageSession(AskSession):
             self._attention.computed = 0
 
     def _make_room(self, coming: int) -> None:
-        """Have the oldest sentences of the local text leave where so many tokens would be too many:
-        from then on they are chosen like passages of documents, if anything is.
-        """
+        """Forget the oldest tokens of the local text where so many more would be too many."""
         held, most = self._attention.local, self.settings.local_tokens
         over = held + coming - most
         if over <= 0 or not held:
             return
-        leaving = self._local.sentences(min(held, max(over, STEP)))
+        leaving = min(held, max(over, STEP))
         self._attention.let_go(leaving)
-        ids = self._local.let_go(leaving)
-        if self._retrieve:
-            self._own.add(ids)
+        self._local.let_go(leaving)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What ModelAdapter.hidden takes: the local text goes on, and attends to what is read."""
@@ -224,7 +214,7 @@ class PassageSession(AskSession):
     def recorded(self, token: int) -> Tensor | None:
         return self._graph.read(token)
 
-    # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
+    # One token, in a forward pass that other sessions' tokens share: session.feed_batch
 
     def begin_token(self) -> bool:
         """Make room for a token, which may always share a forward pass."""
@@ -278,8 +268,7 @@ class PassageSession(AskSession):
         reader = self.reader
         # a passage that is not stored is computed as it would be stored. Without an adapter it is
         # read as text instead: a stock model reads independently encoded passages less well
-        compute = reader.adapted_passages or any(one.document <= 0 for one in passages)
-        with self._passages.fetch(passages, compute=compute) as fetched:
+        with self._passages.fetch(passages, compute=reader.adapted_passages) as fetched:
             behind: list[int] = []
             for one in passages[len(fetched.lengths) :]:
                 ids = self._passages.ids(one)
@@ -296,8 +285,7 @@ class PassageSession(AskSession):
                 self._attention.remember(layer, *fetched.layer(layer))
             self.chosen, self._behind = list(passages), behind
             if self._told is not None:
-                layers, heads = reader.shape.memory_layers, reader.shape.num_heads
-                self._told.read(fetched.units(passages, layers, heads), layers)
+                self._told.units = fetched.units(passages, reader.shape.memory_layers[0])
             if self._attention.local and behind and not again:
                 self._insert(behind, fetched)
         return self._compute(again) if again else None
@@ -322,24 +310,18 @@ class PassageSession(AskSession):
         return [(one.document, one.block, one.score) for one in self.candidates.distinct(_CLOSEST)]
 
     @property
-    def _scope(self) -> tuple[Run, ...]:
-        """What is chosen from: attached documents, then what left the local text."""
-        return self._own.blocks.runs(self._own.blocks.count)
-
-    @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
         """As AskSession.same."""
         return {(one.document, one.block): one.same for one in self.chosen if one.same}
 
     @property
     def held(self) -> dict[str, int]:
-        """How much is held of the session's own text: "local_tokens", and "own_blocks" beside."""
-        return {"local_tokens": self._attention.local, "own_blocks": self._own.blocks.own}
+        """How much is held of the session's own text: "local_tokens"."""
+        return {"local_tokens": self._attention.local}
 
     def close(self) -> None:
-        """Let go of what is read and of the session's own passages; the documents stay."""
+        """Let go of what is read; the documents stay."""
         self.chosen, self.candidates, self._behind = [], None, []
-        self._own.close()
         self._begin()
 
 
@@ -437,4 +419,4 @@ def _best_first(found: Scored) -> Iterator[Found]:
     best = torch.sort(found.scores, descending=True, stable=True)
     for score, place in zip(best.values.tolist(), best.indices.tolist()):
         document, block = places[place]
-        yield Found(document, block, score, {})
+        yield Found(document, block, score)

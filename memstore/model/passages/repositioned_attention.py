@@ -3,7 +3,7 @@ memory, and the local text, one after the other, under one ordinary softmax.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -344,25 +344,21 @@ def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[Key
 
 
 class StepMasses:
-    """Tells of every step once all memory layers have attended."""
+    """Reports of every step how much its last row attended to each passage, summed over memory
+    layers and heads, once all of them have attended.
+    """
 
     def __init__(self, memory_layers: Sequence[int], on_read: OnRead) -> None:
+        self.units: Sequence[ReadUnit] = ()  # that are read from the next step on
         self._layers, self._on_read = memory_layers, on_read
-        self._units: Sequence[ReadUnit] = ()
-        self._reading: Collection[int] = ()
-        self._masses: list[Tensor] = []
-
-    def read(self, units: Sequence[ReadUnit], layers: Collection[int]) -> None:
-        """From the next step on these units are read, in these layers."""
-        self._units, self._reading = units, layers
+        self._sum = torch.zeros(0)
 
     def __call__(self, layer_idx: int, masses: Tensor) -> None:
         """masses: [H, passages], of a layer."""
+        of_layer = masses.double().sum(0)
         if layer_idx == self._layers[0]:
-            self._masses.clear()  # of a step that failed
-        if layer_idx in self._reading:
-            self._masses.append(masses)
+            self._sum = of_layer
+        elif layer_idx in self._layers:
+            self._sum = self._sum + of_layer
         if layer_idx == self._layers[-1]:
-            read = torch.stack(self._masses).double().flatten()
-            self._masses.clear()
-            self._on_read(StepReads(self._units, read.cpu().numpy()))
+            self._on_read(StepReads(self.units, self._sum.cpu().numpy()))

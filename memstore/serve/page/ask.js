@@ -75,7 +75,7 @@ export async function ask(text) {
   if (running !== null || !question) return;
   problem(null);
   closeDocument();
-  const turn = newTurn(question, served);
+  const turn = newTurn(question);
   $("welcome").hidden = true;
   $("thread").append(turn.node);
   turn.node.scrollIntoView({ block: "start" });

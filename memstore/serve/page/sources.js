@@ -1,7 +1,7 @@
 // Lists of passages: the sources of an answer, all that was read for it, and the candidates of a model
 // that chooses once for a question.
 
-import { bytes, el, plural } from "./dom.js";
+import { el, plural } from "./dom.js";
 import { openDocument } from "./document.js";
 
 const weightText = (weight) => weight.toFixed(weight < 100 ? 2 : 0);
@@ -20,7 +20,6 @@ function passage(one, { press, ...parts }) {
       ...(parts.chips ?? []),
       parts.number === undefined ? null : el("span", { class: "weight" }, parts.number)),
     parts.part === undefined ? null : el("span", { class: "meter", style: { "--part": parts.part.toFixed(3) } }),
-    parts.strip ?? null,
     el("span", { class: "text" }, parts.text ?? one.text.trim()));
   return button;
 }
@@ -38,9 +37,8 @@ export function citations(report, most, { scores }) {
     }))));
 }
 
-// Everything that was read, by these weights of the sources; picked: called with the source that is
-// selected, or null.
-export function passages(report, weights, picked) {
+// Everything that was read, by these weights of the sources.
+export function passages(report, weights) {
   const order = report.sources.map((source, number) => number).filter((number) => weights[number] > 0);
   order.sort((a, b) => weights[b] - weights[a]);
   const most = Math.max(...weights, 1e-9);
@@ -50,7 +48,6 @@ export function passages(report, weights, picked) {
     open?.setAttribute("aria-expanded", "false");
     open = same ? null : button;
     button.setAttribute("aria-expanded", String(!same));
-    picked(same ? null : source);
     if (!same) openDocument(source, report.sources, weights);
   };
   if (!order.length) return el("p", { class: "quiet" }, "Nothing of the memory.");
@@ -59,25 +56,21 @@ export function passages(report, weights, picked) {
     return el("li", {}, passage(source, {
       press: press(source),
       where: `${source.place ?? ""} [${source.span.join("–")}]`,
-      chips: Object.entries(source.tiers).map(([tier, cost]) =>
-        el("span", { class: `tier tier-${tier}`, title: `${plural(cost.units, "unit", "units")} from ${tier}` },
-          `${tier} ${bytes(cost.bytes)}`)),
+      chips: source.tiers.map((tier) => el("span", { class: `tier tier-${tier}` }, tier)),
       number: weightText(weights[number]),
       part: weights[number] / most,
     }));
   }));
 }
 
-// choice: of the report; served: what the server said of its model.
-export function candidates(choice, { layers }) {
+// choice: of the report.
+export function candidates(choice) {
   const { confidence, threshold, blocks } = choice;
   const gate = el("p", { class: "quiet" }, `${plural(blocks, "passage", "passages")} scored`
     + (confidence === null ? "" : `; the best ${confidence.toFixed(2)}`)
-    + (threshold === null ? "" : `, an answer needs ${threshold.toFixed(2)}`)
-    + "; shaded, the attention of each layer to what was read");
+    + (threshold === null ? "" : `, an answer needs ${threshold.toFixed(2)}`));
   const scores = choice.candidates.map((row) => row.score);
   const best = Math.max(...scores), least = Math.min(0, ...scores);
-  const most = Math.max(1e-9, ...choice.candidates.flatMap((row) => row.layers ?? []));
   return [gate, el("ol", { class: "candidates" }, ...choice.candidates.map((row) =>
     el("li", { class: row.chosen ? "chosen" : "" }, passage(row, {
       press: () => openDocument(row, [row], [1]),
@@ -85,12 +78,5 @@ export function candidates(choice, { layers }) {
       chips: row.chosen ? [el("span", { class: "tier" }, "read")] : [],
       number: row.score.toFixed(2),
       part: (row.score - least) / Math.max(best - least, 1e-9),
-      strip: row.layers === null ? null : strip(row.layers, layers, most),
     }))))];
-}
-
-function strip(parts, layers, most) {
-  const of = (part, at) => `layer ${layers[at]} ${part.toFixed(2)}`;
-  return el("span", { class: "strip", role: "img", "aria-label": `attention by layer: ${parts.map(of).join(", ")}` },
-    ...parts.map((part, at) => el("i", { title: of(part, at), style: { "--shade": (part / most).toFixed(3) } })));
 }

@@ -3,17 +3,15 @@
 
 import { bytes, count, el, plural, roving, seconds } from "./dom.js";
 import { showMarks } from "./document.js";
-import { showHeads } from "./heads.js";
 import { candidates, citations, passages } from "./sources.js";
 
 const SOURCES = 3; // under an answer; Details has all of them
 
-// served: what the server said of its model.
-export function newTurn(question, served) {
+export function newTurn(question) {
   const answer = el("div", { class: "answer", "aria-live": "polite" });
   const rest = el("div", {});
   const node = el("article", { class: "turn", "aria-busy": "true" }, el("h2", {}, question), answer, rest);
-  return { node, answer, rest, question, served };
+  return { node, answer, rest, question };
 }
 
 export function failed(turn, error) {
@@ -44,7 +42,7 @@ function fill(details, turn, report, usage, refused) {
   if (!refused && report.tokens.length) details.append(...reading(report));
   if (report.choice !== null)
     details.append(el("section", { class: "choice", "aria-label": "Candidates" },
-      el("h3", {}, "Candidates"), ...candidates(report.choice, turn.served)));
+      el("h3", {}, "Candidates"), ...candidates(report.choice)));
 }
 
 function costs(report, usage) {
@@ -63,7 +61,7 @@ function costs(report, usage) {
 
 function reading(report) {
   const words = wordsOf(report), shown = el("p", { class: "quiet shown" });
-  const read = el("div", {}), heads = el("div", {});
+  const read = el("div", {});
   const select = (number) => {
     words.forEach((word, at) => word.node.setAttribute("aria-pressed", String(at === number)));
     const tokens = number === null ? report.tokens : words[number].tokens.map((at) => report.tokens[at]);
@@ -73,10 +71,7 @@ function reading(report) {
       ? "The stronger its colour, the more was read for a word. Select one to see what."
       : `Read ${what} `, ...(number === null ? [] : [
         el("button", { type: "button", class: "plain", onclick: () => select(null) }, "All")]));
-    const all = () => showHeads(heads, report.attention, sumOf(report, tokens), what);
-    read.replaceChildren(passages(report, weights, (source) => source === null ? all() : showHeads(heads, report.attention,
-      { mass: source.heads, skipped: null, tokens: report.tokens.length }, `to ${source.document} [${source.span.join("–")}] alone`)));
-    all();
+    read.replaceChildren(passages(report, weights));
     showMarks(report.sources, weights);
   };
   const answer = el("p", { class: "words", "aria-label": "Words of the answer",
@@ -84,7 +79,7 @@ function reading(report) {
   words.forEach((word, number) => word.node.addEventListener("click", () =>
     select(word.node.getAttribute("aria-pressed") === "true" ? null : number)));
   select(null);
-  return [el("h3", {}, "Words"), answer, shown, el("h3", {}, "Read"), read, el("h3", {}, "Heads"), heads];
+  return [el("h3", {}, "Words"), answer, shown, el("h3", {}, "Read"), read];
 }
 
 // Words: tokens up to the next one that begins with space.
@@ -120,15 +115,4 @@ function weightsOf(report, tokens) {
   const weights = report.sources.map(() => 0);
   for (const token of tokens) for (const [source, part] of token.sources) weights[source] += part;
   return weights;
-}
-
-function sumOf(report, tokens) {
-  const { layers, heads } = report.attention;
-  const mass = layers.map(() => Array(heads).fill(0)), skipped = layers.map(() => Array(heads).fill(0));
-  for (const token of tokens)
-    token.heads.forEach((row, layer) => row.forEach((part, head) => {
-      if (part === null) skipped[layer][head] += 1;
-      else mass[layer][head] += part;
-    }));
-  return { mass, skipped: report.reader === "choosing" ? null : skipped, tokens: tokens.length };
 }

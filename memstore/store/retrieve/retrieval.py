@@ -181,7 +181,7 @@ class Retrieval:
         id.
         """
         number = next(self._session_numbers)
-        return SessionDocument(number, self.tiers, self.index, self.selected)
+        return SessionDocument(number, self.tiers, self.index)
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""

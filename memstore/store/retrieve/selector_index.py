@@ -161,12 +161,6 @@ class SelectorIndex:
             for held in self._held.values():
                 held.discard(document)
 
-    def trim(self, document: int, first_block: int) -> None:
-        """Hold nothing of a document's blocks before number `first_block`."""
-        with self._lock:
-            self._tokens.trim(document, first_block)
-            self._words.trim(document, first_block)
-
     @property
     def bytes(self) -> int:
         """Memory held for landmarks and words."""

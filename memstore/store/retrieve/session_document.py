@@ -6,10 +6,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.closing import Closing
-from memstore.disk.format.block_words import Words
-from memstore.errors import InvalidInput
 from memstore.index import PackedIndex
-from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.tiers.cascade import Cascade
 
 
@@ -20,12 +17,10 @@ class SessionDocument(Closing):
     document: the negative number under which they are leased and searched.
     """
 
-    def __init__(
-        self, number: int, tiers: Cascade, index: PackedIndex, selected: SelectorIndex | None
-    ) -> None:
+    def __init__(self, number: int, tiers: Cascade, index: PackedIndex) -> None:
         """Use MemoryStore.session_document."""
         self.document = number
-        self._tiers, self._index, self._selected = tiers, index, selected
+        self._tiers, self._index = tiers, index
         # layer -> units of each block held, oldest first
         self._units: dict[int, list[list[BlockKey]]] = {}
         self._ends: dict[int, int] = {}
@@ -55,34 +50,13 @@ class SessionDocument(Closing):
         self._ends[layer] = first + n
         return first
 
-    def add_selected(
-        self,
-        first_block: int,
-        lengths: Sequence[int],
-        *,
-        landmarks: Tensor | None = None,
-        words: Sequence[Words] | None = None,
-    ) -> None:
-        """Have the next blocks, first_block .. of so many tokens each, be found by the
-        memory's selector; landmarks, words: as DocumentWriter.add_passages takes them. Raises
-        InvalidInput.
-        """
-        if self._selected is None:
-            raise InvalidInput("this memory has no selector; give landmark keys with the blocks")
-        entries = self._selected.check(lengths, landmarks=landmarks, words=words)
-        self._selected.add(self.document, entries, first_block)
-
     def blocks(self, layer: int) -> tuple[int, int]:
         """The blocks [first, end) that are held in a layer."""
         end = self._ends.get(layer, 0)
         return end - len(self._units.get(layer, [])), end
 
     def trim(self, first_block: int, layers: Sequence[int] | None = None) -> None:
-        """Drop blocks before first_block, in every layer or in some; with every layer also what the
-        selector finds them by.
-        """
-        if layers is None and self._selected is not None:
-            self._selected.trim(self.document, first_block)
+        """Drop blocks before first_block, in every layer or in some."""
         for layer in list(self._units) if layers is None else layers:
             held = self._units.get(layer, [])
             gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
@@ -96,5 +70,3 @@ class SessionDocument(Closing):
         units, self._units, self._ends = self._units, {}, {}
         self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
         self._index.remove(self.document)
-        if self._selected is not None:
-            self._selected.drop(self.document)
