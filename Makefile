@@ -82,7 +82,7 @@ soak: ray
 		$(TEST) tests/store/test_durability.py tests/store/test_hostile.py tests/documents/test_hostile_documents.py \
 		tests/index/test_index_engines.py \
 		tests/cli/test_signals.py tests/share/test_publication_format.py tests/share/test_publish_passages.py \
-		tests/share/test_share_faults.py tests/serve/test_serve_load.py \
+		tests/share/test_share_faults.py \
 		tests/serve/test_serve_hostile.py tests/store/test_computed_again.py \
 		tests/store/test_stored_once.py tests/store/test_repair.py tests/store/test_selected.py \
 		tests/library \

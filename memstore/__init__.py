@@ -4,11 +4,15 @@ process answers questions from them, with sources.
 The model's attention keys and values are stored on disk, indexed by passage.
 """
 
+import os
 from importlib import import_module
 
-from memstore.openmp import limit_spinning
-
-limit_spinning()  # whatever imports torch afterwards: a command, a server, a worker, a program
+# How long a thread of torch's OpenMP spins before it sleeps, while it waits for others. By default
+# it keeps a core busy for 20 to 200 ms, also if other processes want it. torch reads it when it is
+# loaded: GNU's takes rounds (1,000 are 0.07 ms), LLVM's and Intel's milliseconds.
+if not os.environ.get("OMP_WAIT_POLICY"):
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 __version__ = "0.3.0"
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from memstore.hf.load import load_reader as load_reader
     from memstore.hf.load import wrap as wrap
     from memstore.memory import Memory as Memory
-    from memstore.memory import open_memory as open
+    from memstore.memory import open_memory as open  # noqa: F401
     from memstore.model.answer import Answer as Answer
     from memstore.model.answer import Source as Source
     from memstore.model.landmark.landmark_model import LandmarkModel as LandmarkModel
@@ -43,24 +47,7 @@ _HOME = {
     "wrap": "memstore.hf.load",
 }
 
-_CALLED = {"open": "open_memory"}  # there
-
-__all__ = [
-    "Answer",
-    "AskOptions",
-    "LandmarkModel",
-    "Memory",
-    "MemoryStore",
-    "MemstoreError",
-    "OpenOptions",
-    "Source",
-    "__version__",
-    "errors",
-    "load_model",
-    "load_reader",
-    "open",
-    "wrap",
-]
+__all__ = ["__version__", "errors", *sorted(_HOME)]
 
 
 def __dir__() -> list[str]:
@@ -78,5 +65,5 @@ def __getattr__(name: str) -> object:
             from memstore.hf.models_by_name import check_transformers
 
             check_transformers()
-        return getattr(import_module(_HOME[name]), _CALLED.get(name, name))
+        return getattr(import_module(_HOME[name]), "open_memory" if name == "open" else name)
     raise AttributeError(f"module 'memstore' has no attribute {name!r}")

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 TOGETHER = 8  # questions that are decoded together
 
-_BYTES = bytes | bytearray
-_DECODE = "give bytes of a text as text=data.decode(), and write those of a document to a file"
-
 Labels = Mapping[str, Any]
 """A user's labels of a document: plain values by name."""
 Progress = Callable[[IngestProgress], None]
@@ -46,6 +43,7 @@ def open_memory(
     dtype: str | None = None,
     weights: str = "auto",
     create: bool = True,
+    read_only: bool = False,
     options: OpenOptions | None = None,
 ) -> "Memory":
     """Open a memory with its model, or create one.
@@ -55,8 +53,8 @@ def open_memory(
     for the one that the memory was made with; for a new memory $MEMSTORE_MODEL, else a packaged
     model that is installed, else the landmark model that ships. device: "auto", "cpu", "cuda",
     "mps". dtype: "float32", "bfloat16", "float16", None for the fastest. weights: for generating
-    tokens: "auto", "full", "int8", "int4". create: a memory if there is none. options: see
-    OpenOptions.
+    tokens: "auto", "full", "int8", "int4". create: a memory if there is none. read_only: neither
+    create nor change one. options: see OpenOptions.
 
     Raises MemoryNotFound, WrongModel, InvalidInput, InvalidConfig, InvalidWeights, and what
     MemoryStore.open and MemoryStore.create raise.
@@ -72,9 +70,9 @@ def open_memory(
     compute = Compute(device, dtype, weights)
     with ExitStack() as stack:
         try:
-            store = stack.enter_context(MemoryStore.open(path, **opening))
+            store = stack.enter_context(MemoryStore.open(path, read_only=read_only, **opening))
         except MemoryNotFound:
-            if not create or is_url(path):
+            if not create or read_only or is_url(path):
                 raise
             _check_free(expanded(path))  # before a model is loaded
             reader = loaded or reader_named(named or default_name(), compute=compute)
@@ -286,7 +284,7 @@ class Memory(Closing):
             if paths:
                 raise InvalidInput("give paths or a text, not both")
             if not isinstance(text, str):
-                raise InvalidInput(f"a text is a str, not {type(text).__name__}: {_DECODE}")
+                raise InvalidInput(f"a text is a str, not {type(text).__name__}: decode it")
             return [Text(text, name)]
         given = _listed(paths)
         if not given:
@@ -340,17 +338,16 @@ class AnswerStream(Closing, Iterator[str]):
 
 def _listed(paths: Path | str | Iterable[Path | str] | None) -> list[str]:
     """One path or several as a list of str. Raises InvalidInput for what is no path."""
-    if paths is None:
-        return []
-    if isinstance(paths, str | PathLike | _BYTES) or not isinstance(paths, Iterable):
-        paths = [paths]
-    listed = list[str]()
-    for path in paths:
+    if isinstance(paths, str | PathLike | bytes) or not isinstance(paths, Iterable):
+        paths = [] if paths is None else [paths]
+    listed = list(paths)
+    for path in listed:
         if not isinstance(path, str | PathLike):
-            said = f"a path is a str or a pathlib.Path, not {path!r:.50}"
-            raise InvalidInput(f"{said}; {_DECODE}" if isinstance(path, _BYTES) else said)
-        listed.append(fspath(path))
-    return listed
+            raise InvalidInput(
+                f"a path is a str or a pathlib.Path, not {path!r:.50}; write bytes to a file, or "
+                "give those of a text as text=data.decode()"
+            )
+    return [fspath(path) for path in listed]
 
 
 def _check_labels(labels: object) -> None:

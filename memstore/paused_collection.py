@@ -4,8 +4,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_MANY = 400_000  # objects
-
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
@@ -21,8 +19,3 @@ def paused_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        made = gc.get_count()[0]
-        if made > _MANY:
-            # Once, and not generation by generation; through all there is where the collector would
-            # itself soon do that.
-            gc.collect(2 if made > len(gc.get_objects(2)) // 2 else 1)

@@ -11,19 +11,16 @@ import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.opening import opened
 from memstore.cli.options import (
     Answering,
     Documents,
     Json,
     Lookup,
-    ModelOptions,
-    Published,
+    Opening,
     ReadStore,
     Stats,
-    Tiers,
     flag,
-    open_options,
+    opened,
     option,
 )
 from memstore.errors import InvalidInput
@@ -43,11 +40,9 @@ def ask(
     document: Documents = None,
     stats: Stats = False,
     *,
-    model_options: ModelOptions,
+    opening: Opening,
     answering: Answering,
     lookup: Lookup,
-    tiers: Tiers,
-    published: Published,
     as_json: Json = False,
 ) -> None:
     """Answer a question from a memory, with sources.
@@ -63,8 +58,7 @@ def ask(
         raise InvalidInput("standard input holds no question")
     show = None if as_json else partial(console.print_answer, stats=stats)
     began = time.monotonic()
-    options = open_options(store, tiers, published)
-    with opened(store, model_options, options, documents=document) as (model, memory):
+    with opened(store, opening, documents=document) as (model, memory):
         open_seconds = round(time.monotonic() - began, 3)
         settings = {"documents": document, **asdict(answering), **asdict(lookup)}
         answer = partial(model.ask, store=memory, **settings)
@@ -87,11 +81,9 @@ def chat(
     document: Documents = None,
     stats: Stats = False,
     *,
-    model_options: ModelOptions,
+    opening: Opening,
     answering: Answering,
     lookup: Lookup,
-    tiers: Tiers,
-    published: Published,
     as_json: Json = False,
 ) -> None:
     """Ask questions in one conversation, one a line; Ctrl-D ends it.
@@ -100,9 +92,8 @@ def chat(
     {"answers": [...]}.
     """
     show = None if as_json else partial(console.print_answer, stats=stats)
-    options = open_options(store, tiers, published)
     with (
-        opened(store, model_options, options, documents=document) as (model, memory),
+        opened(store, opening, documents=document) as (model, memory),
         model.chat(memory, document, **asdict(lookup)) as conversation,
     ):
         model.answering.changed(**asdict(answering))  # raises for a wrong setting
@@ -126,29 +117,27 @@ def search(
     top_k: Annotated[int, option("--top-k", "N", "Most results to show.", min=1)] = 5,
     stats: Annotated[bool, flag("--stats", "Also show characters and tiers.")] = False,
     *,
-    model_options: ModelOptions,
-    tiers: Tiers,
-    published: Published,
+    opening: Opening,
     as_json: Json = False,
 ) -> None:
     """Find passages of a memory by a phrase or a question, best first.
 
-    The score is the selector's, from 0 to 1. For a model with landmarks it is a percentage: the
-    similarity of the phrase's words to the passage's, mostly 60-90% for the same words and 10-30%
-    for unrelated ones. If no passage seems to answer the phrase, the first line says so.
+    The score, from 0 to 1, is the selector's; for a model with landmarks the similarity of the
+    phrase's words to the passage's, mostly 0.6 to 0.9 for the same words and 0.1 to 0.3 for
+    unrelated ones. If no passage seems to answer the phrase, the first line says so.
     """
-    options = open_options(store, tiers, published)
-    with opened(store, model_options, options, documents=document) as (model, memory):
-        with console.waiting("searching"):
-            matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
-        score = console.share if model.keeps is None else console.weight
+    with (
+        opened(store, opening, documents=document) as (model, memory),
+        console.waiting("searching"),
+    ):
+        matches = model.search(phrase, memory, documents=document, top_k=top_k, by=by)
     found = _with_sentences([asdict(match) for match in matches], phrase)
     if as_json:
         console.emit({"answered": matches.answered, "sources": found})
         return
     if not matches.answered:
         console.say(f"{console.refusal(found)}\n")
-    console.print_sources(found, score=score, stats=stats)
+    console.print_sources(found, scored=True, stats=stats)
 
 
 def _all_answered(

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,17 +23,12 @@ _SHORTEST = 30  # characters of a passage or a heading, however narrow the termi
 # around; and lone surrogates, which cannot be written.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-Show = Callable[[int, int, int], None]
-"""Takes the characters read, all characters, and the tokens read."""
-
 
 def size(count: float) -> str:
     """Bytes as people read them."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    from rich.filesize import decimal
+
+    return decimal(int(count))
 
 
 def count(number: int, noun: str) -> str:
@@ -41,13 +37,8 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people read it, in two units at most."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+    """A time in hours, minutes and seconds: 0:02:05."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def visible(text: str) -> str:
@@ -128,13 +119,11 @@ def read_lines(prompt: str = "") -> Iterator[str]:
 
 
 def print_sources(
-    sources: Sequence[Mapping[str, Any]],
-    *,
-    score: Callable[[Mapping[str, Any]], str] | None = None,
-    stats: bool = False,
+    sources: Sequence[Mapping[str, Any]], *, scored: bool, stats: bool = False
 ) -> None:
-    """Two lines a source, as wide as the terminal: number, score, document, page or heading; below
-    them its sentence. stats: also its characters and the tiers that its blocks came from.
+    """Two lines a source, as wide as the terminal: number, document, page or heading; below them
+    its sentence. scored: also its score, from 0 to 1; stats: also the attention to it unless it has
+    a score, its characters, and the tiers that it came from.
     """
     width = max(_SHORTEST, shutil.get_terminal_size(_NO_TERMINAL).columns)
     digits = len(str(len(sources)))
@@ -143,7 +132,8 @@ def print_sources(
         place = one_line(source["document"])
         if source["place"] is not None:
             place += f", {one_line(source['place'])}"
-        head = f"{number:{digits}}. {'' if score is None else score(source)}"
+        score = f"{source['weight']:.2f}  " if scored else ""
+        head = f"{number:{digits}}. {score}"
         say(head + shorten(place, max(_SHORTEST, width - len(head))))
         say(indent + shorten(source["sentence"], width - len(indent)))
         if stats:
@@ -152,41 +142,25 @@ def print_sources(
             say(f"{indent}characters {first:,}-{end:,}{f', from {tiers}' if tiers else ''}")
 
 
-def weight(source: Mapping[str, Any]) -> str:
-    """A source's weight in the answer, or its score in a search, as a column of numbers."""
-    return f"{source['weight']:7.2f}  "
-
-
-def share(source: Mapping[str, Any]) -> str:
-    """A similarity between 0 and 1, as a column of percentages."""
-    return f"{source['weight']:4.0%}  "
-
-
-def cost(answer: Mapping[str, Any]) -> str:
-    """The lookups, tiers and seconds of an answer, in one line; the tier "computed" only if blocks
-    were computed.
-    """
+def _costs(answer: Mapping[str, Any]) -> Iterator[str]:
+    """The seconds of an answer, its lookups, and what came from each tier, a line each."""
     lookups = answer["lookups"]
-    tiers = "; ".join(
-        f"{name} {_tier(counts)}"
-        for name, counts in answer["tiers"].items()
-        if name != "computed" or counts["hits"]
-    )
-    looked_up = f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped"
-    return f"{looked_up}; {tiers}; {answer['seconds']:.2f} s"
-
-
-def _tier(counts: Mapping[str, Any]) -> str:
-    ahead = counts["prefetched"] + counts["late"]
-    prefetched = f" ({ahead:,} of them read ahead)" if ahead else ""
-    return (
-        f"{counts['hits']:,} hits{prefetched}, {counts['misses']:,} misses, {size(counts['bytes'])}"
-    )
+    yield f"{answer['seconds']:.2f} s, first token after {answer['first_token_seconds']:.2f} s"
+    yield f"{count(lookups['done'], 'lookup')} made, {lookups['skipped']:,} skipped by the gate"
+    for name, counts in answer["tiers"].items():
+        looked_up = counts["hits"] + counts["misses"]
+        if looked_up:
+            ahead = counts["prefetched"] + counts["late"]
+            prefetched = f", {ahead:,} of them prefetched" if ahead else ""
+            yield (
+                f"{name}: {counts['hits']:,} of {count(looked_up, 'block')} found{prefetched}, "
+                f"{size(counts['bytes'])} read"
+            )
 
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = False) -> None:
     """An answer (unless it was streamed), or that the model refused to answer, and the sources
-    below an empty line, each sentence once; stats: all of them, with their weights, and the cost.
+    below an empty line, each sentence once; stats: all of them, and the cost.
     """
     refused = not answer.get("answered", True) and not answer["text"]
     if refused:
@@ -200,39 +174,51 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool, stats: bool = Fal
     different: dict[object, Mapping[str, Any]] = {}
     for number, source in enumerate(answer["sources"]):  # blocks may share a sentence
         different.setdefault(number if stats else (source["document"], source["sentence"]), source)
-    score = weight if stats or refused else None
-    print_sources(list(different.values()), score=score, stats=stats)
+    print_sources(list(different.values()), scored=refused, stats=stats)
     if stats:
-        say(cost(answer))
+        say("\n".join(_costs(answer)))
 
 
 def refusal(sources: Sequence[Mapping[str, Any]], needed: float | None = None) -> str:
     """The line before the closest passages of a question that the memory does not answer; needed:
     the score that a passage needs.
     """
-    from memstore.model.answer import NOT_SURE
+    from memstore.model.answer import not_sure
 
-    if not sources:
-        return NOT_SURE
-    below = needed is not None and sources[0]["weight"] < needed  # else the model doubted them
-    least = f" (an answer needs a score of {needed:.2f})" if below else ""
-    return f"{NOT_SURE} Closest passages{least}:"
+    return not_sure([source["weight"] for source in sources], needed)
 
 
 # Progress: on a terminal a line that changes, elsewhere a line every few seconds
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[Callable[[], None]]:
-    """A sign of life until the block ends or the yielded function is called; on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.text import Text
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life until the block ends; the yielded function replaces its text, and ends it with
+    an empty one.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.text import Text
 
-    with Console(stderr=True).status(Text(visible(what))) as status:
-        yield status.stop
+        with Console(stderr=True).status(Text(visible(what))) as status:
+            yield lambda line: status.update(Text(visible(line))) if line else status.stop()
+        return
+    last = time.monotonic()
+
+    def note_or_drop(line: str) -> None:
+        nonlocal last
+        if line and time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            note(line)
+
+    yield note_or_drop
+
+
+@contextmanager
+def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress of a job: the yielded function takes the parts done and all parts."""
+    with waiting(what) as show:
+        yield lambda done, total: show(f"{what}: {done:,} of {total:,} {parts}")
 
 
 @contextmanager
@@ -248,7 +234,7 @@ def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
 
         def show(text: str) -> None:
             nonlocal started
-            arrived()
+            arrived("")
             text = text if started else text.lstrip()
             started = started or bool(text)
             sys.stdout.write(visible(text))
@@ -259,42 +245,3 @@ def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
         finally:
             if started:
                 print()
-
-
-@contextmanager
-def reading(what: str) -> Iterator[Show]:
-    """Progress of reading a text."""
-    began = time.monotonic()
-    with changing(what) as say_line:
-        yield lambda done, total, tokens: say_line(
-            f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
-            f"{time.monotonic() - began:.0f} s"
-        )
-
-
-@contextmanager
-def working(what: str, parts: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress of a job: the yielded function takes the parts done and all parts."""
-    with changing(what) as say_line:
-        yield lambda done, total: say_line(f"{what}: {done:,} of {total:,} {parts}")
-
-
-@contextmanager
-def changing(what: str) -> Iterator[Callable[[str], None]]:
-    """Progress as a line of text: the yielded function replaces it."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.text import Text
-
-        with Console(stderr=True).status(Text(visible(what))) as status:
-            yield lambda line: status.update(Text(visible(line)))
-        return
-    last = time.monotonic()
-
-    def note_or_drop(line: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            note(line)
-
-    yield note_or_drop

@@ -1,5 +1,5 @@
 """The demonstration: a model reads chapters of a book once, then a new process answers everyday
-questions about them; alongside, the same model gets BM25's best passage as text.
+questions about them; alongside, the same model gets the best passage as text.
 
 The book is Joshua Slocum's "Sailing Alone Around the World" (1900), in the public domain, after
 Project Gutenberg's transcription. The author of the questions had not seen any of the answers.
@@ -9,10 +9,8 @@ import json
 import re
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -20,18 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from memstore.child import python_command
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.opening import new_model
-from memstore.cli.options import Json, ModelOptions, option
+from memstore.cli.options import Json, ModelOptions, new_model, option
 from memstore.errors import InvalidInput, MemoryExists, MemstoreError
 
 if TYPE_CHECKING:
+    from memstore.memory import Memory
     from memstore.model.passages.passage_session import PassageAPI
 
 TITLE = "Sailing Alone Around the World, by Joshua Slocum (1900; public domain)"
 TEXT, QUESTIONS = (Path(__file__).with_name(f"sailing_alone.{end}") for end in ("txt", "jsonl"))
-MOST_TOKENS = 20_000  # of the chapters that are read
-MOST_SECONDS = 75.0  # of reading; no chapter is begun after that
-QUESTIONS_ASKED = 15  # by default
+_OF_A_CHAPTER = 3  # questions that are asked
 _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 
 
@@ -39,9 +35,6 @@ _CHAPTER = re.compile(r"^(CHAPTER [IVX]+)$", re.MULTILINE)
 def demo(
     *,
     model_options: ModelOptions,
-    questions: Annotated[
-        int, option("--questions", "N", "Questions about the book.", min=1, max=30)
-    ] = QUESTIONS_ASKED,
     store: Annotated[
         Path | None, option("--store", "DIR", "Keep the memory in this new directory.")
     ] = None,
@@ -49,8 +42,8 @@ def demo(
 ) -> None:
     """Read chapters of a real book once, and ask a new process about them.
 
-    The answers are shown with their sources and seconds, next to those of the same model with
-    BM25's best passage as text.
+    The answers are shown with their sources and seconds, next to those of the same model with the
+    best passage as text.
     """
     if store is not None and store.exists() and any(store.iterdir()):
         raise MemoryExists(f"{store} is not empty; name a new directory, or leave --store out")
@@ -58,8 +51,7 @@ def demo(
         if store is None:
             temporary = TemporaryDirectory(prefix="memstore-demo-", ignore_cleanup_errors=True)
             store = Path(stack.enter_context(temporary)) / "memory"
-        model = _passage_model(store, model_options)
-        result = run_book(model, model_options, store, questions)
+        result = _run_book(_passage_model(store, model_options), model_options, store)
     if as_json:
         console.emit(result)
     else:
@@ -108,96 +100,59 @@ def book_questions() -> list[Question]:
     return [Question(**json.loads(line)) for line in lines]
 
 
-def choose_questions(names: Sequence[str], most: int) -> list[Question]:
-    """At most `most` questions, as many of each of these chapters, in the order of the book."""
-    every = book_questions()
-    of_chapter = [[one for one in every if one.chapter == name] for name in names]
-    in_turns = [one for turn in zip_longest(*of_chapter) for one in turn if one is not None]
-    chosen = in_turns[:most]
-    return [one for one in every if one in chosen]
-
-
-class ReadBook(NamedTuple):
-    """The chapters that were read, and what that took."""
-
-    chapters: list[tuple[str, str]]
-    tokens: int
-    bytes: int
-    seconds: float
-
-
-def run_book(model: "PassageAPI", options: ModelOptions, store: Path, most: int) -> dict[str, Any]:
-    """Read the book, ask a new process about it, and the model with BM25's passages; plain values.
-
-    most: questions. Raises what creating a memory, ingesting and asking raise.
+def _run_book(model: "PassageAPI", options: ModelOptions, store: Path) -> dict[str, Any]:
+    """Read the book, ask a new process about it, and the model with passages as text; plain
+    values. Raises what creating a memory, adding and asking raise.
     """
-    read = _read_book(model, options, store)
-    console.note(f"read {read.tokens:,} tokens in {read.seconds:.1f} s; asking in a new process")
-    asked = choose_questions([name for name, _ in read.chapters], most)
+    from memstore.memory import open_memory
+
+    read, began = chapters(), time.monotonic()
+    with open_memory(store, model) as memory:
+        for name, text in read:
+            with console.working(name, "characters") as show:
+                memory.add(
+                    text=text,
+                    name=name,
+                    progress=lambda at: show(at.characters, at.total_characters),
+                )
+        seconds, stats = time.monotonic() - began, memory.store.stats()
+        console.note(f"read {stats['tokens']:,} tokens in {seconds:.1f} s; asking in a new process")
+    of_chapters = [[one for one in book_questions() if one.chapter == name] for name, _ in read]
+    asked = [one for some in of_chapters for one in some[:_OF_A_CHAPTER]]
     replies = _ask_in_new_process(store, options, [one.question for one in asked])
-    console.note("the same questions to the model with BM25's best passage as text")
-    baseline = Bm25Baseline(model, [text for _, text in read.chapters])
+    console.note("the same questions to the model with the best passage as text")
     rows = []
-    for one, reply in zip(asked, replies["answers"], strict=True):
-        answer, seconds = baseline.ask(one.question)
-        rows.append(
-            {
-                "question": one.question,
-                "expected": one.answers[0],
-                "answer": reply["text"].strip(),
-                "right": one.is_right(reply["text"]),
-                "sources": reply["sources"],
-                "seconds": reply["seconds"],
-                "bm25": {"answer": answer, "right": one.is_right(answer), "seconds": seconds},
-            }
-        )
+    with open_memory(store, model) as memory:
+        for one, reply in zip(asked, replies["answers"], strict=True):
+            answer, took = _ask_with_text(memory, one.question)
+            rows.append(
+                {
+                    "question": one.question,
+                    "expected": one.answers[0],
+                    "answer": reply["text"].strip(),
+                    "right": one.is_right(reply["text"]),
+                    "sources": reply["sources"],
+                    "seconds": reply["seconds"],
+                    "as_text": {"answer": answer, "right": one.is_right(answer), "seconds": took},
+                }
+            )
     return {
         "text": TITLE,
-        "chapters": len(read.chapters),
-        "tokens": read.tokens,
-        "bytes": read.bytes,
-        "reading_seconds": round(read.seconds, 3),
+        "chapters": len(read),
+        "tokens": stats["tokens"],
+        "bytes": stats["file_bytes"],
+        "reading_seconds": round(seconds, 3),
         "open_seconds": replies["open_seconds"],
         "questions": rows,
         "of": len(rows),
         **_totals(rows),
-        "bm25": _totals([row["bm25"] for row in rows]),
+        "as_text": _totals([row["as_text"] for row in rows]),
     }
 
 
 def _totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     seconds = sum(row["seconds"] for row in rows) / len(rows)
     return {"right": sum(row["right"] for row in rows), "seconds_per_question": round(seconds, 4)}
-
-
-def _read_book(model: "PassageAPI", options: ModelOptions, store: Path) -> ReadBook:
-    """Ingest chapter by chapter, until the next would exceed the tokens or the seconds."""
-    from memstore.model.source_text import Text
-    from memstore.store.memory_store import MemoryStore
-    from memstore.store.open_options import on_device
-
-    read: list[tuple[str, str]] = []
-    tokens, began = 0, time.monotonic()
-    tiers = on_device({}, options.device)
-    with MemoryStore.create(
-        store, model.signature, codec=model.codec, selector=model.keeps, **tiers
-    ) as memory:
-        for name, text in chapters():
-            coming = len(model.tokenizer.encode(text))
-            late = time.monotonic() - began > MOST_SECONDS
-            if read and (late or tokens + coming > MOST_TOKENS):
-                break
-            with console.reading(name) as show:
-                document = model.ingest(
-                    Text(text, name),
-                    memory,
-                    progress=lambda state: show(
-                        state.characters, state.total_characters, state.tokens
-                    ),
-                )
-            read.append((name, text))
-            tokens += document.tokens
-        return ReadBook(read, tokens, memory.stats()["file_bytes"], time.monotonic() - began)
 
 
 def _ask_in_new_process(
@@ -220,44 +175,25 @@ def _ask_in_new_process(
     return replies
 
 
-class Bm25Baseline:
-    """The same model with the passage that BM25 ranks first as text in its prompt."""
+def _ask_with_text(memory: "Memory", question: str) -> tuple[str, float]:
+    """The answer of the same model with the best passage as text in its prompt, and the seconds for
+    choosing the passage, reading it and answering.
+    """
+    from memstore.model.passages.adaptation import SEPARATOR
+    from memstore.store.memory_store import MemoryStore
 
-    def __init__(self, model: "PassageAPI", texts: Sequence[str]) -> None:
-        from memstore.disk.format.block_words import BlockWords
-        from memstore.index.word_index import WordIndex, count_words
-        from memstore.model.passages.passage_ingest import Passages
-
-        self._model = model
-        self._passages = [
-            model.tokenizer.decode(passage.ids.tolist())
-            for text in texts
-            for passage in Passages(
-                model.tokenizer, [text], size=model.passage_tokens, most=model.shape.block_size
-            )
-        ]
-        self._words = WordIndex()
-        self._words.add(1, 0, BlockWords.of([count_words(passage) for passage in self._passages]))
-
-    def ask(self, question: str) -> tuple[str, float]:
-        """The answer, and the seconds for choosing the passage, reading it and answering."""
-        from memstore.index.word_index import split_words
-        from memstore.model.passages.adaptation import SEPARATOR
-        from memstore.store.memory_store import MemoryStore
-
-        began = time.perf_counter()
-        scores = self._words.scores(Counter(split_words(question)), [(1, 0, len(self._passages))])
-        prompt = self._passages[int(scores.argmax())].strip() + SEPARATOR + question
-        empty = MemoryStore.in_memory(self._model.signature, selector=self._model.keeps)
-        with empty as memory, self._model.chat(memory, []) as chat:
-            answer = chat.ask(prompt)
-        return answer.text.strip(), time.perf_counter() - began
+    began, model = time.perf_counter(), memory.reader
+    passage = memory.search(question, top_k=1)[0].text.strip()
+    empty = MemoryStore.in_memory(model.signature, selector=model.keeps)
+    with empty as nothing, model.chat(nothing, []) as chat:
+        answer = chat.ask(passage + SEPARATOR + question)
+    return answer.text.strip(), time.perf_counter() - began
 
 
 def print_book(result: dict[str, Any]) -> None:
     """The table of questions and their cost; the last line is `right: N of M`."""
     rows: list[tuple[object, ...]] = [
-        ("question", "from memory", "", "chapter", "s", "with BM25's passage", "", "s")
+        ("question", "from memory", "", "chapter", "s", "with the passage as text", "", "s")
     ]
     for row in result["questions"]:
         documents = sorted({source["document"] for source in row["sources"]})
@@ -267,26 +203,21 @@ def print_book(result: dict[str, Any]) -> None:
                 *_answer_cells(row),
                 ", ".join(documents) or "-",
                 f"{row['seconds']:.2f}",
-                *_answer_cells(row["bm25"]),
-                f"{row['bm25']['seconds']:.2f}",
+                *_answer_cells(row["as_text"]),
+                f"{row['as_text']['seconds']:.2f}",
             )
         )
-    bm25 = result["bm25"]
-    console.say(console.columns(rows))
-    console.say("")
+    as_text = result["as_text"]
     console.say(
-        f"text: {result['text']}; {result['chapters']} chapters, {result['tokens']:,} tokens"
-    )
-    console.say(
+        f"{console.columns(rows)}\n\n"
+        f"text: {result['text']}; {result['chapters']} chapters, {result['tokens']:,} tokens\n"
+        f"best passage as text: {as_text['right']} of {result['of']} right, "
+        f"{as_text['seconds_per_question']:.2f} s a question\n"
         f"memory: {console.size(result['bytes'])} on disk; {result['reading_seconds']:.1f} s to "
         f"read the text once; {result['open_seconds']:.1f} s for a new process to open it; "
-        f"{result['seconds_per_question']:.2f} s a question"
+        f"{result['seconds_per_question']:.2f} s a question\n"
+        f"right: {result['right']} of {result['of']}"
     )
-    console.say(
-        f"BM25's best passage as text: {bm25['right']} of {result['of']} right, "
-        f"{bm25['seconds_per_question']:.2f} s a question"
-    )
-    console.say(f"right: {result['right']} of {result['of']}")
 
 
 def _answer_cells(row: dict[str, Any]) -> tuple[str, str]:

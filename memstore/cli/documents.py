@@ -11,8 +11,7 @@ import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.opening import opened
-from memstore.cli.options import Json, ModelOptions, ReadStore, Store, flag
+from memstore.cli.options import Json, ModelOptions, ReadStore, Store, flag, opened
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
 
@@ -223,43 +222,27 @@ def index(store: ReadStore, *, model_options: ModelOptions, as_json: Json = Fals
                 "another selector of this model chose the passages; ingest the documents again "
                 "into a new memory"
             )
-        with_selector = model.keeps is not None
         began = time.monotonic()
-        with console.working("index", "tokens" if with_selector else "layers") as show:
+        with console.working("index", "layers" if model.keeps is None else "tokens") as show:
             built = model.build_index(memory, show)
         built["seconds"] = round(time.monotonic() - began, 3)
+    engines = built["engines"]
     if as_json:
         console.emit({"store": str(store), "index": built})
-    elif with_selector:
-        _say_lists(built)
-    else:
-        _say_engines(built)
-
-
-def _say_lists(built: dict[str, Any]) -> None:
-    lists = built["engines"]
-    if not lists:
+    elif not engines:
+        console.say("the memory is small enough to be searched exactly: no index was built")
+    elif model.keeps is not None:
         console.say(
-            "lists are made from two million tokens on, for selectors that keep a landmark of "
-            "each; every passage is scored"
+            f"{engines['lists']:,} lists of {engines['landmarks']:,} token landmarks of "
+            f"{engines['passages']:,} passages, {console.size(engines['bytes'])}; "
+            f"{built['seconds']:.1f} s"
         )
-        return
-    console.say(
-        f"{lists['lists']:,} lists of {lists['landmarks']:,} token landmarks of "
-        f"{lists['passages']:,} passages, {console.size(lists['bytes'])}; {built['seconds']:.1f} s"
-    )
-
-
-def _say_engines(built: dict[str, Any]) -> None:
-    for layer, engine in built["engines"].items():
-        efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
-        held = f"{engine['landmarks']:,} landmarks"
-        console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
-    console.say(
-        f"{built['seconds']:.1f} s"
-        if built["engines"]
-        else "too few landmarks to index; they are searched exactly"
-    )
+    else:
+        for layer, engine in engines.items():
+            recalls = ", ".join(map(str, engine["recall"]))
+            held = f"{engine['landmarks']:,} landmarks"
+            console.say(f"layer {layer}: {held}; recall of its heads {recalls}")
+        console.say(f"{built['seconds']:.1f} s")
 
 
 COMMANDS = (ls, stats, rm, verify, export, import_, compact, index)

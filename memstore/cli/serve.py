@@ -8,19 +8,7 @@ from typing import Annotated
 
 from memstore.cli import console
 from memstore.cli.command import command
-from memstore.cli.opening import opened
-from memstore.cli.options import (
-    Json,
-    ModelOptions,
-    Published,
-    ReadStore,
-    Tiers,
-    flag,
-    open_options,
-    option,
-    parse_port,
-    parse_size,
-)
+from memstore.cli.options import Json, Opening, ReadStore, flag, opened, option, parse_size
 from memstore.errors import InvalidInput, install_extra
 from memstore.serve.settings import ServeSettings
 
@@ -39,7 +27,7 @@ def serve(
         str, option("--host", "ADDR", "Address to listen on; other than loopback needs keys.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, option("--port", "PORT", "Port to listen on; 0 takes a free one.", parser=parse_port)
+        int, option("--port", "PORT", "Port to listen on; 0: a free one.", min=0, max=65535)
     ] = ServeSettings.port,
     api_key_file: Annotated[
         Path | None,
@@ -62,10 +50,7 @@ def serve(
         int | None,
         option("--max-body", "SIZE", "Largest upload; default: 64MiB.", parser=parse_size),
     ] = None,
-    metrics: Annotated[bool, flag("--metrics", "Serve Prometheus metrics at /metrics.")] = False,
-    model_options: ModelOptions,
-    tiers: Tiers,
-    published: Published,
+    opening: Opening,
     as_json: Json = False,
 ) -> None:
     """Serve a memory over HTTP: a page, OpenAI's chat API, documents, MCP.
@@ -80,9 +65,7 @@ def serve(
         from memstore.serve.app import serve as run_server
         from memstore.serve.service import Service
     except ImportError as error:
-        raise InvalidInput(
-            f"serving needs the package {error.name}: {install_extra('serve')}"
-        ) from None
+        raise _missing(error) from None
     settings = ServeSettings(
         host=host,
         port=port,
@@ -91,12 +74,10 @@ def serve(
         body_bytes=ServeSettings.body_bytes if max_body is None else max_body,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
-        metrics=metrics,
     )
     keys = Keys() if api_key_file is None else Keys.of_file(api_key_file)
     check_exposed(settings, keys)
-    options = open_options(store, tiers, published)
-    with opened(store, model_options, options, read_only=False, make=True) as (model, memory):
+    with opened(store, opening, read_only=False, make=True) as (model, memory):
         known = model.signature.model
         name = "memstore" if known is None else Path(known.title).name
         service = Service(model, memory, settings, keys=keys, name=name)
@@ -113,47 +94,34 @@ def serve(
             service.close()
 
 
-@command("mcp", "memstore mcp", "memstore mcp --allow-paths ~/notes")
+@command("mcp", "memstore mcp")
 def mcp(
     store: ReadStore,
-    allow_paths: Annotated[
-        list[Path] | None,
-        option("--allow-paths", "DIR", "Directory that the agent may ingest (repeatable)."),
-    ] = None,
     read_only: Annotated[
         bool, flag("--read-only", "Offer no tools that change the memory.")
     ] = False,
     *,
-    model_options: ModelOptions,
-    tiers: Tiers,
-    published: Published,
+    opening: Opening,
 ) -> None:
     """Serve a memory to an agent: MCP over stdin and stdout.
 
-    Tools: ask, search and documents; also ingest and forget, unless the memory is published or
-    --read-only is given.
+    Tools: ask, search and documents; also ingest (of a text) and forget, unless the memory is
+    published or --read-only is given. `memstore ingest` may add files meanwhile.
     """
     try:
         import anyio
 
         from memstore.serve.api_keys import Access
-        from memstore.serve.mcp_server import serve_stdio
-        from memstore.serve.mcp_tools import Caller
+        from memstore.serve.mcp_server import mcp_server, serve_stdio
         from memstore.serve.service import Service
     except ImportError as error:
-        raise InvalidInput(
-            f"MCP needs the package {error.name}: {install_extra('serve')}"
-        ) from None
-    paths = [_directory(path) for path in allow_paths or ()]
-    options = open_options(store, tiers, published)
+        raise _missing(error) from None
     resources = ExitStack()
     with redirect_stdout(sys.stderr):  # stdout carries MCP; libraries may print
-        model, memory = resources.enter_context(
-            opened(store, model_options, options, read_only=read_only)
-        )
-    caller = Caller(Access(write=not read_only), paths)
+        model, memory = resources.enter_context(opened(store, opening, read_only=read_only))
     with resources:
         service = Service(model, memory)
+        write = not memory.read_only
 
         def end(signal_number: int) -> None:
             try:
@@ -163,16 +131,15 @@ def mcp(
             finally:
                 os._exit(128 + signal_number)  # a thread blocks on stdin and cannot be stopped
 
+        server = mcp_server(service, lambda request: Access(write), write=write)
         try:
-            anyio.run(serve_stdio, service.tools, caller, end)
+            anyio.run(serve_stdio, server, end)
         finally:
             service.close()
 
 
-def _directory(path: Path) -> Path:
-    if not path.is_dir():
-        raise InvalidInput(f"--allow-paths: {path} is not a directory")
-    return path.resolve()
+def _missing(error: ImportError) -> InvalidInput:
+    return InvalidInput(f"serving needs the package {error.name}: {install_extra('serve')}")
 
 
 COMMANDS = (serve, mcp)

@@ -77,10 +77,10 @@ def push(
     if as_json:
         console.emit(report._asdict())
         return
-    sent = f"{report.segments:,} segments sent, {console.size(report.bytes)}"
+    sent = f"{console.count(report.segments, 'segment')} sent, {console.size(report.bytes)}"
     console.say(
-        f"{len(report.documents):,} documents published, {len(report.there):,} were there; "
-        f"{sent}; manifest {report.number}"
+        f"{console.count(len(report.documents), 'document')} published, {len(report.there):,} were "
+        f"there; {sent}; manifest {report.number}"
     )
 
 

@@ -8,22 +8,19 @@ import glob
 import hashlib
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from memstore.decode import Count, Line, typed
+from memstore.decode import Line, typed
 from memstore.disk.format.document import SOURCE, Document
 from memstore.errors import InvalidInput, MemstoreError, UnreadableDocument
 
 STDIN = "-"
-_FRESH = 2_000_000_000  # nanoseconds in which a file may change without another time of change
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -31,9 +28,7 @@ class Source(msgspec.Struct, frozen=True):
 
     folder: Line  # a digest of its path
     file: Line  # its path in the folder
-    size: Count  # bytes
-    mtime_ns: Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]  # 0: not to be relied on
-    hash: Line = ""  # of its bytes
+    hash: Line  # of its bytes
 
     @classmethod
     def of(cls, document: Document) -> "Source | None":
@@ -42,6 +37,10 @@ class Source(msgspec.Struct, frozen=True):
             return typed(document.metadata[SOURCE], cls)
         except (KeyError, ValueError):
             return None
+
+    def is_of(self, other: "Source") -> bool:
+        """Is it the same file, perhaps changed?"""
+        return (self.folder, self.file) == (other.folder, other.file)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -86,28 +85,17 @@ class File:
     file: str = ""  # its path in the folder
 
     def look(self) -> Source | None:
-        """What is seen of it without reading it; None for a file that is named by itself. Raises
-        InvalidInput.
+        """Which file it is, with a digest of its bytes; None for a file that is named by itself.
+        Raises InvalidInput.
         """
         if self.folder is None:
             return None
         try:
-            seen = self.path.lstat()
-        except OSError as error:
-            raise InvalidInput(f"cannot read {self.path}: {error.strerror}") from None
-        fresh = time.time_ns() - seen.st_mtime_ns < _FRESH
-        mtime = 0 if fresh else seen.st_mtime_ns
-        return Source(self.folder.digest, self.file, seen.st_size, mtime)
-
-    def hash(self) -> str:
-        """A digest of its bytes. Raises InvalidInput."""
-        try:
             with self.path.open("rb") as file:
-                return hashlib.file_digest(
-                    file, lambda: hashlib.blake2b(digest_size=20)
-                ).hexdigest()
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20))
         except OSError as error:
             raise InvalidInput(f"cannot read {self.path}: {error.strerror}") from None
+        return Source(self.folder.digest, self.file, digest.hexdigest())
 
 
 @dataclass

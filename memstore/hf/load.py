@@ -23,7 +23,6 @@ from memstore.hf.quantized_weights import weights_named
 from memstore.hf.reading_adapter import ReadingAdapter
 from memstore.hf.weights import adapter_of, digest_of, remember, remembered
 from memstore.model.passages.adaptation import Adaptation
-from memstore.openmp import warn_of_spinning
 
 
 def load_reader(
@@ -48,7 +47,6 @@ def load_reader(
     InvalidConfig for a missing device, or weights that do not exist on it.
     """
     place = usable_device(device)
-    warn_of_spinning(place)
     generating = weights_named(weights, place)
     model, tokenizer, directory = load_stock(name)
     files = sorted(directory.glob("*.safetensors"))
@@ -112,7 +110,6 @@ def wrap(
     adaptation, weights: see load_reader. Raises InvalidWeights for a model that cannot have a
     memory, InvalidConfig for weights that do not exist on its device.
     """
-    warn_of_spinning(model.device)
     generating = weights_named(weights, model.device)
     named = str(getattr(model, "name_or_path", ""))
     digest = digest_of(model, named)

@@ -24,21 +24,10 @@ class Opened:
         """
         with self._searching:
             if isinstance(self._store, str | Path):
-                self._store = _open(self._store)
+                from memstore.memory import open_memory
+
+                self._store = open_memory(self._store, read_only=True)
             return self._store.search(phrase, documents=documents, top_k=top_k)
-
-
-def _open(place: Path | str) -> "Memory":
-    from memstore.hf.models_by_name import reader_of
-    from memstore.memory import Memory
-    from memstore.store.memory_store import MemoryStore
-
-    store = MemoryStore.open(place, read_only=True)
-    try:
-        return Memory(reader_of(store.signature, str(place)), store)
-    except BaseException:
-        store.close()
-        raise
 
 
 def label(source: "Source") -> str:

@@ -149,9 +149,7 @@ def refusal(sources: Sequence[Source], needed: float | None = None) -> str:
     """What a person reads where the memory holds no answer: the closest passages, a line each with
     its score, and the score that was needed.
     """
-    if not sources:
-        return NOT_SURE
-    lines = [f"{NOT_SURE} Closest passages{_needed(needed)}:"]
+    lines = [not_sure([source.weight for source in sources], needed)]
     for number, source in enumerate(sources, 1):
         place = "" if source.place is None else f", {source.place}"
         text = shorten(source.text, _SHOWN, placeholder="...")
@@ -159,8 +157,14 @@ def refusal(sources: Sequence[Source], needed: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def _needed(needed: float | None) -> str:
-    return "" if needed is None else f" ({needed:.2f} needed)"
+def not_sure(scores: Sequence[float], needed: float | None = None) -> str:
+    """The line before the closest passages, which have these scores, best first; needed: the score
+    that a passage needs, named where the best has less: else the model doubted them.
+    """
+    if not scores:
+        return NOT_SURE
+    below = needed is not None and scores[0] < needed
+    return f"{NOT_SURE} Closest passages{f' (an answer needs {needed:.2f})' if below else ''}:"
 
 
 def closest_sources(reader: ModelAdapter, session: AskSession, most: int) -> list[Source]:

@@ -22,24 +22,16 @@ _FREED_EVERY = 64  # answers
 
 
 @dataclass(frozen=True)
-class Turn:
-    """An earlier message of the user, and what was answered."""
-
-    question: str
-    answer: str
-
-
-@dataclass(frozen=True)
 class Question:
-    """A question after earlier turns. settings: of AnswerSettings. documents: gives the names of
-    those to look in, when its turn comes; trace: report what every token and head read; may_read:
-    may a document of this name be shown?
+    """A question after earlier turns, each a message of the user and what was answered. settings:
+    of AnswerSettings. documents: gives the names of those to look in, when its turn comes; trace:
+    report what every token and head read; may_read: may a document of this name be shown?
     """
 
     text: str
     settings: Mapping[str, Any]
     documents: Callable[[], Sequence[str]]
-    turns: Sequence[Turn] = ()
+    turns: Sequence[tuple[str, str]] = ()
     trace: bool = False
     may_read: Callable[[str], bool] = lambda name: True
 
@@ -118,16 +110,11 @@ class QueuedAnswer(Iterator[str]):
     def _read_turns(self, chat: Chat, until: float) -> Generator[str, None, None]:
         """Read the earlier turns. until: the time, of perf_counter, by which that must end."""
         for turn in self._question.turns:
-            chat.session.tell(turn.question, turn.answer)
+            chat.session.tell(*turn)
             yield ""
             if time.perf_counter() > until:
-                raise ApiError(
-                    400,
-                    f"the conversation takes longer than {self._answers.most_seconds:.0f} s to "
-                    "read; send fewer messages",
-                    code="context_length_exceeded",
-                    param="messages",
-                )
+                message = "the conversation takes too long to read; send fewer messages"
+                raise ApiError(400, message, code="context_length_exceeded", param="messages")
 
     def _generate(self, chat: Chat, until: float) -> Generator[str, None, Answer]:
         """The pieces of the text, until the answer ends or its time is over."""
@@ -159,7 +146,7 @@ class Answers:
         *,
         at_once: int,
         most_seconds: float,
-        on_end: Callable[[Outcome, BaseException | None], None] | None = None,
+        on_end: Callable[[Outcome, BaseException | None], None],
     ) -> None:
         """at_once: how many the worker answers side by side; most_seconds: of one answer; on_end:
         called on the model's thread with every answer that ends, and the error that ended it.
@@ -189,8 +176,7 @@ class Answers:
         self._count += 1
         if self._count % _FREED_EVERY == 0:  # of sessions that come and go glibc keeps the memory
             return_freed_memory()
-        if self._on_end is not None:
-            self._on_end(outcome, error)
+        self._on_end(outcome, error)
 
 
 def decode_batch(works: Sequence[Iterator[Any]]) -> None:

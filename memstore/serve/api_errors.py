@@ -1,110 +1,87 @@
-"""Errors of the API: OpenAI's error object, with an HTTP status and code for each of this package's
-errors.
-"""
+"""Errors of the API: OpenAI's error object, with an HTTP status and a code for every error."""
 
 import logging
 from typing import Any
 
-from memstore.errors import (
-    BudgetExceeded,
-    CorruptMemory,
-    DocumentExists,
-    DocumentNotFound,
-    InvalidInput,
-    MemoryLocked,
-    MemoryNotFound,
-    MemstoreError,
-    ReadOnlyMemory,
-    StorageFull,
-    StoreUnavailable,
-)
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from memstore import errors
+from memstore.errors import MemstoreError
 
 _log = logging.getLogger("memstore")
-_RETRY_SECONDS = "5"
+_RETRY = {"Retry-After": "5"}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: _RETRY, 503: _RETRY}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {
+    400: "invalid_value",
+    403: "insufficient_scope",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    429: "overloaded",
+}
 # Status, code, and a message instead of the error's own where that could name the memory's
 # directory, or documents that the client may not see. Unknown documents are refused before any
 # work begins: one that is missing later was deleted in between.
 _ANSWERED: dict[type[MemstoreError], tuple[int, str, str | None]] = {
-    DocumentNotFound: (409, "document_gone", "a document was deleted in between; ask again"),
-    DocumentExists: (409, "document_exists", None),
-    MemoryLocked: (
-        409,
-        "memory_locked",
-        "the memory is being written by another process; try later",
-    ),
-    ReadOnlyMemory: (403, "read_only", "the memory cannot be written"),
-    StorageFull: (507, "storage_full", "the disk is full; make room on it"),
-    BudgetExceeded: (503, "budget_exceeded", None),
-    StoreUnavailable: (
-        503,
-        "storage_unavailable",
-        "a part of the memory is unreachable; ask again later",
-    ),
-    MemoryNotFound: (503, "storage_unavailable", "the memory is unreachable; ask again later"),
-    CorruptMemory: (500, "memory_damaged", "a part of the memory is damaged; run memstore verify"),
-    InvalidInput: (400, "invalid_input", None),
+    errors.DocumentNotFound: (409, "document_gone", "a document was deleted in between; ask again"),
+    errors.DocumentExists: (409, "document_exists", None),
+    errors.MemoryLocked: (409, "memory_locked", "another process is writing the memory; try later"),
+    errors.ReadOnlyMemory: (403, "read_only", "the memory cannot be written"),
+    errors.StorageFull: (507, "storage_full", "the disk is full; make room on it"),
+    errors.BudgetExceeded: (503, "budget_exceeded", None),
+    errors.StoreUnavailable: (503, "storage_unavailable", "a part of the memory is unreachable"),
+    errors.MemoryNotFound: (503, "storage_unavailable", "the memory is unreachable"),
+    errors.CorruptMemory: (500, "memory_damaged", "the memory is damaged; run memstore verify"),
+    errors.InvalidInput: (400, "invalid_input", None),
 }
 
 
 class ApiError(Exception):
-    """An error response: {"error": {"message", "type", "param", "code"}}."""
+    """An error response: {"error": {"message", "type", "param", "code"}}. code: by default that of
+    the status.
+    """
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        type: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers or {}
-        self.type, self.code, self.param = type, code, param
+        self.status, self.message, self.param = status, message, param
+        self.code = code or _CODES.get(status)
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        names = ("message", "type", "param", "code")
-        return {"error": {name: getattr(self, name) for name in names}}
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": _TYPES.get(self.status, kind)}
+        return {"error": {**error, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The response."""
+        return JSONResponse(self.body, self.status, _HEADERS.get(self.status))
 
 
 class Busy(ApiError):
     """Too much is waiting already."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(
-            429,
-            message,
-            type="rate_limit_error",
-            code="overloaded",
-            headers={"Retry-After": _RETRY_SECONDS},
-        )
+        super().__init__(429, message)
 
 
 class Stopped(ApiError):
     """The server is stopping."""
 
     def __init__(self) -> None:
-        super().__init__(
-            503,
-            "the server is stopping; ask again when it is back",
-            type="server_error",
-            code="stopping",
-            headers={"Retry-After": _RETRY_SECONDS},
-        )
-
-
-def unsupported(param: str, why: str = "is not supported here") -> ApiError:
-    """The error for a parameter that this server does not support."""
-    message = f"{param} {why}; leave it out"
-    return ApiError(400, message, code="unsupported_parameter", param=param)
+        super().__init__(503, "the server is stopping; ask again when it is back", code="stopping")
 
 
 def not_found(what: str, name: str) -> ApiError:
     """The error for something that does not exist, or that the client may not see."""
-    return ApiError(404, f"no {what} {name!r}", code="not_found")
+    return ApiError(404, f"no {what} {name!r}")
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -113,21 +90,34 @@ def as_api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
     for kind, (status, code, message) in _ANSWERED.items():
         if isinstance(error, kind):
             if status >= 500:
                 _log.warning("%s: %s", type(error).__name__, error)
-            return ApiError(
-                status,
-                message or str(error),
-                type="invalid_request_error" if status < 500 else "server_error",
-                code=code,
-                headers={"Retry-After": _RETRY_SECONDS} if code == "storage_unavailable" else {},
-            )
+            return ApiError(status, message or str(error), code=code)
     _log.error("unexpected error", exc_info=error)
-    return failed()
+    return ApiError(500, "the server failed", code="internal_error")
 
 
-def failed() -> ApiError:
-    """The response to an unexpected error."""
-    return ApiError(500, "the server failed", type="server_error", code="internal_error")
+def _of_validation(error: RequestValidationError) -> ApiError:
+    """The first wrong value of a request, by the name of its parameter."""
+    first = error.errors()[0]
+    _, *parts = first["loc"]  # after "body", "query" or "path"
+    param, what = ".".join(map(str, parts)), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: {what}")
+    return ApiError(400, f"{param or 'the body'}: {what}", param=param or None)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error of an app with OpenAI's error object."""
+
+    async def answered(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response
+
+    for kind in (ApiError, MemstoreError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, answered)

@@ -5,26 +5,24 @@ uvicorn, from binding an address to the graceful shutdown at a signal.
 import asyncio
 import gc
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
 from sse_starlette.sse import AppStatus
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from memstore import __version__
 from memstore.errors import InvalidInput
-from memstore.serve import chat, document_routes, inspector
+from memstore.serve import chat, documents, inspector
+from memstore.serve.api_errors import install_error_handlers
 from memstore.serve.api_keys import Keys
-from memstore.serve.checks import Checks, ReadsAll, access_of, install_error_handlers
+from memstore.serve.checks import Checks, access_of
 from memstore.serve.mcp_server import mcp_server
-from memstore.serve.mcp_tools import Caller, MemoryTools
-from memstore.serve.metrics import ServerMetrics
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 
@@ -51,10 +49,9 @@ def create_app(service: Service) -> FastAPI:
     install_error_handlers(app)
     for router in (
         chat.router(service),
-        document_routes.router(service),
+        documents.router(service.documents),
         inspector.router(service),
-        _mcp(service.tools, most_bytes=service.settings.json_bytes),
-        _metrics(service.metrics),
+        _mcp(service),
     ):
         app.include_router(router)
     settings = service.settings
@@ -69,52 +66,39 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def _metrics(metrics: ServerMetrics | None) -> APIRouter:
-    """GET /metrics, where the server counts."""
-    routes = APIRouter()
-    if metrics is not None:
-
-        @routes.get("/metrics")
-        def shown(access: ReadsAll) -> Response:
-            from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-            return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return routes
-
-
-def _mcp(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
-    """The route: stateless, with the access of each request's key, and without files of the server.
-    most_bytes: of a request.
+def _mcp(service: Service) -> APIRouter:
+    """The route: stateless, with the access of each request's key. A key that may only read is not
+    offered the tools that write.
     """
     AppStatus.disable_automatic_graceful_drain()  # it would cut off answers at a signal
-    server = mcp_server(tools, lambda ctx: _caller(ctx.request))
-    manager: StreamableHTTPSessionManager | None = None
+    sessions = {}
+    for write in {False, not service.store.read_only}:
+        server = mcp_server(service, access_of, write=write)
+        server.streamable_http_app(
+            stateless_http=True,
+            max_request_body_size=service.settings.json_bytes,
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        )
+        sessions[write] = server.session_manager
 
     @asynccontextmanager
     async def alive(app: object) -> AsyncIterator[None]:
-        nonlocal manager
-        manager = StreamableHTTPSessionManager(
-            server, stateless=True, max_request_body_size=most_bytes
-        )
-        async with manager.run():
+        async with AsyncExitStack() as running:
+            for session in sessions.values():
+                await running.enter_async_context(session.run())
             yield
 
     class Endpoint:
         """An ASGI app; Starlette would call a function with a request."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            assert manager is not None
-            await manager.handle_request(scope, receive, send)
+            write = service.documents.writable(scope["state"]["access"])
+            await sessions[write].handle_request(scope, receive, send)
 
     routes = APIRouter(lifespan=alive)
     endpoint: Any = Endpoint()
     routes.add_route("/mcp", endpoint, methods=["POST"], include_in_schema=False)
     return routes
-
-
-def _caller(request: Request) -> Caller:
-    return Caller(access_of(request))
 
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
@@ -149,19 +133,27 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
     """
     settings = service.settings
     check_exposed(settings, service.keys)
-    with _bound(settings) as listening:
-        config = configured(service)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    place = settings.host, settings.port
+    try:
+        listening = socket.create_server(place, family=family)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise InvalidInput(
+            f"cannot listen on {where}: {error.strerror}; choose another --host or --port"
+        ) from None
+    with listening:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         gc.freeze()  # no collection looks through the model's objects
-        _Server(config, service, lambda: ready(f"http://{shown}:{port}")).run([listening])
+        _Server(service, lambda: ready(f"http://{shown}:{port}")).run([listening])
 
 
 class _Server(uvicorn.Server):
     """Stops the service before it waits for connections."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, service: Service, ready: Callable[[], None]) -> None:
+        super().__init__(configured(service))
         self._service, self._ready = service, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -173,20 +165,3 @@ class _Server(uvicorn.Server):
         worker.refuse()
         asyncio.get_running_loop().call_later(self._service.settings.grace, worker.cut_off)
         await super().shutdown(sockets)
-
-
-@contextmanager
-def _bound(settings: ServeSettings) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((settings.host, settings.port))
-    except OSError as error:
-        listening.close()
-        raise InvalidInput(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another "
-            "--host or --port"
-        ) from None
-    with listening:
-        yield listening

@@ -119,7 +119,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not made.done():
-            raise ApiError(499, "the client went away", type="server_error", code="cancelled")
+            raise ApiError(499, "the client went away", code="cancelled")
         return made.result()
     finally:
         for task in (made, gone):

@@ -2,14 +2,14 @@
 question.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from memstore.model.model_api import ModelAPI
-from memstore.serve.answers import Question, Turn
-from memstore.serve.api_errors import ApiError, unsupported
+from memstore.serve.answers import Question
+from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
 from memstore.serve.requests import Lenient, Strict, entries
 from memstore.serve.service import Service
@@ -58,8 +58,8 @@ class Options(Strict):
 
 
 class ChatRequest(Lenient):
-    """The parameters. Those that would change what the answer means, and are not supported, are
-    here to be refused; all others that are unknown are ignored.
+    """The parameters. The last ones would change what the answer means, and take only the values
+    that leave it as it is; all others that are unknown are ignored.
     """
 
     model: str
@@ -74,54 +74,24 @@ class ChatRequest(Lenient):
     stream_options: StreamOptions = StreamOptions()
     memstore: Options = Options()
 
-    n: Any = 1
-    tool_choice: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    logit_bias: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-
-    def check_supported(self) -> None:
-        """Raises ApiError (400) for a parameter without which the answer would mean less."""
-        text = ({"type": "text"}, ["text"])
-        for name, wrong, why in (
-            ("n", self.n != 1, "must be 1"),
-            ("tool_choice", self.tool_choice not in (None, "auto", "none"), _NO_TOOLS),
-            ("function_call", self.function_call not in (None, "auto", "none"), _NO_TOOLS),
-            ("response_format", self.response_format not in (None, *text), "must be text"),
-            ("modalities", self.modalities not in (None, *text), "must be text"),
-            ("logprobs", self.logprobs, "is not supported"),
-            ("top_logprobs", self.top_logprobs, "is not supported"),
-            ("logit_bias", self.logit_bias, "is not supported"),
-            ("audio", self.audio, "is not supported"),
-            ("web_search_options", self.web_search_options is not None, "is not supported"),
-        ):
-            if wrong:
-                raise unsupported(name, why)
+    n: Literal[1] = 1
+    tool_choice: Literal["auto", "none"] = "none"
+    function_call: Literal["auto", "none"] = "none"
+    response_format: dict[str, Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = None
+    logprobs: Literal[False] = False
+    top_logprobs: Literal[0] = 0
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    audio: None = None
+    web_search_options: None = None
 
     def question(self, service: Service, access: Access) -> Question:
         """The question that is asked. Raises ApiError, InvalidInput."""
-        self.check_supported()
         turns, text = as_turns(self.messages, templated=service.model.templated)
         check_lengths(service.model, turns, text, service.settings.message_tokens)
-        return Question(
-            text,
-            self._settings(service),
-            _documents(service, access, self.memstore.documents),
-            turns,
-            trace=self.memstore.trace,
-            may_read=access.sees,
-        )
-
-    def _settings(self, service: Service) -> dict[str, Any]:
-        """What it says of AnswerSettings."""
         default = service.model.answering.max_new_tokens
         most = self.max_completion_tokens or self.max_tokens or default
-        return {
+        settings = {
             "max_new_tokens": min(most, service.settings.max_tokens),
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -130,25 +100,30 @@ class ChatRequest(Lenient):
             "max_sources": self.memstore.max_sources,
             "from_memory": self.memstore.from_memory,
         }
+        return Question(
+            text,
+            settings,
+            service.documents.chosen(access, self.memstore.documents),
+            turns,
+            trace=self.memstore.trace,
+            may_read=access.sees,
+        )
 
 
-_NO_TOOLS = "asks for a tool, and this server calls none"
-
-
-def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[Turn], str]:
+def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[tuple[str, str]], str]:
     """Earlier turns, and the question that is asked.
 
     Instructions (role system or developer) go before what the user says next, for a model with a
     chat template; one without reads the user's messages alone. Raises ApiError where the last
     message is not a question of the user's.
     """
-    turns: list[Turn] = []
+    turns: list[tuple[str, str]] = []
     texts: list[str] = []  # of the user, since the last answer
     asked = False
     for message in messages:
         text = _text_of(message.content)
         if message.role == "assistant":
-            turns.append(Turn("\n\n".join(texts), text))
+            turns.append(("\n\n".join(texts), text))
             texts, asked = [], False
         elif message.role == "user":
             texts.append(text)
@@ -156,20 +131,17 @@ def as_turns(messages: Sequence[Message], *, templated: bool) -> tuple[list[Turn
         elif templated and text.strip():
             texts.append(text)
     if not asked:
-        raise ApiError(
-            400,
-            "the last message must be the user's, and not empty",
-            code="invalid_value",
-            param="messages",
-        )
+        raise ApiError(400, "the last message must be the user's, and not empty", param="messages")
     return turns, "\n\n".join(texts)
 
 
-def check_lengths(model: ModelAPI, turns: Sequence[Turn], question: str, most: int) -> None:
+def check_lengths(
+    model: ModelAPI, turns: Sequence[tuple[str, str]], question: str, most: int
+) -> None:
     """Raises ApiError (400) for a message of more than `most` tokens: all others would wait while
     it is read.
     """
-    for text in [question, *(part for turn in turns for part in (turn.question, turn.answer))]:
+    for text in [question, *(part for turn in turns for part in turn)]:
         size = len(text.encode())  # a token has at least one byte
         if size > most and (size > 16 * most or len(model.tokenizer.encode(text)) > most):
             raise ApiError(
@@ -186,17 +158,5 @@ def _text_of(content: Content) -> str:
     for part in content:
         if part.type not in _TEXT:
             message = f"a message has a part of type {part.type!r}; this server reads text only"
-            raise ApiError(400, message, code="unsupported_parameter", param="messages")
+            raise ApiError(400, message, param="messages")
     return "\n".join(part.text for part in content)
-
-
-def _documents(
-    service: Service, access: Access, names: list[str] | None
-) -> Callable[[], Sequence[str]]:
-    """Gives the documents to look in. Those that are named must be there now; all are those that
-    are there when the question has its turn.
-    """
-    if names is None:
-        return lambda: service.documents.readable(access)
-    named = service.documents.readable(access, names)
-    return lambda: named

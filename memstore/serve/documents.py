@@ -1,12 +1,19 @@
-"""The documents of the served memory: what an API key may list, search, add and delete, and the
-uploads that the model's thread ingests in the background.
+"""The documents of the served memory: what an API key may list, search, add and delete, the uploads
+that the model's thread ingests in the background, and the routes under /v1/memstore for them.
 """
 
+import re
 import threading
-import unicodedata
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Form, Query, UploadFile
+from fastapi.concurrency import run_in_threadpool
+from pydantic import Field, StringConstraints
 
 from memstore.disk.format.document import Document
 from memstore.documents import read
@@ -17,6 +24,8 @@ from memstore.model.model_api import ModelAPI
 from memstore.model.source_text import IngestProgress, Text
 from memstore.serve.api_errors import ApiError, Busy, as_api_error, not_found
 from memstore.serve.api_keys import Access
+from memstore.serve.checks import UPLOADS, Reads, Writes
+from memstore.serve.requests import Strict, entries
 from memstore.serve.worker import Job, Worker
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
@@ -24,19 +33,17 @@ from memstore.store.write.admission import Mode
 _NAME_BYTES = 400
 _FAILED = 100  # failed uploads that are remembered
 _WAIT_SECONDS = 30.0  # that a deletion waits for an upload to stop at the end of a chunk
-# control characters, half characters, unassigned ones and line separators have no place in a name
-_CATEGORIES = frozenset({"Cc", "Cs", "Cn", "Zl", "Zp"})
-_BIDIRECTIONAL = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+_CONVERTED_AT_ONCE = 2  # uploads; a conversion takes a process and much memory
+_BLOCKS = 64  # of a text that are sent at once
+# control characters, line separators, marks that turn text around, and half characters
+_NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(eq=False)
 class Upload:
     """A document that waits to be ingested, is being ingested, or failed."""
 
-    name: str
-    digest: str
-    characters: int
-    notes: list[str]  # what could not be read
+    text: Text
     job: Job = field(init=False)
     error: ApiError | None = None
 
@@ -77,6 +84,15 @@ class Documents:
         for name in unique:
             self.check(access, name)
         return [document.name for document in self._store.ready(unique)] if unique else []
+
+    def chosen(self, access: Access, names: list[str] | None) -> Callable[[], list[str]]:
+        """Gives the documents to ask, for a question that has to wait. Those that are named must be
+        there now; all are those that are there when the question has its turn.
+        """
+        if names is None:
+            return lambda: self.readable(access)
+        named = self.readable(access, names)
+        return lambda: named
 
     def check(self, access: Access, name: str) -> None:
         """Raises ApiError (404) where there is no such document, or the key may not read it."""
@@ -138,20 +154,13 @@ class Documents:
         """Queue a text to be ingested as the document text.name.
 
         mode: as ModelAPI.ingest. Raises ApiError: 403 for a name that the key may not write, 409
-        for a name in use; Busy, Stopped, ReadOnlyMemory, and
-        InvalidInput for an empty text.
+        for a name in use; Busy, Stopped, ReadOnlyMemory, InvalidInput for an empty text.
         """
         self._store.check_writable()
         name = text.name
         check_name(name)
         if not access.write or not access.sees(name):
-            raise ApiError(
-                403,
-                f"this key may not write a document {name!r}",
-                type="permission_error",
-                code="insufficient_scope",
-                param="name",
-            )
+            raise ApiError(403, f"this key may not write a document {name!r}", param="name")
         text.check()
         if mode == "new":
             self._check_free(name, text.digest)
@@ -159,11 +168,11 @@ class Documents:
             known = self._uploads.get(name)
             if known is not None and known.active:
                 raise _conflict(f"a document {name!r} is being ingested; wait until it is ready")
-            waiting = sum(one.characters for one in self._uploads.values() if one.active)
+            waiting = sum(one.text.characters for one in self._uploads.values() if one.active)
             if waiting and waiting + text.characters > self._most_characters:
                 raise Busy("too many documents wait to be ingested; upload again later")
             steps = self._model.ingesting(text, self._store, mode=mode)
-            upload = Upload(name, text.digest, text.characters, list(text.notes))
+            upload = Upload(text)
             upload.job = self._worker.in_background(steps, lambda job: self._ended(upload, job))
             self._uploads[name] = upload
         return upload
@@ -202,50 +211,38 @@ class Documents:
 
     def _ended(self, upload: Upload, job: Job) -> None:
         """Remember why an upload failed. Called on the model's thread."""
+        name, digest = upload.text.name, upload.text.digest
         if job.error is not None:
             upload.error = as_api_error(job.error)
             with suppress(MemstoreError):
-                document = self._store.document(upload.name)
-                if document.state != "ready" and document.source_hash == upload.digest:
-                    self._store.forget(upload.name)  # no half document stays behind
+                document = self._store.document(name)
+                if document.state != "ready" and document.source_hash == digest:
+                    self._store.forget(name)  # no half document stays behind
         with self._lock:
-            if job.error is None and self._uploads.get(upload.name) is upload:
-                del self._uploads[upload.name]
+            if job.error is None and self._uploads.get(name) is upload:
+                del self._uploads[name]
             failed = [name for name, one in self._uploads.items() if one.error is not None]
             for name in failed[: max(0, len(failed) - _FAILED)]:
                 del self._uploads[name]
 
 
-def converted(content: bytes, filename: str, name: str | None = None) -> Text:
-    """A file as the text of a document, which is called `name` or as the file. Raises ApiError for
-    a bad name, InvalidInput for a file that cannot be read.
+def _converted(content: bytes, filename: str, name: str | None) -> Text:
+    """A file as the text of a document, which is called `name` or by the last part of the file's
+    name: clients may send whole paths. Raises ApiError, InvalidInput.
     """
-    name = name or file_name(filename)
+    name = name or filename.replace("\\", "/").rsplit("/", 1)[-1].strip()
     check_name(name)
     text = Text(read(content, filename or name), name)
     text.check()
     return text
 
 
-def file_name(given: str) -> str:
-    """The last part of an uploaded file's name: clients may send whole paths."""
-    return given.replace("\\", "/").rsplit("/", 1)[-1].strip()
-
-
 def check_name(name: str) -> None:
     """Raises ApiError (400) for a name that no document may have."""
-    strange = any(
-        unicodedata.category(one) in _CATEGORIES or unicodedata.bidirectional(one) in _BIDIRECTIONAL
-        for one in name
-    )
     size = len(name.encode(errors="replace"))
-    if strange or not name.strip().strip(".") or size > _NAME_BYTES:
-        raise ApiError(
-            400,
-            f"a document's name has 1 to {_NAME_BYTES} bytes, and no control characters",
-            code="invalid_value",
-            param="name",
-        )
+    if _NOT_IN_NAMES.search(name) or not name.strip().strip(".") or size > _NAME_BYTES:
+        message = f"a document's name has 1 to {_NAME_BYTES} bytes, and no control characters"
+        raise ApiError(400, message, param="name")
 
 
 def _conflict(message: str) -> ApiError:
@@ -261,13 +258,12 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
         "name": name,
         "state": "failed",
         "progress": 0.0,
-        "seconds_left": None,
         "error": None if upload is None or upload.error is None else upload.error.message,
         "tokens": 0,
         "blocks": 0,
         "bytes": 0,
         "created": None,
-        "notes": upload.notes if upload is not None else document.notes if document else [],
+        "notes": list(upload.text.notes) if upload else document.notes if document else [],
     }
     if document is not None:
         ready = document.state == "ready"
@@ -286,6 +282,60 @@ def _row(name: str, document: Document | None, upload: Upload | None) -> dict[st
                 "state": "ingesting",
                 "progress": round(at.characters / max(1, at.total_characters), 4),
                 "tokens": at.tokens,
-                "seconds_left": round(at.seconds_left, 1),
             }
     return row
+
+
+class Search(Strict):
+    """What to search for."""
+
+    query: Annotated[str, StringConstraints(max_length=8192, pattern=r"\S")]
+    documents: Annotated[list[str], entries()] | None = None
+    top_k: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+def router(documents: Documents) -> APIRouter:
+    """The routes: upload, list, delete, search, and the text of a document."""
+    routes = APIRouter()
+    limiter = CapacityLimiter(_CONVERTED_AT_ONCE)
+
+    @routes.post(UPLOADS, status_code=202)
+    async def upload(
+        access: Writes,
+        file: UploadFile,
+        name: Annotated[str | None, Form()] = None,
+        mode: Annotated[Mode, Form()] = "new",
+    ) -> dict[str, Any]:
+        content, filename = await file.read(), file.filename or ""
+        text = await run_sync(_converted, content, filename, name, limiter=limiter)
+        await run_in_threadpool(documents.add, access, text, mode)
+        return await run_in_threadpool(documents.row, access, text.name)
+
+    @routes.get(UPLOADS)
+    def listed(access: Reads) -> dict[str, Any]:
+        return {"object": "list", "data": documents.listed(access)}
+
+    @routes.delete(f"{UPLOADS}/{{name:path}}")
+    def delete(name: str, access: Writes) -> dict[str, Any]:
+        documents.delete(access, name)
+        return {"object": "memstore.document.deleted", "name": name, "deleted": True}
+
+    @routes.post("/v1/memstore/search")
+    async def search(given: Search, access: Reads) -> dict[str, Any]:
+        found = await documents.search(access, given.query, given.documents, given.top_k)
+        data = [source.citation for source in found]
+        return {"object": "list", "data": data, "answered": found.answered}
+
+    @routes.get("/v1/memstore/text")
+    def text(
+        access: Reads,
+        document: str,
+        first: Annotated[int, Query(ge=0, lt=2**48)] = 0,
+        end: Annotated[int | None, Query(ge=0, lt=2**48)] = None,
+    ) -> dict[str, Any]:
+        last = first + _BLOCKS if end is None else min(end, first + _BLOCKS)
+        blocks = documents.blocks(access, document, first, last)
+        row = documents.row(access, document)
+        return {"object": "memstore.text", "document": row, "data": blocks}
+
+    return routes

@@ -1,10 +1,13 @@
-"""The page of the server, and the routes that describe the model, the memory and the tiers."""
+"""The page of the server, and the routes that describe the model, the memory, the tiers and what
+was answered.
+"""
 
 import time
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from memstore import __version__
@@ -72,5 +75,9 @@ def router(service: Service) -> APIRouter:
     def tiers(access: ReadsAll) -> dict[str, Any]:
         now = round(time.time(), 3)
         return {"object": "memstore.tiers", "time": now, "tiers": service.store.tier_stats()}
+
+    @routes.get("/metrics")
+    def metrics(access: ReadsAll) -> Response:
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -1,122 +1,165 @@
-"""The MCP server: handlers of the SDK's low-level server, for any transport, and the one over stdin
-and stdout.
-
-The SDK's MCPServer offers the same tools to every client; here they depend on the API key of a
-request.
+"""The MCP server of a memory: the tools ask, search, documents, ingest and forget, for any
+transport, and the one over stdin and stdout.
 """
 
+import asyncio
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import anyio
-import mcp_types as types
-from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
-from pydantic import ValidationError
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from memstore import __version__
 from memstore.errors import MemstoreError
+from memstore.model.source_text import Text
+from memstore.serve.answers import Question
 from memstore.serve.api_errors import ApiError, as_api_error
-from memstore.serve.mcp_tools import TOOLS, Caller, MemoryTools, Tool
-
-CallerOf = Callable[[Any], Caller]
-"""The client of a request, by the request's context."""
+from memstore.serve.api_keys import Access
+from memstore.serve.service import Service
+from memstore.store.write.admission import Mode
 
 _ABOUT = (
     "A memory of documents that a language model has read. `search` finds passages, `ask` answers "
     "a question from them in a few words; `ingest` adds a document."
 )
+_SECONDS_BETWEEN = 0.5  # progress reports of an ingest, at most
+
+Run = Callable[..., Awaitable[dict[str, Any]]]
+# all of it is read at once
+Phrase = Annotated[str, Field(max_length=8192, pattern=r"\S")]
+Names = Annotated[list[str] | None, Field(description="Look in these documents only.")]
+Content = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+Name = Annotated[str, Field(description="The document's name.")]
 
 
-def mcp_server(tools: MemoryTools, caller_of: CallerOf) -> Server[Any]:
-    """The SDK's server; a transport brings it requests."""
-
-    async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
-        may_write = tools.documents.writable(caller_of(ctx).access)
-        shown = {name: tool for name, tool in TOOLS.items() if may_write or not tool.writes}
-        return types.ListToolsResult(tools=[_described(*item) for item in shown.items()])
-
-    async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        caller, tool = caller_of(ctx), TOOLS.get(params.name)
-        if tool is None:
-            return _failed(f"there is no tool {params.name!r}; there are {', '.join(TOOLS)}")
-        if tool.writes and tools.store.read_only:
-            return _failed("this memory is read-only")
-        if tool.writes and not caller.access.write:
-            return _failed("this key may only read")
-        try:
-            given = tool.takes.model_validate(params.arguments or {})
-            result = await tool.run(tools, caller, given, ctx.session.report_progress)
-        except ValidationError as error:
-            return _failed(_invalid(error))
-        except (MemstoreError, ApiError, OSError) as error:
-            return _failed(as_api_error(error).message)
-        text = types.TextContent(type="text", text=_as_text(result))
-        return types.CallToolResult(content=[text], structured_content=result)
-
-    return Server(
-        "memstore",
-        version=__version__,
-        instructions=_ABOUT,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
+def mcp_server(
+    service: Service, access_of: Callable[[Any], Access], *, write: bool
+) -> MCPServer[Any]:
+    """The SDK's server; a transport brings it requests. access_of: what the client of a request may
+    do, by the request, which is None over stdin. write: offer the tools that change the memory.
+    """
+    server = MCPServer[Any](
+        "memstore", version=__version__, instructions=_ABOUT, log_level="WARNING"
     )
+    held = service.documents
 
-
-def _described(name: str, tool: Tool) -> types.Tool:
-    return types.Tool(
-        name=name,
-        description=tool.description,
-        input_schema=tool.takes.model_json_schema(),
-        annotations=types.ToolAnnotations(
-            read_only_hint=not tool.writes,
-            destructive_hint=tool.destroys,
+    def tool(*, writes: bool = False, destroys: bool = False) -> Callable[[Run], None]:
+        hints = ToolAnnotations(
+            read_only_hint=not writes,
+            destructive_hint=destroys,
             idempotent_hint=True,
             open_world_hint=False,
-        ),
-    )
+        )
 
+        def add(run: Run) -> None:
+            @wraps(run)
+            async def answered(*given: Any, **named: Any) -> dict[str, Any]:
+                try:
+                    return await run(*given, **named)
+                except (MemstoreError, ApiError, OSError) as error:
+                    raise ToolError(as_api_error(error).message) from error
 
-def _failed(message: str) -> types.CallToolResult:
-    line = " ".join(message.split())
-    text = types.TextContent(type="text", text=f"error: {line}")
-    return types.CallToolResult(content=[text], is_error=True)
+            if write or not writes:
+                server.add_tool(answered, annotations=hints)
 
+        return add
 
-def _invalid(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    argument = ".".join(map(str, first["loc"])) or "the arguments"
-    return f"{argument}: {first['msg']}"
+    def access(ctx: Context) -> Access:
+        return access_of(ctx.request_context.request)
 
+    @tool()
+    async def ask(
+        question: Phrase,
+        ctx: Context,
+        documents: Names = None,
+        max_new_tokens: Annotated[int | None, Field(ge=1, description="Longest answer.")] = None,
+    ) -> dict[str, Any]:
+        """Ask the memory a question. It answers in the words of its documents, and says which
+        passages it read, the most telling first.
+        """
+        most = max_new_tokens or service.model.answering.max_new_tokens
+        caller = access(ctx)
+        asked = Question(
+            question,
+            {"max_new_tokens": min(most, service.settings.max_tokens)},
+            await run_in_threadpool(held.chosen, caller, documents),
+            may_read=caller.sees,
+        )
+        pieces, outcome = service.answers.begin(asked)
+        try:
+            async for _ in pieces:
+                pass
+        finally:
+            await pieces.aclose()
+        sources = outcome.memstore["sources"]
+        return {"answer": outcome.text, "answered": outcome.answered, "sources": sources}
 
-def _as_text(result: dict[str, Any]) -> str:
-    """The result as text, for a model that is given no structured content."""
-    lines = [str(one) for one in result.values() if not isinstance(one, list | bool | None)]
-    if result.get("answered") is False and "passages" in result:
-        lines.append("(none of these passages seems to answer it as a question)")
-    for key in ("sources", "passages"):
-        for one in result.get(key, ()):
-            first, end = one["span"]
-            lines.append(f"[{one['document']} {first}-{end}] {' '.join(one['text'].split())}")
-    for row in result.get("documents", ()):
-        lines.append(f"{row['name']} ({row['state']}, {row['tokens']} tokens)")
-    return "\n".join(lines) or "nothing was found"
+    @tool()
+    async def search(
+        phrase: Phrase,
+        ctx: Context,
+        documents: Names = None,
+        top_k: Annotated[int, Field(ge=1, le=100, description="How many passages.")] = 5,
+    ) -> dict[str, Any]:
+        """Find the passages of the memory that are most like a phrase, word by word, best first;
+        their weights compare them, and are no shares of words. answered: false where none of them
+        seems to answer the phrase as a question.
+        """
+        found = await held.search(access(ctx), phrase, documents, top_k)
+        passages = [source.citation for source in found]
+        return {"answered": found.answered, "passages": passages}
 
+    @tool()
+    async def documents(ctx: Context) -> dict[str, Any]:
+        """List the documents of the memory, and those that are being ingested."""
+        return {"documents": await run_in_threadpool(held.listed, access(ctx))}
 
-# Over stdin and stdout, for the one client that started this process
+    @tool(writes=True)
+    async def ingest(name: Name, text: Content, ctx: Context, mode: Mode = "new") -> dict[str, Any]:
+        """Read a text into the memory, once; it can be asked and searched from then on. mode: what
+        to do where the memory has a document of that name with other text.
+        """
+        caller = access(ctx)
+        upload = await run_in_threadpool(held.add, caller, Text(text, name), mode)
+        try:
+            pause = 0.01
+            while upload.active:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _SECONDS_BETWEEN)
+                if (at := upload.progress) is not None:
+                    await ctx.report_progress(at.characters, at.total_characters)
+        finally:
+            held.cancel(upload)  # what is ingested stays
+        if upload.error is not None:
+            raise upload.error
+        if upload.job.result is None:
+            raise ApiError(503, "the server is stopping; ingest again to go on from there")
+        return await run_in_threadpool(held.row, caller, name)
+
+    @tool(writes=True, destroys=True)
+    async def forget(name: Name, ctx: Context) -> dict[str, Any]:
+        """Delete a document from the memory; no later answer reads it."""
+        await run_in_threadpool(held.delete, access(ctx), name)
+        return {"forgotten": name}
+
+    return server
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def serve_stdio(tools: MemoryTools, caller: Caller, end: Callable[[int], None]) -> None:
+async def serve_stdio(server: MCPServer[Any], end: Callable[[int], None]) -> None:
     """Serve one client over stdin and stdout until it closes them.
 
     end: called with a termination signal, and ends the process: a read of stdin cannot be
     cancelled.
     """
-    server = mcp_server(tools, lambda ctx: caller)
     handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
     async def end_at_signal() -> None:
@@ -126,10 +169,8 @@ async def serve_stdio(tools: MemoryTools, caller: Caller, end: Callable[[int], N
 
     try:
         async with anyio.create_task_group() as tasks:
-            if handled:
-                tasks.start_soon(end_at_signal)
-            async with stdio_server() as (requests, answers):
-                await server.run(requests, answers, server.create_initialization_options())
+            tasks.start_soon(end_at_signal)
+            await server.run_stdio_async()
             tasks.cancel_scope.cancel()
     except* (BrokenPipeError, anyio.BrokenResourceError):
         pass  # the client has closed stdout, and wants no answer

@@ -1,13 +1,13 @@
 """Prometheus metrics: the tiers of an open memory, and what a server answers. No text of a question
 or an answer is in them.
-
-Needs the optional package prometheus-client, which is imported where it is used.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memstore.errors import InvalidInput, install_extra
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from memstore.tiers.stats import COUNTS
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _HELP = {
     "prefetched": "First lookups of a unit that a prefetch had brought in time.",
     "late": "First lookups of a unit that waited for its prefetch.",
     "unused": "Prefetched units dropped before anything looked them up.",
+    "held": "Bytes of units that are held.",
+    "budget": "Bytes that may be held.",
 }
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = tuple(4**power for power in range(14))  # as the gen_ai conventions advise
@@ -34,73 +36,38 @@ _LOAD = {
 }
 
 
-class TierMetrics:
-    """The tiers' counters of a store since it was opened, read at each scrape."""
-
-    def __init__(self, store: "MemoryStore") -> None:
-        self._store = store
-
-    def collect(self) -> Iterable[Any]:
-        """The metrics, as prometheus_client's custom collectors give them: counters
-        memstore_tier_{hits, misses, bytes, seconds, ...}_total and gauges
-        memstore_tier_{held, budget}_bytes, by tier.
-        """
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        tiers = self._store.tier_stats()
-        for count in COUNTS:
-            counter = CounterMetricFamily(f"memstore_tier_{count}", _HELP[count], labels=["tier"])
-            for tier, counts in tiers.items():
-                counter.add_metric([tier], counts[count])
-            yield counter
-        for name, text in (
-            ("held", "Bytes of units that are held."),
-            ("budget", "Bytes that may be held."),
-        ):
-            gauge = GaugeMetricFamily(f"memstore_tier_{name}_bytes", text, labels=["tier"])
-            for tier, counts in tiers.items():
-                if name in counts:
-                    gauge.add_metric([tier], counts[name])
-            yield gauge
-
-
 class ServerMetrics:
-    """What a server counts of its answers, and how much it has to do.
+    """What a server counts of its answers, how much it has to do, and the counters of the tiers
+    since the store was opened, read at each scrape.
 
-    registry: of prometheus_client, with the tiers in it too.
+    registry: of prometheus_client.
     """
 
     def __init__(self, store: "MemoryStore", load: Callable[[], Mapping[str, int]]) -> None:
-        """load: gives the numbers of questions that are "active" and "waiting", and of "jobs".
-        Raises InvalidInput where prometheus_client is missing.
-        """
-        try:
-            from prometheus_client import CollectorRegistry, Gauge, Histogram
-        except ImportError:
-            raise InvalidInput(
-                f"metrics need the package prometheus-client: {install_extra('metrics')}"
-            ) from None
+        """load: gives the numbers of questions that are "active" and "waiting", and of "jobs"."""
+        self._store = store
         self.registry = CollectorRegistry(auto_describe=False)
 
-        self._duration = Histogram(
+        def histogram(name: str, text: str, labels: Iterable[str], buckets: Any) -> Histogram:
+            return Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+
+        self._duration = histogram(
             "gen_ai_server_request_duration_seconds",
             "Seconds from a question's turn to the end of its answer.",
             ["error_type"],
-            registry=self.registry,
-            buckets=_SECONDS,
+            _SECONDS,
         )
-        self._first = Histogram(
+        self._first = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Seconds from a question's turn to the first token of its answer.",
-            registry=self.registry,
-            buckets=_SECONDS,
+            [],
+            _SECONDS,
         )
-        self._usage = Histogram(
+        self._usage = histogram(
             "gen_ai_client_token_usage",
             "Tokens of prompts and answers.",
             ["gen_ai_token_type"],
-            registry=self.registry,
-            buckets=_TOKENS,
+            _TOKENS,
         )
 
         def number_of(name: str) -> Callable[[], float]:
@@ -109,7 +76,22 @@ class ServerMetrics:
         for name, text in _LOAD.items():
             gauge = Gauge(f"memstore_{name}", text, registry=self.registry)
             gauge.set_function(number_of(name))
-        self.registry.register(TierMetrics(store))
+        self.registry.register(self)  # for `collect`
+
+    def collect(self) -> Iterable[Any]:
+        """The tiers' metrics: counters memstore_tier_{hits, misses, bytes, seconds, ...}_total and
+        gauges memstore_tier_{held, budget}_bytes, by tier.
+        """
+        tiers = self._store.tier_stats()
+        families: list[Any] = []
+        for name, text in _HELP.items():
+            kind: Any = CounterMetricFamily if name in COUNTS else GaugeMetricFamily
+            unit = "" if name in COUNTS else "_bytes"
+            families.append(kind(f"memstore_tier_{name}{unit}", text, labels=["tier"]))
+            for tier, counts in tiers.items():
+                if name in counts:
+                    families[-1].add_metric([tier], counts[name])
+        return families
 
     def ended(self, outcome: "Outcome", error: BaseException | None) -> None:
         """An answer has ended; error: None unless it failed, or its client went away."""

@@ -1,16 +1,11 @@
-"""Base classes of requests: null is the same as absent, lists have a longest length, and one wrong
-value ends the validation.
-"""
+"""Base classes of requests: null is the same as absent, and lists have a longest length."""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MOST = 10_000
-"""Entries of the longest lists."""
 
-
-def entries(most: int = MOST, *, least: int = 0) -> Any:
+def entries(most: int = 10_000, *, least: int = 0) -> Any:
     """The field of a list of so many entries."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
@@ -30,14 +25,6 @@ class Lenient(BaseModel):
 
 
 class Strict(Lenient):
-    """A request, or a part of one, whose unknown parameters are errors; the first is named."""
+    """A request, or a part of one, whose unknown parameters are errors."""
 
     model_config = ConfigDict(extra="forbid", str_max_length=1 << 26)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_unknown(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        unknown = [name for name in given if name not in cls.model_fields]
-        return {name: value for name, value in given.items() if name not in unknown[1:]}

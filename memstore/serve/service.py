@@ -6,7 +6,6 @@ from memstore.model.model_api import ModelAPI
 from memstore.serve.answers import Answers, decode_batch
 from memstore.serve.api_keys import Keys
 from memstore.serve.documents import Documents
-from memstore.serve.mcp_tools import MemoryTools
 from memstore.serve.metrics import ServerMetrics
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Worker
@@ -37,7 +36,7 @@ class Service:
             between=settings.between_chunks,
             before_step=decode_batch,
         )
-        self.metrics = ServerMetrics(store, lambda: self.worker.load) if settings.metrics else None
+        self.metrics = ServerMetrics(store, lambda: self.worker.load)
         self.documents = Documents(
             model, store, self.worker, most_characters=4 * settings.body_bytes
         )
@@ -47,10 +46,7 @@ class Service:
             self.worker,
             at_once=settings.active,
             most_seconds=settings.answer_seconds,
-            on_end=None if self.metrics is None else self.metrics.ended,
-        )
-        self.tools = MemoryTools(
-            model, store, self.answers, self.documents, most_tokens=settings.max_tokens
+            on_end=self.metrics.ended,
         )
 
     def close(self, seconds: float = 5.0) -> None:

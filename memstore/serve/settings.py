@@ -36,7 +36,6 @@ class ServeSettings:
     # who may call it
     hosts: tuple[str, ...] = ()  # names it may be called by, besides those of loopback
     origins: tuple[str, ...] = ()  # web pages of other hosts that may call it (CORS)
-    metrics: bool = False  # Prometheus at /metrics
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from memstore.serve.api_errors import Busy, Stopped
 
@@ -17,29 +17,21 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Task:
-    """A question or search: work in steps, and callbacks for what it yields and for its end."""
-
-    work: Iterator[Any]
-    on_item: Callable[[Any], None]
-    on_end: Callable[[BaseException | None], None]
-    cancelled: bool = False
-    cut_off: bool = False
-
-
-@dataclass(eq=False)
 class Job:
-    """Background work in steps. error: why it failed; latest: what the work yielded last; result:
-    what it returned; finished: set when it has ended.
+    """Work in steps: a question, a search, or an ingest in the background.
+
+    on_item: called with what each step yields; on_end: when it is done, failed or stopped; both on
+    the model's thread. latest: what it yielded last; result: what it returned, None until it is
+    done; error: why it failed; stopping: it ends before its next step; finished: set at the end.
     """
 
     work: Iterator[Any]
-    on_end: Callable[["Job"], None] | None = None
-    state: Literal["waiting", "running", "done", "failed", "cancelled"] = "waiting"
-    error: BaseException | None = None
+    on_end: Callable[["Job"], None] = lambda job: None
+    on_item: Callable[[Any], None] = lambda item: None
     latest: Any = None
     result: Any = None
-    cancelled: bool = False
+    error: BaseException | None = None
+    stopping: bool = False
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -65,8 +57,8 @@ class Worker:
         self._most_active, self._most = active, active + waiting
         self._between, self._before_step = between, before_step
         self._changed = threading.Condition()
-        self._queue: deque[Task] = deque()
-        self._active: deque[Task] = deque()
+        self._queue: deque[Job] = deque()
+        self._active: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
         self._steps_since_job = 0
         self._refusing = self._ending = False
@@ -86,7 +78,7 @@ class Worker:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(given.put_nowait, entry)
 
-        task = Task(work, lambda item: give((True, item)), lambda error: give((False, error)))
+        task = Job(work, lambda ended: give((False, ended.error)), lambda item: give((True, item)))
         self._admit(task)
         try:
             while True:
@@ -98,7 +90,7 @@ class Worker:
                 else:
                     raise item
         finally:
-            self._cancel(task)
+            self.cancel(task)
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of one step. Raises Busy, Stopped, and what `work` raises."""
@@ -109,12 +101,8 @@ class Worker:
         async with aclosing(self.steps(step())) as results:
             return await anext(results)
 
-    def in_background(
-        self, work: Iterator[Any], on_end: Callable[[Job], None] | None = None
-    ) -> Job:
-        """Queue a job. on_end: called on the model's thread when it is done, failed or cancelled.
-        Raises Stopped.
-        """
+    def in_background(self, work: Iterator[Any], on_end: Callable[[Job], None]) -> Job:
+        """Queue a job. Raises Stopped."""
         job = Job(work, on_end)
         with self._changed:
             if self._refusing:
@@ -124,9 +112,11 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a job before its next step."""
+        """End a job, or a question, before its next step."""
         with self._changed:
-            job.cancelled = True
+            job.stopping = True
+            with suppress(ValueError):  # it is not in the queue
+                self._queue.remove(job)
             self._changed.notify()
 
     @property
@@ -137,7 +127,7 @@ class Worker:
         return dict(zip(("active", "waiting", "jobs"), counts))
 
     def refuse(self) -> None:
-        """Begin nothing new: queued tasks are refused, jobs end at their next step, answers go
+        """Begin nothing new: queued questions are refused, jobs end at their next step, answers go
         on.
         """
         with self._changed:
@@ -145,16 +135,17 @@ class Worker:
             waiting = [*self._queue]
             self._queue.clear()
             for job in self._jobs:
-                job.cancelled = True
+                job.stopping = True
             self._changed.notify()
         for task in waiting:
-            task.on_end(Stopped())
+            task.error = Stopped()
+            task.on_end(task)
 
     def cut_off(self) -> None:
         """End the answers that are still being made: their clients get Stopped."""
         with self._changed:
             for task in self._active:
-                task.cut_off = True
+                task.stopping, task.error = True, Stopped()
 
     def stop(self, seconds: float = 5.0) -> None:
         """End the thread; answers that are not done after so many seconds are cut off."""
@@ -168,20 +159,13 @@ class Worker:
             self._changed.notify_all()
         self._thread.join(max(0.1, until + 2.0 - time.monotonic()))
 
-    def _admit(self, task: Task) -> None:
+    def _admit(self, task: Job) -> None:
         with self._changed:
             if self._refusing:
                 raise Stopped
             if len(self._active) + len(self._queue) >= self._most:
                 raise Busy("too many questions wait already; ask again later")
             self._queue.append(task)
-            self._changed.notify()
-
-    def _cancel(self, task: Task) -> None:
-        with self._changed:
-            task.cancelled = True
-            with suppress(ValueError):  # it has left the queue
-                self._queue.remove(task)
             self._changed.notify()
 
     # On the model's thread
@@ -194,74 +178,54 @@ class Worker:
                     self._changed.notify_all()
                     self._changed.wait()
                     turn = self._next()
-                if self._ending:
-                    break
-            if isinstance(turn, Job):
-                self._step_job(turn)
-            elif turn is not None:
-                self._step(turn)
-        for task in [*self._active]:
-            self._end(task, Stopped())
-        for job in [*self._jobs]:
-            job.cancelled = True
-            self._step_job(job)
+            if self._ending or turn is None:
+                break
+            self._step(turn)
+        self.cut_off()
+        for job in [*self._active, *self._jobs]:
+            job.stopping = True
+            self._step(job)
 
-    def _next(self) -> Task | Job | None:
+    def _next(self) -> Job | None:
         """What takes the next step; the caller holds the lock."""
         while self._queue and len(self._active) < self._most_active:
             self._active.append(self._queue.popleft())
         if self._jobs:
-            cancelled = next((job for job in self._jobs if job.cancelled), None)
-            if cancelled or not self._active or self._steps_since_job >= self._between:
+            stopping = next((job for job in self._jobs if job.stopping), None)
+            if stopping or not self._active or self._steps_since_job >= self._between:
                 self._steps_since_job = 0
-                return cancelled or self._jobs[0]
+                return stopping or self._jobs[0]
         if self._active:
             self._steps_since_job += 1
             self._active.rotate(-1)
             return self._active[-1]
         return None
 
-    def _step(self, task: Task) -> None:
-        if task.cancelled or task.cut_off:
-            self._end(task, None if task.cancelled else Stopped())
-            return
+    def _step(self, job: Job) -> None:
+        """A step of a job, or its end."""
         try:
-            if self._before_step is not None:
-                with self._changed:
-                    others = [one for one in self._active if one is not task and not one.cancelled]
-                self._before_step([task.work, *(one.work for one in others)])
-            task.on_item(next(task.work))
-        except StopIteration:
-            self._end(task, None)
-        except Exception as error:
-            self._end(task, error)
-
-    def _end(self, task: Task, error: BaseException | None) -> None:
-        with self._changed:
-            self._active.remove(task)
-        try:
-            _close(task.work)
-        finally:
-            task.on_end(error)
-
-    def _step_job(self, job: Job) -> None:
-        try:
-            if job.cancelled:
-                _close(job.work)
-                job.state = "cancelled"
-            else:
-                job.state = "running"
+            if not job.stopping:
+                if self._before_step is not None and job in self._active:
+                    self._before_step([job.work, *self._others(job)])
                 job.latest = next(job.work)
+                job.on_item(job.latest)
                 return
+            _close(job.work)
         except StopIteration as end:
-            job.state, job.result = "done", end.value
+            job.result, job.error = end.value, None
         except Exception as error:
-            job.state, job.error = "failed", error
+            job.error = error
+            with suppress(Exception):  # mostly it has ended
+                _close(job.work)
         with self._changed:
-            self._jobs.remove(job)
-        if job.on_end is not None:
-            job.on_end(job)
+            (self._active if job in self._active else self._jobs).remove(job)
+        job.on_end(job)
         job.finished.set()
+
+    def _others(self, job: Job) -> list[Iterator[Any]]:
+        """The work of all other active tasks."""
+        with self._changed:
+            return [one.work for one in self._active if one is not job and not one.stopping]
 
 
 def _close(work: Iterator[Any]) -> None:

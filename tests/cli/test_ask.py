@@ -52,15 +52,16 @@ def test_sources_are_two_lines_each_below_the_answer(
 
 def test_stats_show_weights_places_tiers_and_cost(store: Path) -> None:
     ask = ("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0", "--stats")
-    _, empty, first, _, third, *_, last = run(*ask).out.splitlines()
-    assert empty == "" and re.match(r"1\. +\d+\.\d\d  story$", first)
-    assert re.match(r"   characters [\d,]+-[\d,]+, from (disk|host)", third)
-    assert re.match(r"lookups [\d,]+ done, .* host .*; disk .* s$", last)
+    _, empty, first, _, third, *_, seconds, lookups, host, disk = run(*ask).out.splitlines()
+    assert (empty, first) == ("", "1. story")
+    assert re.match(r"   attention \d+\.\d\d, characters [\d,]+-[\d,]+, from (disk|host)", third)
+    assert re.match(r"[\d.]+ s, first token after [\d.]+ s$", seconds)
+    assert re.match(r"[\d,]+ lookups made, 0 skipped by the gate$", lookups)
+    assert re.match(r"host: [\d,]+ of [\d,]+ blocks found, .* read$", host)
+    assert re.match(r"disk: [\d,]+ of [\d,]+ blocks found, .* read$", disk)
 
 
-@pytest.mark.parametrize(
-    ("needed", "shown"), [(0.66, " (an answer needs a score of 0.66)"), (None, "")]
-)
+@pytest.mark.parametrize(("needed", "shown"), [(0.66, " (an answer needs 0.66)"), (None, "")])
 def test_a_refusal_shows_the_closest_passages_and_their_scores(
     capsys: pytest.CaptureFixture[str], needed: float | None, shown: str
 ) -> None:
@@ -70,7 +71,7 @@ def test_a_refusal_shows_the_closest_passages_and_their_scores(
     first, empty, *closest = capsys.readouterr().out.splitlines()
     unsure = "Not sure: the memory does not seem to hold an answer."
     assert (first, empty) == (f"{unsure} Closest passages{shown}:", "")
-    assert closest == ["1.    0.54  tides", "   It leaves at noon."]
+    assert closest == ["1. 0.54  tides", "   It leaves at noon."]
 
 
 def test_a_source_names_its_page_or_heading(
@@ -83,7 +84,8 @@ def test_a_source_names_its_page_or_heading(
             {"document": "tides.pdf", "place": "p. 3", "sentence": passage},
             {"document": "tides.md", "place": "A very long heading " * 9, "sentence": passage},
             {"document": "notes", "place": None, "sentence": "Short."},
-        ]
+        ],
+        scored=False,
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1. tides.pdf, p. 3" and lines[4:] == ["3. notes", "   Short."]
@@ -113,7 +115,7 @@ def test_a_bad_question_does_not_stop_the_others(store: Path) -> None:
         assert done.status == 1 and first["text"] and "text" in last
         assert bad["question"] == "caf\udce9?" and bad["error"]["name"] == "InvalidInput"
         shown = run(*command, "--store", store, "--stats", stdin=lines)
-        assert shown.status == 1 and shown.out.count("lookups") == 2
+        assert shown.status == 1 and shown.out.count(" lookup") == 2
         assert shown.err.count("error: ") == 1 and "UTF-8" in shown.err
     for wrong in (("--temperature", "nan"), ("--top-k", "0"), ("--document", "nobody")):
         for command in (("ask", "-"), ("chat",)):
@@ -140,7 +142,7 @@ def test_chat_answers_line_by_line(store: Path) -> None:
     questions = [answer["question"] for answer in result.json["answers"]]
     assert questions == ["Who lives there?", "And where?"]
     shown = run("chat", "--store", store, "--stats", stdin="Who lives there?\n")
-    assert shown.status == 0 and "lookups" in shown.out
+    assert shown.status == 0 and " lookup" in shown.out
 
 
 def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,7 @@ def test_search_shows_passages(store: Path, monkeypatch: pytest.MonkeyPatch) -> 
         lines = run(*search, *["--stats"][:stats]).out.splitlines()
         for number, source in enumerate(sources):
             head, sentence, *more = lines[number * (2 + stats) : (number + 1) * (2 + stats)]
-            assert head == f"{number + 1}. {source['weight']:4.0%}  story"
+            assert head == f"{number + 1}. {source['weight']:.2f}  story"
             assert sentence == f"   {source['sentence']}" and source["sentence"] in source["text"]
             assert [f"   characters {source['span'][0]:,}-" in one for one in more] == [
                 True

@@ -10,7 +10,7 @@ import pytest
 
 from memstore.__main__ import main as command_line
 from memstore.cli import demo
-from memstore.cli.demo import book_questions, chapters, choose_questions, print_book
+from memstore.cli.demo import book_questions, chapters, print_book
 from support.commands import refused, run
 from support.forked import forked
 
@@ -41,19 +41,16 @@ def test_one_passage_of_the_book_answers_each_question() -> None:
 
 
 @pytest.mark.usefixtures("forked_questions")
-def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
+def test_a_new_process_answers_about_the_chapters_and_so_does_their_text(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = [(name, text[:1500]) for name, text in chapters()]
-    monkeypatch.setattr(demo, "chapters", lambda: short)
-    monkeypatch.setattr(demo, "MOST_SECONDS", 0.0)  # so that one chapter is read
-    few = [one for one in book_questions() if one.chapter in ("CHAPTER I", "CHAPTER V")][::8]
-    monkeypatch.setattr(demo, "book_questions", lambda: few)
+    (name, text), *_ = chapters()
+    monkeypatch.setattr(demo, "chapters", lambda: [(name, text[:1500])])
     store = tmp_path / "memory"
     result: dict[str, Any] = run("demo", "--model", tiny, "--store", store, "--json").json
-    assert result["chapters"] == 1 and result["of"] == sum(q.chapter == "CHAPTER I" for q in few)
+    assert result["chapters"] == 1 and result["of"] == len(result["questions"]) == 3
     for row in result["questions"]:
-        assert row["seconds"] >= 0 and row["bm25"]["seconds"] > 0 and row["bm25"]["answer"]
+        assert row["seconds"] >= 0 and row["as_text"]["seconds"] > 0 and row["as_text"]["answer"]
     print_book(result)
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"right: {result['right']} of {result['of']}"
@@ -63,9 +60,3 @@ def test_a_new_process_answers_about_the_chapters_and_so_does_bm25(
 def test_a_landmark_model_is_refused() -> None:
     refused_of = run("demo", "--model", "books-1m")
     assert refused_of.status == 2 and "takes a language model" in refused_of.err
-
-
-def test_questions_are_spread_over_the_chapters() -> None:
-    some = choose_questions(["CHAPTER I", "CHAPTER V"], 5)
-    assert [one.chapter for one in some] == ["CHAPTER I"] * 3 + ["CHAPTER V"] * 2
-    assert choose_questions([name for name, _ in chapters()], 30) == book_questions()

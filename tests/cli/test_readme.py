@@ -4,7 +4,6 @@ these pages show; so do their Python examples.
 What may differ from one machine or day to the next is listed in `MAY_DIFFER`, and nothing else is.
 """
 
-import json
 import re
 import shlex
 import subprocess
@@ -98,9 +97,3 @@ def test_commands_and_program_of_the_readme_print_what_it_shows(tmp_path: Path) 
     check_commands(README, tmp_path)
     (program,) = programs(README)
     assert alike(run([sys.executable, "-c", program[0]], tmp_path)) == alike(program[1])
-
-
-def test_results_without_a_commit_have_a_note() -> None:
-    for file in sorted((ROOT / "docs/results").glob("*.json")):
-        text = file.read_text(encoding="utf-8")
-        assert '"commit": null' not in text or "note" in json.loads(text), file.name

@@ -498,7 +498,7 @@ def test_sources_of_ask_and_search_name_the_place(model, tmp_path: Path) -> None
 
 
 def test_places_go_with_an_export_and_the_folder_does_not(model, tmp_path: Path) -> None:
-    secret = {"folder": "of my home", "file": "letters/a.md", "size": 1, "mtime_ns": 0, "hash": ""}
+    secret = {"folder": "of my home", "file": "letters/a.md", "hash": ""}
     text = Text(converted(made.markdown(BOOK), "a.md"), "a", source=secret)
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(text, store)

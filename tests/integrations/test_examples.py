@@ -1,6 +1,5 @@
 """The scripts of examples/ run as their docstrings say."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import pytest
 from memstore.model.landmark.landmark_model import load_model
 from support.diary import ANSWER, DIARY, QUESTION, write_diary
 from support.paths import ROOT
-
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def printed(name: str, *arguments: object, directory: Path) -> str:
@@ -33,13 +30,6 @@ def printed(name: str, *arguments: object, directory: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
-def test_an_example_is_short_and_says_how_to_run_it(path: Path) -> None:
-    text = path.read_text("utf-8")
-    assert len(text.splitlines()) <= 40
-    assert f"python examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
 def test_a_folder_is_read_and_asked(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from support.browser import browsing, chromium
 from support.tiny_decoder import word_reader
 
 pytest.importorskip("fastapi")
-from memstore.cli.console import size
 from memstore.model.passages.selector import Gate
 from memstore.serve.api_keys import Access, Keys
 from memstore.store.memory_store import MemoryStore
@@ -90,17 +89,6 @@ def test_an_empty_memory_invites_to_upload_and_to_ask(open_page, tmp_path):
             assert page.ask("document.getElementById('welcome').hidden")
             page.click("#clear")
             page.until("!document.getElementById('welcome').hidden")
-
-
-def test_the_sizes_are_those_of_the_command_line(page, served):
-    figures = served.service.store.stats()
-    page.click("[data-view=documents]")
-    totals = page.until(TEXT.format("totals"))
-    assert f"{figures['documents']:,} document" in totals and f"{figures['tokens']:,}" in totals
-    assert f"{size(figures['file_bytes'])} on disk" in totals
-    numbers = [0, 999, 1000, 12_345, 999_950, 71_234_567, 10**13]
-    written = page.ask(f"import('/page/dom.js').then(({{ bytes }}) => {numbers}.map(bytes))")
-    assert written == [size(number) for number in numbers]
 
 
 def test_an_answer_streams_with_sources_below_it(page):
@@ -192,6 +180,10 @@ def test_a_thread_keeps_its_turns_and_sends_the_answered_ones(page):
     page.press("Escape")  # closes the menu
     ask(page)
     assert page.ask("window.sent") == [1, 3, 1]
+    texts = "[...turn.querySelectorAll('.sources .text')].map((one) => one.textContent)"
+    listed = f"[...document.querySelectorAll('.turn')].map((turn) => {texts})"
+    first, second, _ = page.ask(listed)
+    assert second and not set(second[1:]) & set(first)  # a follow-up lists what is its own
     turns = "[...document.querySelectorAll('.turn h2')].map((title) => title.textContent)"
     assert page.ask(turns) == [QUESTION, "What is the price of the brown mare?", QUESTION]
 
@@ -300,15 +292,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page, width):
         .filter((one) => one.getBoundingClientRect().height < 40).length"""
     )
     assert small == 0  # what is touched is large enough
-
-
-def test_the_tiers_are_drawn_over_time(page):
-    ask(page)
-    page.click("[data-view=tiers]")
-    page.until("document.querySelectorAll('.tier-panel[data-tier=host] circle').length")
-    host = page.ask("document.querySelector('.tier-panel[data-tier=host]').textContent")
-    assert "hits" in host and "lookups" in host and "of 67.1 MB" in host
-    assert page.ask("document.querySelector('.tier-panel[data-tier=disk]') !== null")
 
 
 def test_a_server_with_keys_asks_for_one(open_page, tmp_path):

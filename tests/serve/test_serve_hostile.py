@@ -26,12 +26,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "stop": ["a"],
         "memstore": {"documents": ["diary"], "trace": True},
     },
-    "/v1/memstore/documents": {"name": "note", "text": "A note.", "mode": "replace"},
     "/v1/memstore/search": {"query": "barn", "documents": ["diary"], "top_k": 1},
     "/mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": CALL},
 }
 PATHS = (
-    *BODIES, "/v1/models", "/v1/models/memstore", "/v1/memstore", "/v1/memstore/text",
+    *BODIES, "/v1/memstore/documents", "/v1/models", "/v1/models/memstore", "/v1/memstore",
+    "/v1/memstore/text",
     "/v1/memstore/tiers", "/v1/memstore/documents/note", "/page/page.js", "/openapi.json",
     "/v1/files", "/../etc/passwd", "/v1/memstore/documents/%00%ff", "/%2e%2e/%2e%2e",
 )  # fmt: skip

@@ -31,7 +31,6 @@ from memstore.model.model_api import ModelAPI
 from memstore.model.session import OnRead, attached
 from memstore.model.source_text import Ingesting, Text
 from memstore.model.tokenizer import Tokenizer
-from memstore.openmp import warn_of_spinning
 from memstore.paths import expanded, read_file
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
@@ -283,7 +282,6 @@ def load_model(
             "model out"
         )
     place = usable_device(device)
-    warn_of_spinning(place)
     transformer, tokenizer = load_checkpoint(directory, dtype)
     shipped = directory == SHIPPED
     called = ModelName(

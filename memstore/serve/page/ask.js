@@ -7,7 +7,7 @@ import { failed, finished, newTurn } from "./turn.js";
 
 const TURNS = 3; // earlier ones that are read again
 
-let served = null, running = null, said = [];
+let served = null, running = null, said = [], listed = []; // listed: the sources of the last answer
 
 export function startAsking(server) {
   if (served === null) {
@@ -103,7 +103,7 @@ export async function ask(text) {
     const refused = !report.answered && fromMemory;
     if (!refused) // a refusal tells the model nothing
       said = [...said, messages.at(-1), { role: "assistant", content: answer }].slice(-2 * TURNS);
-    finished(turn, report, { text: answer, usage, refused });
+    listed = finished(turn, report, { text: answer, usage, refused, before: messages.length > 1 ? listed : [] });
   } catch (error) {
     problem(error);
     failed(turn, error);
@@ -120,7 +120,7 @@ function busy(asking) {
 }
 
 function clear() {
-  said = [];
+  said = listed = [];
   closeDocument();
   $("thread").replaceChildren();
   $("clear").hidden = true;

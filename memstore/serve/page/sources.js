@@ -24,12 +24,17 @@ function passage(one, { press, ...parts }) {
   return button;
 }
 
-// The best sources, each with the sentence that holds the answer; scores: show them.
-export function citations(report, most, { scores }) {
-  const weights = report.sources.map((source) => source.weight);
+// Sources of different sentences, without those before, but for the best source.
+export function different(sources, before = []) {
   const same = (a, b) => a.document === b.document && a.sentence === b.sentence;
-  const different = report.sources.filter((one, at, all) => all.findIndex((other) => same(one, other)) === at);
-  return el("ol", { class: "sources" }, ...different.slice(0, most).map((source) =>
+  return sources.filter((one, at) => sources.findIndex((other) => same(one, other)) === at
+    && (at === 0 || !before.some((other) => same(one, other))));
+}
+
+// Some sources of a report, each with the sentence that holds the answer; scores: show them.
+export function citations(report, listed, { scores }) {
+  const weights = report.sources.map((source) => source.weight);
+  return el("ol", { class: "sources" }, ...listed.map((source) =>
     el("li", {}, passage(source, {
       text: source.sentence,
       number: scores ? weightText(source.weight) : undefined,

@@ -3,7 +3,7 @@
 
 import { bytes, count, el, plural, roving, seconds } from "./dom.js";
 import { showMarks } from "./document.js";
-import { candidates, citations, passages } from "./sources.js";
+import { candidates, citations, different, passages } from "./sources.js";
 
 const SOURCES = 3; // under an answer; Details has all of them
 
@@ -19,8 +19,9 @@ export function failed(turn, error) {
   turn.rest.append(el("p", { class: "quiet stopped" }, error.name === "AbortError" ? "Stopped." : "There is no answer: see the message above."));
 }
 
-// report: the field `memstore` of the reply; refused: does the memory hold no answer?
-export function finished(turn, report, { text, usage, refused }) {
+// report: the field `memstore` of the reply; refused: does the memory hold no answer? before: the sources
+// listed for the question before, if this one goes on from it. Returns those listed now.
+export function finished(turn, report, { text, usage, refused, before }) {
   const { node, answer, rest } = turn;
   node.setAttribute("aria-busy", "false");
   if (refused)
@@ -28,13 +29,14 @@ export function finished(turn, report, { text, usage, refused }) {
       el("p", {}, "The memory does not seem to hold an answer."
         + (report.sources.length ? " These passages are the closest." : "")));
   else if (!text.trim()) answer.replaceChildren(el("em", {}, "The model gave no answer."));
-  if (report.sources.length)
+  const listed = refused ? different(report.sources) : different(report.sources, before).slice(0, SOURCES);
+  if (listed.length)
     rest.append(el("section", { "aria-label": refused ? "Closest" : "Sources" },
-      el("h3", {}, refused ? "Closest" : "Sources"),
-      citations(report, refused ? report.sources.length : SOURCES, { scores: refused })));
+      el("h3", {}, refused ? "Closest" : "Sources"), citations(report, listed, { scores: refused })));
   const details = el("details", { class: "details" }, el("summary", {}, "Details"));
   details.addEventListener("toggle", () => fill(details, turn, report, usage, refused), { once: true });
   rest.append(details);
+  return listed;
 }
 
 function fill(details, turn, report, usage, refused) {
@@ -53,7 +55,7 @@ function costs(report, usage) {
   if (report.reader === "landmarks")
     parts.push(`${plural(done, "lookup", "lookups")}, ${count(skipped)} skipped by the gate`);
   for (const [tier, counts] of Object.entries(report.tiers))
-    if (counts.hits) parts.push(`${tier} ${plural(counts.hits, "unit", "units")}, ${bytes(counts.bytes)}`);
+    if (counts.hits) parts.push(`${plural(counts.hits, "block", "blocks")} from ${tier}, ${bytes(counts.bytes)}`);
   return parts.join(" · ");
 }
 
